@@ -1,0 +1,68 @@
+# Every target sets up .venv by itself; `make` alone lists them.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+UNFINISHED := $(VENV)/.unfinished
+# The first of these that runs and is new enough; `make PYTHON=…` chooses another.
+PYTHON ?= python3 python3.13 python3.12 python3.11
+TESTS ?= tests
+
+.PHONY: help setup demo test test-slow check format bench clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+
+setup: $(READY) ## create .venv with the tested versions (instant when nothing changed)
+	@echo '$(VENV) is ready'
+
+demo: $(READY) ## FedAvg against SCAFFOLD on an even and a skewed split
+	$(PY) examples/demo.py
+
+test: $(READY) ## the fast tests
+	$(PY) -m pytest -n auto --maxprocesses 8 -m "not slow" $(TESTS)
+
+test-slow: $(READY) ## the slow tests
+	$(PY) -m pytest -m slow $(TESTS)
+
+check: $(READY) ## formatting, lint and types
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m pyright
+
+format: $(READY) ## format and sort imports in place
+	$(PY) -m ruff check --select I --fix .
+	$(PY) -m ruff format .
+
+bench: $(READY) ## time per round against a bare PyTorch loop
+	$(PY) benchmarks/overhead.py
+
+clean: ## remove .venv, caches and builds
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# .unfinished stands while pip works. Found at the start, the last set-up was killed half way and
+# nothing in .venv can be trusted, so it is made anew. When pip itself reports a failure it has
+# put things back, and .venv is kept.
+$(READY): pyproject.toml constraints.txt
+	@set -eu; trap 'exit 130' INT TERM; \
+	if [ -e $(UNFINISHED) ] || ! $(PY) -m pip --version >/dev/null 2>&1; then \
+		for python in $(PYTHON); do \
+			if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+				found=$$python; break; \
+			fi; \
+		done; \
+		if [ -z "$${found:-}" ]; then \
+			echo 'fedrift needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python' >&2; \
+			exit 1; \
+		fi; \
+		echo "Creating $(VENV) with $$($$found --version)"; \
+		$$found -m venv --clear $(VENV); \
+	fi; \
+	echo 'Installing the versions of constraints.txt into $(VENV); the first time takes minutes'; \
+	touch $(UNFINISHED); \
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' \
+		|| { status=$$?; rm -f $(UNFINISHED); exit $$status; }; \
+	rm -f $(UNFINISHED); \
+	touch $(READY)

@@ -1,0 +1,171 @@
+"""What fedrift adds to the gradient steps themselves: ratios measured side by side in one run.
+
+    python benchmarks/overhead.py [rounds|start|population ...]
+
+The bare limit is the same minibatch steps and the same evaluation in a plain PyTorch loop,
+channels-last, one thread, divided by the number of workers. Run nothing else meanwhile.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import time
+from functools import partial
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import fedrift as fr
+from fedrift import models
+from fedrift.backends.visit import EVALUATION_CHUNK
+from fedrift.engine import Plan, RoundReport
+
+WORKERS = 2
+CLIENTS, SAMPLES, COHORT, BATCH, TEST = 100, 500, 10, 32, 2000
+console = Console()
+
+
+def images(n: int) -> tuple[Tensor, Tensor]:
+    """MNIST-shaped noise: speed does not depend on what it shows."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 1, 28, 28, generator=g)
+    return x, torch.randint(0, 10, (n,), generator=g)
+
+
+class Clock:
+    """Notes when every round ends."""
+
+    def __init__(self) -> None:
+        self.marks: list[float] = []
+
+    def started(self, plan: Plan) -> None:
+        self.marks.append(time.perf_counter())
+
+    def finished_round(self, report: RoundReport) -> None:
+        self.marks.append(time.perf_counter())
+
+
+def bare_rounds(name: str, rounds: int) -> float:
+    """Seconds per round of nothing but gradient steps and evaluation, one thread."""
+    torch.set_num_threads(1)
+    x, y = images(COHORT * SAMPLES)
+    x = x.to(memory_format=torch.channels_last)
+    test_x, test_y = images(TEST)
+    test_x = test_x.to(memory_format=torch.channels_last)
+    module = models.factory(name, (1, 28, 28), 10)()
+    sgd = torch.optim.SGD(module.parameters(), lr=0.05)
+    times: list[float] = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        for client in range(COHORT):
+            module.train()
+            order = torch.randperm(SAMPLES) + client * SAMPLES
+            for batch in order.split(BATCH):
+                sgd.zero_grad()
+                torch.nn.functional.cross_entropy(module(x[batch]), y[batch]).backward()
+                sgd.step()
+        module.eval()
+        with torch.no_grad():
+            for i in range(0, TEST, EVALUATION_CHUNK):
+                output = module(test_x[i : i + EVALUATION_CHUNK])
+                torch.nn.functional.cross_entropy(output, test_y[i : i + EVALUATION_CHUNK])
+        times.append(time.perf_counter() - start)
+    return statistics.mean(times[1:])
+
+
+def side_by_side(name: str, rounds: int) -> float:
+    """Seconds per round of as many bare loops at once as there are workers."""
+    with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
+        return statistics.mean(pool.map(partial(bare_rounds, name), [rounds] * WORKERS))
+
+
+def our_rounds(name: str, rounds: int, **changes: Any) -> float:
+    """Seconds per whole round: sampling, transport, training, folding, evaluation."""
+    clock = Clock()
+    x, y = images(CLIENTS * SAMPLES)
+    settings: dict[str, Any] = {
+        "model": models.factory(name, (1, 28, 28), 10),
+        "clients": fr.split(x, y, "iid", clients=CLIENTS),
+        "test": images(TEST),
+        "rounds": rounds + 2,
+        "per_round": COHORT,
+        "batch_size": BATCH,
+        "lr": 0.05,
+        "workers": WORKERS,
+        "observer": clock,
+    }
+    fr.run("fedavg", **(settings | changes))
+    return (clock.marks[-1] - clock.marks[2]) / (len(clock.marks) - 3)
+
+
+def measure_rounds() -> Table:
+    table = Table(
+        "model", "bare s/round", "side by side", "fedrift", "÷ bare", "÷ side by side", "target",
+        title=f"{CLIENTS}×{SAMPLES} samples, {COHORT} a round, batch {BATCH}, {WORKERS} workers",
+    )  # fmt: skip
+    for name, rounds, repeats, target in (("mlp", 40, 5, 1.30), ("cnn-mcmahan", 4, 3, 1.10)):
+        bare, beside, ours = [], [], []
+        for _ in range(repeats):
+            bare.append(bare_rounds(name, rounds) / WORKERS)
+            ours.append(our_rounds(name, rounds))
+            beside.append(side_by_side(name, rounds) / WORKERS)
+        b, s, o = min(bare), min(beside), min(ours)
+        table.add_row(
+            name, f"{b:.4f}", f"{s:.4f}", f"{o:.4f}", f"{o / b:.3f}", f"{o / s:.3f}", f"≤ {target}"
+        )
+    return table
+
+
+def seconds_of(command: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+def measure_start() -> Table:
+    """Whole command with one round of one tiny client: an upper bound of the first gradient."""
+    table = Table("start", "seconds", "÷ import torch", "target", title="From command to result")
+    run = [sys.executable, "-m", "fedrift", "run", "fedavg", "--data", "digits", "--model", "mlp",
+           "--rounds", "1", "--steps", "1", "--per-round", "2", "--quiet"]  # fmt: skip
+    cases = {
+        "import torch": [sys.executable, "-c", "import torch"],
+        "in-process": [*run, "--workers", "0"],
+        "two workers": [*run, "--workers", "2"],
+        "--help": [sys.executable, "-m", "fedrift", "--help"],
+    }
+    best = {name: min(seconds_of(command) for _ in range(5)) for name, command in cases.items()}
+    targets = {"in-process": "≤ 2", "two workers": "≤ 3"}
+    for name, seconds in best.items():
+        ratio = seconds / best["import torch"]
+        table.add_row(name, f"{seconds:.2f}", f"{ratio:.2f}", targets.get(name, ""))
+    return table
+
+
+def measure_population() -> Table:
+    """Rounds of 100 clients out of 100 and of 10,000: nothing may grow with the population."""
+    table = Table("clients", "s/round", "ratio", "target", title="100 clients a round, mlp")
+    seconds: dict[int, list[float]] = {100: [], 10_000: []}
+    for _ in range(3):
+        for population in seconds:
+            x, y = images(10 * population if population == 10_000 else 100_000)
+            # the same work a visit: ten samples each
+            parts = fr.split(x[: 10 * population], y[: 10 * population], "iid", clients=population)
+            seconds[population].append(our_rounds("mlp", 20, clients=parts, per_round=100))
+    few = min(seconds[100])
+    for population, measured in seconds.items():
+        best = min(measured)
+        table.add_row(f"{population:,}", f"{best:.4f}", f"{best / few:.3f}", "≤ 1.10")
+    return table
+
+
+MEASURES = {"rounds": measure_rounds, "start": measure_start, "population": measure_population}
+
+if __name__ == "__main__":
+    for chosen in sys.argv[1:] or MEASURES:
+        console.print(MEASURES[chosen]())

@@ -1,0 +1,53 @@
+"""FedAvg: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, Algorithm 1.
+
+Written with the mean update instead of the mean model, so that any server optimizer fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedrift.algorithm import Algorithm, Cohort, Weights
+from fedrift.flat import Vec
+from fedrift.local import Local
+from fedrift.messages import Mean, message, state
+from fedrift.optim import SGD, Optimizer, OptState, apply
+from fedrift.problem import Problem
+from fedrift.site import Site
+
+
+@message
+class Down:
+    w: Vec  # global model
+
+
+@message
+class Up:
+    delta: Mean[Vec]  # w_i − w
+
+
+@state
+class Server:
+    w: Vec
+    opt: OptState
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm[Server, None]):
+    """Clients train, the server takes the mean of their updates."""
+
+    local: Local = Local()
+    outer: Optimizer = SGD(lr=1.0)
+    weights: Weights = "samples"
+
+    def server(self, p: Problem) -> Server:
+        return Server(w=p.w0, opt=self.outer.init(p.w0))
+
+    def round(self, s: Server, cohort: Cohort) -> Server:
+        up = cohort.ask(self.train, Down(w=s.w))
+        w, opt = apply(self.outer, s.w, -up.delta, s.opt)
+        return Server(w=w, opt=opt)
+
+    def train(self, site: Site, down: Down, mine: None) -> tuple[Up, None]:
+        run = site.train(self.local, down.w)
+        return Up(delta=run.delta), mine

@@ -1,0 +1,57 @@
+"""FedSGD: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017 (C-fraction, E = 1, B = ∞).
+
+The run's `lr` is the server's step; `epochs`, `steps` and momentum have no meaning here. Weight
+decay and clipping are applied once, at the client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedrift.algorithm import Algorithm, Cohort, Weights
+from fedrift.flat import Vec
+from fedrift.local import Local, clip_
+from fedrift.messages import Mean, message, state
+from fedrift.optim import SGD, rate
+from fedrift.problem import Problem
+from fedrift.site import Site
+
+
+@message
+class Down:
+    w: Vec  # global model
+
+
+@message
+class Up:
+    g: Mean[Vec]  # ∇F_i(w)
+
+
+@state
+class Server:
+    w: Vec
+
+
+@dataclass(frozen=True)
+class FedSGD(Algorithm[Server, None]):
+    """Clients send their gradient, the server makes one step: no local training."""
+
+    local: Local = Local(batch_size=None)
+    weights: Weights = "samples"
+
+    def server(self, p: Problem) -> Server:
+        return Server(w=p.w0)
+
+    def round(self, s: Server, cohort: Cohort) -> Server:
+        up = cohort.ask(self.gradient, Down(w=s.w))
+        return Server(w=torch.add(s.w, up.g, alpha=-rate(self.local.lr, cohort.round)))
+
+    def gradient(self, site: Site, down: Down, mine: None) -> tuple[Up, None]:
+        g = site.minibatch_grad(down.w, self.local.batch_size)
+        if self.local.clip is not None:
+            clip_(g, self.local.clip)
+        if isinstance(self.local.optimizer, SGD):
+            g.add_(down.w, alpha=self.local.optimizer.weight_decay)
+        return Up(g=g), mine

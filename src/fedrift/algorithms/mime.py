@@ -1,0 +1,167 @@
+"""Mime, MimeLite: Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, NeurIPS 2021, Algorithm 1.
+
+The base optimizer's state is frozen during local steps and moved by the server afterwards, with
+the mean full gradient c. `form=ema` is the paper's momentum, `heavy_ball` that of several codes.
+Weight decay is added once, after the base optimizer's direction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from fedrift.algorithm import Algorithm, Cohort, Weights, refuse_memory
+from fedrift.flat import Vec
+from fedrift.local import Local
+from fedrift.messages import Mean, message, state
+from fedrift.optim import SGD, Momentum, OptState, advance
+from fedrift.pieces import SVRG
+from fedrift.problem import Problem
+from fedrift.site import Site
+
+Form = Literal["ema", "heavy_ball"]
+Beta = Annotated[float, ">= 0", "< 1"]
+Positive = Annotated[float, "> 0"]
+
+
+@message
+class Down:
+    w: Vec
+    opt: OptState  # s, state of the base optimizer
+
+
+@message
+class DownMean:
+    c: Vec  # mean full gradient at w
+
+
+@message
+class UpGradient:
+    g: Mean[Vec]  # ∇F_i(w)
+
+
+@message
+class Up:
+    delta: Mean[Vec]  # w_i − w
+
+
+@message
+class UpBoth:
+    delta: Mean[Vec]
+    g: Mean[Vec | None]
+
+
+@state
+class Server:
+    w: Vec
+    opt: OptState
+
+
+@state
+class Client:
+    w: Vec | None = None  # what it was sent, kept from the first exchange to the second
+    opt: OptState
+
+
+def base(local: Local, beta: float, form: Form) -> Local:
+    """The local settings with the base optimizer: plain SGD, or momentum if β > 0."""
+    decay = local.optimizer.weight_decay if isinstance(local.optimizer, SGD) else 0.0
+    return replace(local, optimizer=Momentum(beta, ema=form == "ema", weight_decay=decay))
+
+
+@dataclass(frozen=True)
+class Mime(Algorithm[Server, Client]):
+    """Local steps that mimic centralised ones: variance-reduced, with frozen global momentum.
+
+    server_lr: rate of the server's step
+    """
+
+    local: Local = Local()
+    server_lr: Positive = 1.0
+    weights: Weights = "samples"
+
+    def check(self, p: Problem) -> None:
+        if not isinstance(self.local.optimizer, Momentum):
+            refuse_memory(self.local, "mime", "its momentum is the server's: use mimemom")
+
+    def server(self, p: Problem) -> Server:
+        return Server(w=p.w0, opt=self.local.optimizer.init(p.w0))
+
+    def client(self, p: Problem) -> Client:
+        return Client(opt=self.local.optimizer.init(p.w0))
+
+    def round(self, s: Server, cohort: Cohort) -> Server:
+        c = cohort.ask(self.gradient, Down(w=s.w, opt=s.opt)).g
+        up = cohort.ask(self.train, DownMean(c=c))
+        opt = advance(self.local.optimizer, c, s.opt, s.w)
+        return Server(w=s.w + self.server_lr * up.delta, opt=opt)
+
+    def gradient(self, site: Site, down: Down, mine: Client) -> tuple[UpGradient, Client]:
+        return UpGradient(g=site.full_grad(down.w)), Client(w=down.w, opt=down.opt)
+
+    def train(self, site: Site, down: DownMean, mine: Client) -> tuple[Up, Client]:
+        assert mine.w is not None
+        correct = SVRG(mine.w, down.c)
+        run = site.train(self.local, mine.w, correct, opt=mine.opt, freeze=True)
+        return Up(delta=run.delta), Client(opt=mine.opt)
+
+
+@dataclass(frozen=True)
+class MimeLite(Algorithm[Server, None]):
+    """Mime without the correction: plain local gradients, frozen global momentum.
+
+    server_lr: rate of the server's step
+    """
+
+    local: Local = Local()
+    server_lr: Positive = 1.0
+    weights: Weights = "samples"
+
+    def check(self, p: Problem) -> None:
+        if not isinstance(self.local.optimizer, Momentum):
+            refuse_memory(self.local, "mimelite", "its momentum is the server's: use mimelitemom")
+
+    def server(self, p: Problem) -> Server:
+        return Server(w=p.w0, opt=self.local.optimizer.init(p.w0))
+
+    def round(self, s: Server, cohort: Cohort) -> Server:
+        up = cohort.ask(self.train, Down(w=s.w, opt=s.opt))
+        opt = s.opt if up.g is None else advance(self.local.optimizer, up.g, s.opt, s.w)
+        return Server(w=s.w + self.server_lr * up.delta, opt=opt)
+
+    def train(self, site: Site, down: Down, mine: None) -> tuple[UpBoth, None]:
+        g = site.full_grad(down.w) if down.opt.slots else None  # a stateless base needs none
+        run = site.train(self.local, down.w, opt=down.opt, freeze=True)
+        return UpBoth(delta=run.delta, g=g), mine
+
+
+def mimemom(
+    local: Local = Local(),
+    beta: Beta = 0.9,
+    form: Form = "ema",
+    server_lr: Positive = 1.0,
+    weights: Weights = "samples",
+) -> Mime:
+    """Mime with momentum.
+
+    beta: momentum, kept by the server
+    form: (1−β)g + βs as in the paper, or heavy ball g + βs
+    server_lr: rate of the server's step
+    """
+    return Mime(local=base(local, beta, form), server_lr=server_lr, weights=weights)
+
+
+def mimelitemom(
+    local: Local = Local(),
+    beta: Beta = 0.9,
+    form: Form = "ema",
+    server_lr: Positive = 1.0,
+    weights: Weights = "samples",
+) -> MimeLite:
+    """MimeLite with momentum.
+
+    beta: momentum, kept by the server
+    form: (1−β)g + βs as in the paper, or heavy ball g + βs
+    server_lr: rate of the server's step
+    """
+    return MimeLite(local=base(local, beta, form), server_lr=server_lr, weights=weights)

@@ -1,0 +1,112 @@
+"""SCAFFOLD: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, Algorithm 1.
+
+The objective is the plain mean over clients; `objective=samples` weighs them by size and then
+needs everybody in every round. Local momentum breaks option II, whose c_i is a displacement
+divided by rate × steps; `momentum_repair` offers the two ways out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+
+from fedrift.algorithm import Algorithm, Cohort, Weights
+from fedrift.errors import InputError
+from fedrift.flat import Vec
+from fedrift.local import Local, Run
+from fedrift.messages import Mean, message, state
+from fedrift.optim import SGD, Optimizer, OptState, apply
+from fedrift.pieces import Linear
+from fedrift.problem import Problem
+from fedrift.site import Site
+
+
+@message
+class Down:
+    w: Vec  # x, the global model
+    c: Vec  # server control variate
+
+
+@message
+class Up:
+    delta: Mean[Vec]  # y_i − x
+    dc: Mean[Vec]  # c_i⁺ − c_i
+
+
+@state
+class Server:
+    w: Vec
+    c: Vec
+    opt: OptState
+
+
+@state
+class Client:
+    c: Vec  # c_i, 0 until the first visit
+
+
+@dataclass(frozen=True)
+class Scaffold(Algorithm[Server, Client]):
+    """Control variates estimate how each client's gradient differs and take the difference out.
+
+    option: c_i⁺ = the full gradient at the received model (I), or the mean local gradient (II)
+    server_lr: rate of the server's step
+    objective: what is minimised: the plain mean over clients, or weighed by their samples
+    freeze_controls: keep every c_i equal to c (ablation: this is FedAvg)
+    momentum_repair: with local momentum, c_i from raw gradients, or the correction outside it
+    """
+
+    local: Local = Local()
+    option: Literal["I", "II"] = "II"
+    server_lr: Annotated[float, "> 0"] = 1.0
+    objective: Literal["uniform", "samples"] = "uniform"
+    freeze_controls: bool = False
+    momentum_repair: Literal["none", "raw", "outside"] = "none"
+    weights: Weights = "uniform"
+    outer: Optimizer = SGD()
+
+    def weighting(self) -> Weights:
+        return self.objective
+
+    def check(self, p: Problem) -> None:
+        if self.weights != "uniform":
+            raise InputError("scaffold: weights=samples is not its rule; use objective=samples")
+        if self.objective == "samples" and p.participation < 1.0:
+            raise InputError("scaffold: objective=samples needs all clients in every round")
+        if self.option == "II" and self.local.has_memory and self.momentum_repair == "none":
+            raise InputError(
+                "scaffold: with local momentum, option II mistakes the longer steps for a larger "
+                "gradient; set momentum=0, option=I, or momentum_repair=raw or outside"
+            )
+
+    def server(self, p: Problem) -> Server:
+        return Server(w=p.w0, c=torch.zeros_like(p.w0), opt=self.outer.init(p.w0))
+
+    def client(self, p: Problem) -> Client:
+        return Client(c=torch.zeros_like(p.w0))
+
+    def round(self, s: Server, cohort: Cohort) -> Server:
+        up = cohort.ask(self.train, Down(w=s.w, c=s.c))
+        w, opt = apply(self.outer, s.w, -self.server_lr * up.delta, s.opt)
+        share = cohort.replies / cohort.population if self.objective == "uniform" else 1.0
+        return Server(w=w, c=s.c + share * up.dc, opt=opt)  # c + (1/N) Σ_S Δc_i
+
+    def train(self, site: Site, down: Down, mine: Client) -> tuple[Up, Client]:
+        correction = Linear(down.c - mine.c)
+        if self.momentum_repair == "outside":
+            run = site.train(self.local, down.w, outside=(correction,))
+        else:
+            run = site.train(
+                self.local, down.w, correction, mean_grad=self.momentum_repair == "raw"
+            )
+        c = mine.c if self.freeze_controls else self._control(site, down, mine, run)
+        return Up(delta=run.delta, dc=c - mine.c), Client(c=c)
+
+    def _control(self, site: Site, down: Down, mine: Client, run: Run) -> Vec:
+        if self.option == "I":
+            return site.full_grad(down.w)
+        if run.mean_grad is not None:
+            return run.mean_grad
+        return mine.c - down.c - run.delta / run.span

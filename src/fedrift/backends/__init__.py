@@ -1,0 +1,56 @@
+"""Where visits run. Nothing here imports torch: the command line starts workers before it does."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+import types
+from collections.abc import Generator
+from contextlib import contextmanager
+from multiprocessing.context import BaseContext
+
+_lock = threading.Lock()
+
+
+@contextmanager
+def hidden_main() -> Generator[None]:
+    """While a worker starts it must not find the user's script, or it would run it again."""
+    with _lock:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+
+
+def start_method() -> str:
+    """`forkserver` where there is one: torch is imported once for all workers."""
+    chosen = os.environ.get("FEDRIFT_START", "")
+    known = [m for m in multiprocessing.get_all_start_methods() if m != "fork"]
+    return chosen if chosen in known else ("forkserver" if "forkserver" in known else "spawn")
+
+
+def context(method: str | None = None) -> BaseContext:
+    """The multiprocessing context of the workers."""
+    chosen = multiprocessing.get_context(method or start_method())
+    if method in (None, "forkserver") and start_method() == "forkserver":
+        chosen.set_forkserver_preload(["fedrift.backends.worker"])
+    return chosen
+
+
+def prestart() -> None:
+    """Begin to import torch in the fork server while the caller is still busy elsewhere."""
+    if start_method() == "forkserver":
+        from multiprocessing.forkserver import ensure_running
+
+        context()
+        with hidden_main():
+            ensure_running()
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,80 @@
+"""Visits one after another in this process; with `wire`, through pack and unpack and watched."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fedrift.algorithm import Exchange, Outcome, owner_of
+from fedrift.backends.visit import Call, Done, Evaluator, Fold, Reply, Visitor
+from fedrift.flat import Vec
+from fedrift.messages import Packed, pack, unpack
+from fedrift.store import Store
+
+
+class InProcess:
+    """A loop. `wire` packs and unpacks everything and checks that `down` was not written to."""
+
+    workers = 0
+
+    def __init__(
+        self, visitor: Visitor, store: Store, evaluator: Evaluator | None, wire: bool = False
+    ) -> None:
+        self._visitor, self._store, self._evaluator = visitor, store, evaluator
+        self._wire = wire
+
+    def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
+        call = Call(exchange.phase, exchange.round, exchange.seed)
+        fold = Fold(exchange.signature, exchange.weights, exchange.buffers)
+        path = owner_of(exchange.phase)
+        table = self._store.tables.get(path)
+        sizes = self._visitor.clients.sizes
+        for client in sorted(clients):
+            reply = self._visit(call, exchange, client, path)
+            counts = fold.add(client, int(sizes[client]), reply)
+            if counts and table is not None:
+                slot = table.reserve()
+                table.rows.write(slot, reply.mine)
+                table.keep(client, slot)
+        return fold.outcome()
+
+    def _visit(self, call: Call, exchange: Exchange, client: int, path: str) -> Reply:
+        down, private = exchange.down, exchange.private.get(client)
+        mine = self._store.read(path, client)
+        if not self._wire:
+            return self._visitor.visit(call, client, down, private, mine, exchange.buffers)
+        kinds = exchange.signature
+        down = unpack(kinds.down, _copied(pack(down)))
+        private = unpack(kinds.private, _copied(pack(private)))
+        mine = unpack(kinds.state, _copied(pack(mine)))
+        before = _digest(down, private, mine)
+        reply = self._visitor.visit(call, client, down, private, mine, exchange.buffers)
+        if _digest(down, private, mine) != before:
+            raise AssertionError(f"'{exchange.phase}' wrote to its message or its old state")
+        up = None if reply.up is None else unpack(kinds.up, _copied(pack(reply.up)))
+        new = unpack(kinds.state, _copied(pack(reply.mine)))
+        return Reply(up, new, reply.buffers, reply.work, reply.is_finite)
+
+    def evaluate(self, w: Vec, buffers: Sequence[Tensor], allowed: Tensor | None) -> Done:
+        evaluator = self._evaluator
+        return Done([] if evaluator is None else evaluator.chunks(w, buffers, allowed))
+
+    def close(self) -> None:
+        return None
+
+
+def _copied(packed: Packed) -> Packed:
+    return {p: v.clone() if isinstance(v, Tensor) else v for p, v in packed.items()}
+
+
+def _digest(*values: Any) -> bytes:
+    digest = hashlib.sha256()
+    for value in values:
+        for path, leaf in pack(value).items():
+            is_tensor = isinstance(leaf, Tensor)
+            content = leaf.cpu().numpy().tobytes() if is_tensor else repr(leaf).encode()
+            digest.update(path.encode() + content)
+    return digest.digest()

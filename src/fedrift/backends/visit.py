@@ -1,0 +1,238 @@
+"""One visit, one fold, one evaluated chunk: what every backend does, wherever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrift.algorithm import (
+    Algorithm,
+    Exchange,
+    Outcome,
+    Signature,
+    owner_of,
+    resolve,
+)
+from fedrift.flat import Vec, count, take
+from fedrift.messages import Reducer, Size, all_finite, nbytes, pack
+from fedrift.problem import Problem
+from fedrift.site import Augment, ClientData, Site, Work
+
+EVALUATION_CHUNK = 250  # fixed, so that results do not depend on who evaluates
+
+
+class Clients(Protocol):
+    """The data of all clients, as a backend holds it."""
+
+    @property
+    def sizes(self) -> np.ndarray: ...
+    def view(self, client: int) -> ClientData: ...
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """Which method, in which round, with which seed."""
+
+    phase: str
+    round: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a visit returns. `up` is None when the client has nothing to say."""
+
+    up: Any
+    mine: Any
+    buffers: tuple[Tensor, ...]
+    work: Work
+    is_finite: bool
+
+
+class Visitor:
+    """Runs visits in this process."""
+
+    def __init__(
+        self,
+        root: Algorithm[Any, Any],
+        problem: Problem,
+        clients: Clients,
+        augment: Augment | None = None,
+    ) -> None:
+        self.root, self.problem, self.clients, self.augment = root, problem, clients, augment
+        self._resolved: dict[str, tuple[Algorithm[Any, Any], Problem]] = {}
+
+    def owner(self, path: str) -> tuple[Algorithm[Any, Any], Problem]:
+        """The algorithm at a path and its view of the task; bound once per process."""
+        if path not in self._resolved:
+            self._resolved[path] = resolve(self.root, self.problem, path)
+        return self._resolved[path]
+
+    def visit(
+        self,
+        call: Call,
+        client: int,
+        down: Any,
+        private: Any,
+        mine: Any,
+        buffers: Sequence[Tensor],
+    ) -> Reply:
+        """Run one client method at one site. It writes nothing."""
+        node, problem = self.owner(owner_of(call.phase))
+        method: Callable[..., tuple[Any, Any]] = getattr(node, call.phase.rpartition(".")[2])
+        model = problem.model
+        model.load_buffers(buffers or [problem.rest[name] for name in problem.moving])
+        site = Site(
+            problem,
+            self.clients.view(client),
+            client=client,
+            round=call.round,
+            seed=call.seed,
+            augment=self.augment,
+        )
+        extra = () if private is None else (private,)
+        up, new = method(site, down, mine, *extra)
+        moved = model.buffers() if site.has_trained else ()
+        finite = all_finite(pack(up)) and all_finite(dict(enumerate(moved)))  # type: ignore[arg-type]
+        return Reply(up, new, moved, site.work, finite)
+
+
+@dataclass
+class Fold:
+    """Replies of one exchange, folded in client-id order."""
+
+    signature: Signature
+    weights: str
+    before: tuple[Tensor, ...]
+    replied: list[int] = field(default_factory=list)
+    nonfinite: list[int] = field(default_factory=list)
+    work: Work = field(default_factory=Work)
+    bytes: dict[str, Size] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._reducer = Reducer(self.signature.up)
+        self._buffers: list[Tensor] = []
+        self._buffer_weight = 0.0
+
+    def add(self, client: int, n: int, reply: Reply) -> bool:
+        """Take in one reply; True if its new client state counts."""
+        self.work.add(reply.work)
+        if reply.up is not None:
+            for name, size in nbytes(pack(reply.up)).items():
+                self.bytes[name] = self.bytes.get(name, Size()) + size
+        if not reply.is_finite:
+            self.nonfinite.append(client)
+            return False
+        if reply.up is not None:
+            weight = float(n) if self.weights == "samples" else 1.0
+            self._reducer.fold(reply.up, weight)
+            self._fold_buffers(reply.buffers, weight)
+            self.replied.append(client)
+        return True
+
+    def _fold_buffers(self, buffers: Sequence[Tensor], weight: float) -> None:
+        # running statistics: weighted mean; counters: the largest
+        if not buffers:
+            return
+        size = sum(b.nbytes for b in buffers)
+        self.bytes["buffers"] = self.bytes.get("buffers", Size()) + Size(tensors=size)
+        self._buffer_weight += weight
+        if not self._buffers:
+            self._buffers = [
+                b.double() * weight if b.is_floating_point() else b.clone() for b in buffers
+            ]
+            return
+        for total, b in zip(self._buffers, buffers, strict=True):
+            if b.is_floating_point():
+                total.add_(b, alpha=weight)
+            else:
+                torch.maximum(total, b, out=total)
+
+    def outcome(self) -> Outcome:
+        buffers = self.before
+        if self._buffers:
+            buffers = tuple(
+                (t / self._buffer_weight).to(b.dtype) if b.is_floating_point() else t
+                for t, b in zip(self._buffers, self.before, strict=True)
+            )
+        return Outcome(
+            up=self._reducer.result() if self.replied else None,
+            replied=tuple(self.replied),
+            nonfinite=tuple(self.nonfinite),
+            buffers=buffers,
+            work=self.work,
+            up_bytes=self.bytes,
+        )
+
+
+Chunk = Mapping[str, Any]
+ChunkMetric = Callable[[Any, Any, Any, "int | None", "Tensor | None"], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """The server's test data and what is measured on it, chunk by chunk."""
+
+    problem: Problem
+    x: Any
+    y: Any
+    measure: ChunkMetric
+    keeps_outputs: bool = False
+
+    def __len__(self) -> int:
+        """Number of chunks."""
+        return -(-count(self.x) // EVALUATION_CHUNK)
+
+    @torch.no_grad()
+    def chunk(
+        self, i: int, w: Vec, buffers: Sequence[Tensor], allowed: Tensor | None
+    ) -> dict[str, Any]:
+        some = slice(i * EVALUATION_CHUNK, (i + 1) * EVALUATION_CHUNK)
+        problem, model = self.problem, self.problem.model
+        model.load_buffers(buffers or [problem.rest[name] for name in problem.moving])
+        output = model.logits(w, take(self.x, some))
+        target = take(self.y, some)
+        sums = dict(self.measure(output, target, problem.loss, problem.classes, allowed))
+        if self.keeps_outputs:
+            sums["output"] = output
+        return sums
+
+    def chunks(
+        self, w: Vec, buffers: Sequence[Tensor], allowed: Tensor | None
+    ) -> list[dict[str, Any]]:
+        """All of them, one after another."""
+        return [self.chunk(i, w, buffers, allowed) for i in range(len(self))]
+
+
+class Pending(Protocol):
+    """An evaluation under way."""
+
+    def chunks(self) -> list[Chunk]:
+        """Wait for it; the chunks in order."""
+        ...
+
+
+@dataclass(frozen=True)
+class Done:
+    """An evaluation that was finished at once."""
+
+    parts: Sequence[Chunk]
+
+    def chunks(self) -> list[Chunk]:
+        return list(self.parts)
+
+
+class Backend(Protocol):
+    """Runs exchanges and evaluations; folds by the same rule wherever the visits run."""
+
+    workers: int
+
+    def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome: ...
+    def evaluate(self, w: Vec, buffers: Sequence[Tensor], allowed: Tensor | None) -> Pending: ...
+    def close(self) -> None: ...

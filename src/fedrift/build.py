@@ -1,0 +1,96 @@
+"""From names and settings to an algorithm: `scaffold:option=I` and lr=0.05 become an object."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fedrift import catalogue
+from fedrift.algorithm import Algorithm
+from fedrift.algorithms import NAMES
+from fedrift.errors import InputError
+from fedrift.grammar import Named, parse
+from fedrift.local import Amount, Draw, Local
+from fedrift.optim import SGD, Cosine, Exponential, Schedule, Staircase
+from fedrift.workload import schedule_of, uniform
+
+LOCAL_SETTINGS = ("epochs", "steps", "batch_size", "lr", "momentum", "weight_decay", "clip")
+
+
+def amount(value: Any, field: str) -> Amount:
+    """An int, a list with one entry per client, or `uniform:2,5`."""
+    if isinstance(value, str):
+        return Draw(*uniform(value, field))
+    if isinstance(value, bool) or not isinstance(value, (int, list, tuple)):
+        raise InputError(f"{field}={value!r} must be a whole number, a list or 'uniform:2,5'")
+    entries = [value] if isinstance(value, int) else list(value)
+    if any(isinstance(e, bool) or not isinstance(e, int) or e < 0 for e in entries):
+        raise InputError(f"{field}={value!r} must hold whole numbers of at least 0")
+    if isinstance(value, int) and value < 1:
+        raise InputError(f"{field}={value} must be at least 1")
+    return value if isinstance(value, int) else tuple(value)
+
+
+def schedule(text: str, lr: float, rounds: int) -> float | Schedule:
+    """A rate over rounds: `exp:0.9`, `step:10,factor=0.5`, `cosine`."""
+    name, numbers = schedule_of(text)
+    if name == "exp":
+        return Exponential(lr, numbers["factor"])
+    if name == "step":
+        return Staircase(lr, int(numbers["every"]), numbers["factor"])
+    return Cosine(lr, rounds, numbers["floor"]) if name == "cosine" else lr
+
+
+def local(default: Local, given: Mapping[str, Any], rounds: int) -> Local:
+    """The default with what was said; what was not said stays."""
+    changes: dict[str, Any] = {}
+    for name in ("epochs", "steps"):
+        if given.get(name) is not None:
+            changes = {"epochs": None, "steps": None, name: amount(given[name], name)}
+    if "batch_size" in given:
+        changes["batch_size"] = given["batch_size"]
+    if given.get("clip") is not None:
+        changes["clip"] = given["clip"]
+    rate = given.get("lr")
+    if given.get("schedule") is not None:
+        base = rate if rate is not None else default.lr
+        changes["lr"] = schedule(given["schedule"], base, rounds)  # type: ignore[arg-type]
+    elif rate is not None:
+        changes["lr"] = float(rate)
+    decays = {k: given[k] for k in ("momentum", "weight_decay") if given.get(k) is not None}
+    if decays and isinstance(default.optimizer, SGD):
+        changes["optimizer"] = replace(default.optimizer, **decays)
+    return replace(default, **changes)
+
+
+def build(named: Named | str, given: Mapping[str, Any], rounds: int) -> Algorithm[Any, Any]:
+    """The algorithm a text names, with the run's local settings inside."""
+    found = parse(named, "algorithm") if isinstance(named, str) else named
+    options = catalogue.check(found)
+    target = NAMES[found.name]
+    if found.inner is not None:
+        return target(inner=build(found.inner, given, rounds), **options)
+    default = inspect.signature(target).parameters["local"].default
+    return target(local=local(default, given, rounds), **options)
+
+
+def check_numbers(given: Mapping[str, Any]) -> None:
+    """Refuse impossible local settings of the Python front door."""
+    lowest = {"lr": 0.0, "clip": 0.0, "momentum": None, "weight_decay": None}
+    for name, above in lowest.items():
+        value = given.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+            raise InputError(f"{name}={value!r} must be a number")
+        if (above is not None and value <= above) or value < 0 or value == float("inf"):
+            raise InputError(f"{name}={value} must be {'above' if above == 0.0 else 'at least'} 0")
+    if given.get("momentum") is not None and given["momentum"] >= 1:
+        raise InputError(f"momentum={given['momentum']} must be below 1")
+    if given.get("epochs") is not None and given.get("steps") is not None:
+        raise InputError("epochs and steps are both given: keep one")
+    size = given.get("batch_size")
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        raise InputError(f"batch_size={size!r} must be a whole number of at least 1, or None")

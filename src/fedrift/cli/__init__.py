@@ -1,0 +1,94 @@
+"""The command line. Nothing here imports torch: that happens when a run starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import click
+import typer
+
+from fedrift.cli.listing import list_names
+from fedrift.cli.partition import partition
+from fedrift.cli.resume import resume
+from fedrift.cli.run import run
+from fedrift.cli.screen import complain
+from fedrift.errors import InputError, RunError
+
+DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+app = typer.Typer(
+    name="fedrift",
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    suggest_commands=False,  # click does it already
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(no_args_is_help=True)(run)
+app.command()(resume)
+app.command("list")(list_names)
+app.command()(partition)
+
+
+def _version(wanted: bool) -> None:
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        typer.echo(f"fedrift {version('fedrift')}")
+    except PackageNotFoundError:
+        typer.echo("fedrift, not installed")
+    raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and stop.", is_eager=True, callback=_version
+        ),
+    ] = False,
+) -> None:
+    """Federated learning: algorithms, data splits and honest comparisons.
+
+    Start with [bold]fedrift run fedavg[/bold]; [bold]fedrift list algorithms[/bold] shows the rest.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The program `fedrift`: exit code 0 done, 1 failed, 2 the user's input, 130 interrupted."""
+    sys.exit(code_of(arguments))
+
+
+def code_of(arguments: Sequence[str] | None) -> int:
+    """Runs a command and says in one sentence what went wrong."""
+    command = typer.main.get_command(app)
+    given = None if arguments is None else list(arguments)
+    try:
+        # Without standalone mode click returns the code of typer.Exit and raises the rest.
+        code = command.main(given, prog_name="fedrift", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return BAD_INPUT
+    except click.ClickException as error:
+        return complain(error.format_message(), BAD_INPUT)
+    except InputError as error:
+        return complain(str(error), BAD_INPUT, error)
+    except (click.Abort, KeyboardInterrupt):
+        return complain("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # The reader went away (`fedrift list data | head`); nothing is left to say.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except RunError as error:
+        return complain(str(error), FAILED, error)
+    except Exception as error:
+        hint = "set FEDRIFT_DEBUG=1 to see where"
+        return complain(f"{type(error).__name__}: {error}; {hint}", FAILED, error)
+    return code if isinstance(code, int) else DONE

@@ -1,0 +1,210 @@
+"""What a run shows while it runs: what it is about to do, then every round, on standard error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedrift.cli.screen import bytes_text, console, seconds_text
+from fedrift.experiment import Spec
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from fedrift.engine import Plan, RoundReport
+
+
+class Silent:
+    """Counts rounds and says nothing."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.finished = 0
+        self.has_started = False
+
+    def started(self, plan: Plan) -> None:
+        self.has_started = True
+        self.finished = plan.resumed_from
+
+    def finished_round(self, report: RoundReport) -> None:
+        self.finished = report.round
+
+    def close(self) -> None:
+        """Leaves the terminal as it was; it can be closed twice."""
+
+
+class Lines:
+    """One line per evaluated round: for logs and pipes."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.counter = Silent(spec)
+        self.screen = console(errors=True)
+        self.since = time.perf_counter()
+
+    @property
+    def has_started(self) -> bool:
+        return self.counter.has_started
+
+    @property
+    def finished(self) -> int:
+        return self.counter.finished
+
+    def started(self, plan: Plan) -> None:
+        self.counter.started(plan)
+        self.since = time.perf_counter()
+        for name, text in described(self.counter.spec, plan):
+            self.screen.print(f"{name:<10} {text}")
+
+    def finished_round(self, report: RoundReport) -> None:
+        self.counter.finished_round(report)
+        if not report.metrics:
+            return
+        words = [
+            f"round {report.round}/{self.counter.spec.rounds}",
+            *_words(report.metrics),
+            seconds_text(time.perf_counter() - self.since),
+        ]
+        self.screen.print("  ".join(words))
+
+    def close(self) -> None:
+        """Nothing to put back."""
+
+
+class Live:
+    """A bar with the round, the last accuracy and loss, the time passed and the time left."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.counter = Silent(spec)
+        self.screen = console(errors=True)
+        self.bar: Progress | None = None
+
+    @property
+    def has_started(self) -> bool:
+        return self.counter.has_started
+
+    @property
+    def finished(self) -> int:
+        return self.counter.finished
+
+    def started(self, plan: Plan) -> None:
+        from rich.text import Text
+
+        self.counter.started(plan)
+        for name, text in described(self.counter.spec, plan):
+            self.screen.print(Text.assemble((f"{name:<10} ", "dim"), text))
+        self.bar = _bar(self.screen)
+        rounds = self.counter.spec.rounds
+        self.bar.add_task("", total=rounds, completed=plan.resumed_from, said="")
+        self.bar.start()
+
+    def finished_round(self, report: RoundReport) -> None:
+        self.counter.finished_round(report)
+        if self.bar is None:
+            return
+        task = self.bar.task_ids[0]
+        if report.metrics:
+            self.bar.update(task, said="  ".join(_words(report.metrics)))
+        self.bar.update(task, completed=report.round)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+Watcher = Silent | Lines | Live
+
+
+def watcher(spec: Spec, *, silent: bool) -> Watcher:
+    """The fitting way to show a run."""
+    if silent:
+        return Silent(spec)
+    return Live(spec) if console(errors=True).is_terminal else Lines(spec)
+
+
+def _bar(screen: Any) -> Progress:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[said]}"),
+        TimeElapsedColumn(),
+        TextColumn("left", style="dim"),
+        TimeRemainingColumn(),
+        console=screen,
+    )
+
+
+def _words(metrics: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name} {metrics[name]:.4f}"
+        for name in ("accuracy", "loss")
+        if isinstance(metrics.get(name), float)
+    ]
+
+
+def described(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
+    """What will run, in a few lines of name and text."""
+    shift = f", shifted by {spec.shift}" if spec.shift else ""
+    rows = [
+        ("algorithm", str(spec.algorithm_named)),
+        ("data", f"{spec.data}: {plan.samples:,} samples, {spec.partition}{shift}"),
+        ("model", f"{spec.model}: {plan.parameters:,} parameters"),
+        ("cohort", f"{_cohort(spec, plan)}, {spec.rounds:,} rounds, seed {spec.seed}"),
+        ("local", _local(spec)),
+        ("workers", str(plan.workers) if plan.workers else "none: in this process"),
+        ("memory", _memory(plan)),
+    ]
+    if plan.resumed_from:
+        rows.append(("resumed", f"after round {plan.resumed_from:,}"))
+    return [*rows, *(("note", note) for note in plan.notes)]
+
+
+def _cohort(spec: Spec, plan: Plan) -> str:
+    if spec.participants is not None:
+        return f"as listed, {plan.cohort:.3g} of {plan.clients:,} clients on average"
+    how = "" if spec.sampling == "fixed" else f" ({spec.sampling})"
+    if plan.cohort >= plan.clients:
+        return f"all {plan.clients:,} clients{how}"
+    return f"{plan.cohort:.3g} of {plan.clients:,} clients a round{how}"
+
+
+def _local(spec: Spec) -> str:
+    said = {
+        key.replace("_", " "): getattr(spec, key)
+        for key in (
+            "epochs",
+            "steps",
+            "batch_size",
+            "lr",
+            "momentum",
+            "weight_decay",
+            "clip",
+            "schedule",
+        )
+        if getattr(spec, key) is not None
+    }
+    words = [f"{key} {_short(value)}" for key, value in said.items()]
+    words += [f"augment {', '.join(spec.augment)}"] if spec.augment else []
+    rest = "else as usual for the algorithm" if words else "as usual for the algorithm"
+    return ", ".join([*words, rest])
+
+
+def _short(value: object) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}…"
+
+
+def _memory(plan: Plan) -> str:
+    disk = f", {bytes_text(plan.disk_bytes)} on disk" if plan.disk_bytes else ""
+    return f"about {bytes_text(plan.memory_bytes)}{disk}"

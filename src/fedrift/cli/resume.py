@@ -1,0 +1,50 @@
+"""`fedrift resume`: goes on with a run that was interrupted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedrift.errors import InputError
+
+IN_PYTHON = "python"  # stands for data and model that were given as objects
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", show_default=False)],
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="auto|N", help="Other workers than before: the bits stay the same."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object on standard output.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")] = False,
+) -> None:
+    """Continue an interrupted run from its last checkpoint, to the same bits.
+
+    FOLDER is what was given as --out.
+    """
+    from fedrift import results  # here, so that --help need not wait for it
+    from fedrift.cli.screen import console
+    from fedrift.cli.start import execute, report
+    from fedrift.experiment import FIELDS
+
+    record = results.load(folder)
+    spec = record.spec
+    if spec.data == IN_PYTHON:
+        raise InputError(
+            f"'{folder}' was made in Python; to continue, make the same call there once more"
+        )
+    if workers is not None:
+        read = FIELDS["workers"]
+        spec = replace(spec, workers=read.read(read.parse(workers, "workers"), "workers"))
+    spec.validate()
+    if record.status in ("done", "diverged"):
+        console(errors=True).print(f"'{folder}' is finished; nothing is left to do")
+        report(record.summary, str(folder), as_json=as_json)
+        return
+    execute(spec, str(folder), as_json=as_json, quiet=quiet)

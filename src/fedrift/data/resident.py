@@ -1,0 +1,68 @@
+"""The clients' data as resident tensors: one block, and for each client its own samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrift.flat import take
+
+
+@dataclass(frozen=True)
+class View:
+    """One client's samples inside the resident tensors."""
+
+    x: Any
+    y: Any
+    index: Tensor
+
+    def __len__(self) -> int:
+        return self.index.shape[0]
+
+    def batch(self, positions: np.ndarray | None) -> tuple[Any, Any]:
+        """Samples by position among the client's own; None takes all of them."""
+        chosen = self.index if positions is None else self.index[torch.from_numpy(positions)]
+        return take(self.x, chosen), take(self.y, chosen)
+
+
+class Split(Sequence[tuple[Any, Any]]):
+    """A list of clients' (x, y), held as one block of tensors and a list of indices."""
+
+    def __init__(self, x: Any, y: Any, parts: Sequence[np.ndarray], note: str = "") -> None:
+        self.x, self.y = x, y
+        self.parts = tuple(np.ascontiguousarray(p, dtype=np.int64) for p in parts)
+        self.note = note
+        self.sizes: np.ndarray = np.array([len(p) for p in self.parts], dtype=np.int64)
+
+    def flat(self) -> tuple[Tensor, Tensor]:
+        """All indices in one tensor, and where each client's end: a form that can be shared."""
+        ends = torch.from_numpy(np.cumsum(self.sizes))
+        return torch.from_numpy(np.concatenate([*self.parts, np.empty(0, np.int64)])), ends
+
+    @staticmethod
+    def from_flat(x: Any, y: Any, parts: Tensor, ends: Tensor) -> Split:
+        return Split(x, y, np.split(parts.numpy(), ends.numpy()[:-1]))
+
+    def view(self, client: int) -> View:
+        return View(self.x, self.y, torch.from_numpy(self.parts[client]))
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @overload
+    def __getitem__(self, key: int) -> tuple[Any, Any]: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[tuple[Any, Any]]: ...
+    def __getitem__(self, key: int | slice) -> Any:
+        if isinstance(key, slice):
+            return [self[i] for i in range(*key.indices(len(self)))]
+        return self.view(range(len(self))[key]).batch(None)
+
+    def __repr__(self) -> str:
+        note = f", {self.note}" if self.note else ""
+        return f"<Split: {len(self)} clients, {self.sizes.sum()} samples{note}>"

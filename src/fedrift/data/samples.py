@@ -1,0 +1,133 @@
+"""A data set in memory: what a source hands over, and how it is split, thinned and scaled."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedrift.errors import InputError
+from fedrift.streams import stream
+
+TEST_SHARE = 0.2
+CHUNK = 1 << 17  # numbers scaled at a time, so that all passes find them in the processor's cache
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Training and test samples, normalised; y holds class numbers."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    classes: int
+    class_names: tuple[str, ...]
+    # The natural client number of each training sample, 0..U-1.
+    users: np.ndarray | None = None
+    # The normalisation that was applied per channel, to draw pictures.
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a source found: checked, but not yet split, thinned or scaled.
+
+    With `top`, x counts 0..top and becomes (x / top - mean) / std, channel by channel (axis 1);
+    without, x is float32 and stays as it is.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    class_names: tuple[str, ...]
+    x_test: np.ndarray | None = None
+    y_test: np.ndarray | None = None
+    users: np.ndarray | None = None
+    top: float | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+
+def finish(name: str, samples: Samples, train: int | None, test: int | None) -> DataSet:
+    """The data set a run sees: split if there is no test data, thinned if asked for, scaled."""
+    rows, rows_test = np.arange(len(samples.y)), None
+    x_test, y_test = samples.x_test, samples.y_test
+    if x_test is None or y_test is None:
+        rows, rows_test = split(samples.y, name)
+        x_test, y_test = samples.x, samples.y
+    else:
+        rows_test = np.arange(len(y_test))
+    rows = thin(rows, samples.y, train, f"data set '{name}': train")
+    rows_test = thin(rows_test, y_test, test, f"data set '{name}': test")
+    users = None
+    if samples.users is not None:
+        users = np.unique(samples.users[rows], return_inverse=True)[1].astype(np.int64)
+    return DataSet(
+        name=name,
+        x=scaled(_take(samples.x, rows), samples),
+        y=_take(samples.y, rows).astype(np.int64),
+        x_test=scaled(_take(x_test, rows_test), samples),
+        y_test=_take(y_test, rows_test).astype(np.int64),
+        classes=len(samples.class_names),
+        class_names=samples.class_names,
+        users=users,
+        mean=samples.mean,
+        std=samples.std,
+    )
+
+
+def split(y: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Training and test rows: a stratified fifth is held out, the same for everybody."""
+    if len(y) < 2:
+        raise InputError(f"data set '{name}' has {len(y)} sample; it takes 2 to hold out a test")
+    order = stratified(y, "hold-out")
+    held = max(1, round(TEST_SHARE * len(y)))
+    return np.sort(order[held:]), np.sort(order[:held])
+
+
+def thin(rows: np.ndarray, y: np.ndarray, keep: int | None, field: str) -> np.ndarray:
+    """The first `keep` rows of one fixed stratified order, so a larger number adds to a smaller."""
+    if keep is None:
+        return rows
+    if keep > len(rows):
+        raise InputError(f"{field}={keep} asks for more than the {len(rows)} samples there are")
+    return rows[np.sort(stratified(y[rows], "thin")[:keep])]
+
+
+def stratified(y: np.ndarray, purpose: str) -> np.ndarray:
+    """A fixed random order of the samples; every beginning of it has the classes in proportion."""
+    draw = stream(0, purpose).random(len(y))
+    counts = np.bincount(y)
+    rank = np.empty(len(y))
+    rank[np.lexsort((draw, y))] = np.arange(len(y)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.lexsort((draw, (rank + 0.5) / counts[y]))
+
+
+def scaled(x: np.ndarray, samples: Samples) -> np.ndarray:
+    """x as the model sees it; same arithmetic, hence same bits, as dividing, then normalising."""
+    if samples.top is None:
+        return x
+    width = math.prod(x.shape[1:])
+    mean, std = (
+        np.repeat(np.asarray(values, np.float32), width // len(values))
+        for values in (samples.mean, samples.std)
+    )
+    plain = not mean.any() and bool((std == 1).all())
+    source, out = x.reshape(len(x), width), np.empty((len(x), width), np.float32)
+    step = max(1, CHUNK // width)
+    for start in range(0, len(x), step):
+        part = out[start : start + step]
+        part[...] = source[start : start + step]
+        part /= np.float32(samples.top)
+        if not plain:
+            part -= mean
+            part /= std
+    return out.reshape(x.shape)
+
+
+def _take(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    # Rows are sorted and unique: as many as there are samples means all of them, no copy.
+    return values if len(rows) == len(values) else values[rows]

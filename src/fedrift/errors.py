@@ -1,0 +1,22 @@
+"""What a user did wrong, said in one sentence; and what went wrong at run time."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """The user's input: the message names the field, the value and the fix (exit code 2)."""
+
+
+class RunError(RuntimeError):
+    """A run that could not go on through no fault of the input (exit code 1)."""
+
+
+def unknown(kind: str, value: str, known: Iterable[str]) -> InputError:
+    """`unknown algorithm 'fedagv': did you mean 'fedavg'? (known: …)`."""
+    names = sorted(known)
+    close = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.5)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return InputError(f"unknown {kind} '{value}': {hint}(known: {', '.join(names)})")

@@ -1,0 +1,169 @@
+"""The fields of an experiment: what each accepts, from TOML or Python values and from text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeGuard, cast
+
+from fedrift import grammar
+from fedrift.errors import InputError, unknown
+
+Read = Callable[[object, str], object]
+Parse = Callable[[str, str], object]
+
+MOST = 10_000_000  # clients or rounds: beyond any simulation, small enough to count
+LARGEST_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Field:
+    """`read` checks a typed value and makes it canonical; `parse` turns text into a typed value."""
+
+    read: Read
+    parse: Parse
+
+
+def refuse(value: object, field: str, expected: str) -> InputError:
+    """`lr must be a number above 0, not -1`."""
+    shown = str(value).lower() if isinstance(value, bool) else repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}…"
+    return InputError(f"{field} must be {expected}, not {shown}")
+
+
+def whole(low: int, high: int = MOST) -> Field:
+    expected = f"a whole number of at least {low}"
+
+    def read(value: object, field: str) -> int:
+        if not is_int(value) or value < low:
+            raise refuse(value, field, expected)
+        if value > high:
+            raise refuse(value, field, f"a whole number of at most {high}")
+        return value
+
+    return Field(read, lambda text, field: to_number(text, field, int, expected))
+
+
+def real(
+    low: float = 0.0, *, above: bool = False, below: float = math.inf, high: float = math.inf
+) -> Field:
+    expected = f"a number {'above' if above else 'of at least'} {low:g}"
+    expected += f" and below {below:g}" if below < math.inf else ""
+    expected += f" and at most {high:g}" if high < math.inf else ""
+
+    def read(value: object, field: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise refuse(value, field, expected)
+        # Written so that nan fails every comparison.
+        fits = (value > low if above else value >= low) and value < below and value <= high
+        if not fits:
+            raise refuse(value, field, expected)
+        return float(value)
+
+    return Field(read, lambda text, field: to_number(text, field, float, expected))
+
+
+def text() -> Field:
+    def read(value: object, field: str) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise refuse(value, field, "a text")
+        if "\0" in value:
+            raise refuse(value, field, "a text without zero bytes")
+        return value
+
+    return Field(read, as_is)
+
+
+def named() -> Field:
+    """Anything of the naming grammar; who owns the name checks it further."""
+
+    def read(value: object, field: str) -> str:
+        if not isinstance(value, str):
+            raise refuse(value, field, "a name such as name:value,key=value")
+        grammar.parse(value, field)
+        return value
+
+    return Field(read, as_is)
+
+
+def choice(*names: str) -> Field:
+    def read(value: object, field: str) -> str:
+        if isinstance(value, str) and value not in names:
+            raise unknown(field, value, names)
+        if not isinstance(value, str):
+            raise refuse(value, field, f"one of {', '.join(names)}")
+        return value
+
+    return Field(read, as_is)
+
+
+def workers() -> Field:
+    def read(value: object, field: str) -> int | str:
+        if value == "auto":
+            return "auto"
+        if is_int(value) and 0 <= value <= 1024:
+            return value
+        raise refuse(value, field, "'auto' or a whole number from 0 (in-process) to 1024")
+
+    return Field(read, int_or_text)
+
+
+def device() -> Field:
+    def read(value: object, field: str) -> str:
+        if isinstance(value, str) and re.fullmatch(r"cpu|mps|cuda(:\d{1,3})?", value):
+            return value
+        raise refuse(value, field, "cpu, cuda, cuda:NUMBER or mps")
+
+    return Field(read, as_is)
+
+
+def names() -> Field:
+    """Several names, in order."""
+    expected = "a list of names, for example ['crop:4', 'flip']"
+    one = named()
+
+    def read(value: object, field: str) -> tuple[str, ...]:
+        return tuple(str(one.read(item, field)) for item in items(value, field, expected))
+
+    return Field(read, lambda text, _: [text])
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """A whole number; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def items(value: object, field: str, expected: str) -> Sequence[object]:
+    """The elements of a list, or a refusal."""
+    if not isinstance(value, list | tuple):
+        raise refuse(value, field, expected)
+    return cast("Sequence[object]", value)
+
+
+def integers(value: object, field: str, expected: str) -> tuple[int, ...]:
+    """A list of whole numbers of at least 0, or a refusal."""
+    numbers: list[int] = []
+    for number in items(value, field, expected):
+        if not (is_int(number) and 0 <= number <= MOST):
+            raise refuse(value, field, expected)
+        numbers.append(number)
+    return tuple(numbers)
+
+
+def to_number(text: str, field: str, kind: type[int] | type[float], expected: str) -> float:
+    """Text of the command line as a number; its bounds are checked by `read`."""
+    try:
+        return kind(text)
+    except (ValueError, OverflowError):
+        raise refuse(text, field, expected) from None
+
+
+def int_or_text(text: str, _: str) -> object:
+    """A number where a word may stand instead."""
+    return int(text) if re.fullmatch(r"[-+]?\d{1,18}", text) else text
+
+
+def as_is(text: str, _: str) -> object:
+    return text

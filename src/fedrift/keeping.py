@@ -1,0 +1,103 @@
+"""Between a run and its folder: what is written when, and how a run is found again."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrift import checkpoint
+from fedrift.algorithm import Algorithm
+from fedrift.checkpoint import Checkpoint
+from fedrift.data.resident import Split
+from fedrift.errors import InputError
+from fedrift.experiment import Spec
+from fedrift.problem import Problem
+from fedrift.results import SPEC, RunFolder
+from fedrift.results import load as load_folder
+from fedrift.shared import tree_to_packed
+from fedrift.version import VERSION
+
+SHORTEST = 10.0  # seconds between checkpoints
+SHARE = 0.02  # of a run's time that checkpoints may take
+
+
+class Keeper:
+    """Writes a run's folder: lines as rounds end, checkpoints as often as they are cheap."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._next = time.perf_counter() + SHORTEST
+
+    def rounds(self, row: Mapping[str, Any]) -> None:
+        self.folder.append_round(row)
+
+    def ledger(self, row: Mapping[str, Any]) -> None:
+        self.folder.append_ledger(row)
+
+    def is_due(self) -> bool:
+        return time.perf_counter() >= self._next
+
+    def checkpoint(self, point: Checkpoint) -> None:
+        start = time.perf_counter()
+        checkpoint.write(self.folder.path, point)
+        took = time.perf_counter() - start
+        self._next = start + took + max(SHORTEST, took / SHARE)
+
+    def finish(self, weights: Mapping[str, Tensor], summary: Mapping[str, Any]) -> None:
+        """The weights and the summary; the summary last, because it says that all is there."""
+        self.folder.write_model({n: w.detach().cpu().numpy() for n, w in weights.items()})
+        self.folder.write_summary(summary)
+        self.folder.close()
+
+
+def open_folder(path: Path, spec: Spec, environment: Mapping[str, Any]) -> tuple[RunFolder, bool]:
+    """A new folder, or the one of the same run to go on with (True)."""
+    if not (path / SPEC).exists():
+        folder = RunFolder.create(path, spec)
+        folder.write_environment(environment)
+        return folder, False
+    known = load_folder(path).environment
+    if known.get("identity") != environment["identity"]:
+        raise InputError(f"out '{path}' holds another run; name a new folder")
+    return RunFolder.reopen(path), True
+
+
+IN_PYTHON = {"data": "python", "model": "python"}
+"""Stands in the spec of a run whose data and model were given as objects."""
+
+
+def environment(identity: str, notes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What the bits of a run depend on besides its spec."""
+    return {
+        "fedrift": VERSION,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "identity": identity,
+        "notes": list(notes),
+    }
+
+
+def identity(
+    algorithm: Algorithm[Any, Any], problem: Problem, split: Split, settings: Mapping[str, Any]
+) -> str:
+    """Short hash of everything that decides a run's results, as far as it can be seen."""
+    digest = hashlib.sha256(problem.w0.cpu().numpy().tobytes())
+    digest.update(re.sub(r" at 0x[0-9a-f]+", "", repr(algorithm)).encode())
+    digest.update(repr(sorted(settings.items())).encode())
+    digest.update(split.sizes.tobytes())
+    for leaf in (tree_to_packed(split.x, "x") | tree_to_packed(split.y, "y")).values():
+        few = leaf[:: max(1, len(leaf) // 256)].contiguous()  # all of it would take seconds
+        digest.update(repr(tuple(leaf.shape)).encode() + few.numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,219 @@
+"""Local training: what a client is asked to do, and the only loop that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedrift.data.batches import steps_per_epoch
+from fedrift.flat import Batch, FlatModel, Vec, add_each, count, norm
+from fedrift.optim import SGD, Optimizer, OptState, Schedule, rate
+from fedrift.pieces import Correction, Gradient, Plain
+from fedrift.streams import stream
+
+
+@dataclass(frozen=True)
+class Draw:
+    """An amount of work drawn uniformly from low…high for every client and round."""
+
+    low: int
+    high: int
+
+    def at(self, seed: int, round: int, client: int) -> int:
+        return int(stream(seed, "work", round, client).integers(self.low, self.high + 1))
+
+
+Amount: TypeAlias = int | tuple[int, ...] | Draw
+"""The same for everyone, one entry per client, or drawn."""
+
+
+def amount_of(amount: Amount, seed: int, round: int, client: int) -> int:
+    if isinstance(amount, int):
+        return amount
+    return amount[client] if isinstance(amount, tuple) else amount.at(seed, round, client)
+
+
+@dataclass(frozen=True)
+class Local:
+    """The local step: gradient rule → corrections → clip → optimizer (decay inside) → w."""
+
+    lr: float | Schedule = 0.1
+    epochs: Amount | None = 1
+    steps: Amount | None = None
+    batch_size: int | None = 64
+    optimizer: Optimizer = SGD()
+    gradient: Gradient = Plain()
+    correct: tuple[Correction, ...] = ()
+    clip: float | None = None
+
+    def steps_for(self, n: int, seed: int, round: int, client: int, pairs: bool = False) -> int:
+        """How many local steps a client with n samples makes in a round."""
+        if n == 0:
+            return 0
+        if self.steps is not None:
+            return amount_of(self.steps, seed, round, client)
+        epochs = amount_of(1 if self.epochs is None else self.epochs, seed, round, client)
+        return epochs * steps_per_epoch(n, self.batch_size, pairs)
+
+    @property
+    def has_memory(self) -> bool:
+        """A step's size depends on earlier steps: momentum or an adaptive optimizer."""
+        return not (isinstance(self.optimizer, SGD) and self.optimizer.momentum == 0.0)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came out of local training."""
+
+    w: Vec
+    delta: Vec
+    steps: int
+    lr: float
+    span: float
+    """Σ of the rates of the steps: lr × steps when the rate is constant."""
+    opt: OptState
+    mean_grad: Vec | None
+    """Mean of the raw gradients, before corrections; only if asked for."""
+
+
+class LocalStep:
+    """The `Step` that pieces see; one object serves all steps of all visits of a model."""
+
+    def __init__(self, model: FlatModel) -> None:
+        self.model = model
+        self.w = model.w
+        self.start = torch.empty_like(model.w)
+        self.k = self.steps = 0
+        self.lr = 0.0
+        self.examples = 0
+        self.dropout_seed = 0
+        self._batch: Batch
+        self._asked = self._used = 0
+        self._pool: list[Vec] = []
+        self._bias: Tensor | None = None
+
+    def begin(self, k: int, lr: float, batch: Batch) -> None:
+        """Turn to the next minibatch; all buffers are free again."""
+        self.k, self.lr, self._batch = k, lr, batch
+        self._asked = self._used = 0
+
+    def seed(self) -> None:
+        """Same minibatch, same dropout mask: every forward pass of a step starts from its seed."""
+        torch.default_generator.manual_seed(self.dropout_seed + self.k)
+        self.examples += count(self._batch[0])
+
+    def grad(self, at: Vec) -> Vec:
+        self.seed()
+        model = self.model
+        held = model.buffers() if self._asked and model.moving else ()
+        self._asked += 1
+        g = model.grad_at(at, self._batch, self.buffer())
+        if held:  # only the first pass of a step moves running statistics
+            model.load_buffers(held)
+        return g
+
+    def ahead(self, rho: float, direction: Vec, length: Tensor | None = None) -> Vec:
+        length = norm(direction) if length is None else length
+        scale = rho / float(length.clamp_min(1e-12))
+        return torch.add(self.w, direction, alpha=scale, out=self.buffer())
+
+    def buffer(self) -> Vec:
+        if self._used == len(self._pool):
+            self._pool.append(torch.empty_like(self.w))
+        self._used += 1
+        return self._pool[self._used - 1]
+
+    def is_bias(self) -> Tensor:
+        if self._bias is None:
+            layout = self.model.layout
+            flags = [
+                torch.full((size,), "weight" not in name)
+                for name, size in zip(layout.names, layout.sizes, strict=True)
+            ]
+            self._bias = torch.cat(flags).to(self.w.device)
+        return self._bias
+
+
+def clip_(d: Vec, limit: float) -> Vec:
+    """d · min(1, limit/‖d‖) in place."""
+    return d.mul_(min(1.0, limit / max(float(norm(d)), 1e-12)))
+
+
+@torch.no_grad()
+def local_train(
+    step: LocalStep,
+    local: Local,
+    w: Vec,
+    batches: Iterable[Batch],
+    *,
+    steps: int,
+    round: int,
+    correct: Sequence[Correction] = (),
+    outside: Sequence[Correction] = (),
+    gradient: Gradient | None = None,
+    opt: OptState | None = None,
+    freeze: bool = False,
+    mean_grad: bool = False,
+) -> Run:
+    """Train from w on minibatches. `outside` corrects the direction after the optimizer."""
+    model, optimizer = step.model, local.optimizer
+    rule = gradient if gradient is not None else local.gradient
+    corrections = (*local.correct, *correct)
+    model.w.copy_(w)
+    step.start.copy_(w)
+    step.steps = steps
+    memory = opt.copy() if opt is not None else optimizer.init(w)
+    done = int(memory.count)
+    rates = [rate(local.lr, round, done + k) for k in range(steps)]
+    plain = isinstance(optimizer, SGD) and optimizer.is_plain and isinstance(rule, Plain)
+    bare = not (corrections or outside or mean_grad or local.clip is not None)
+    if plain and bare:
+        _plain_steps(step, rates, batches)
+        memory.count.fill_(done + steps)
+        return _run(step, w, rates, memory)
+
+    total = torch.zeros_like(w, dtype=torch.float64) if mean_grad else None
+    for k, (lr, batch) in enumerate(zip(rates, batches, strict=True)):
+        step.begin(k, lr, batch)
+        d = rule(step)
+        if total is not None:
+            total.add_(d)
+        for correction in corrections:
+            correction(d, step)
+        if local.clip is not None:
+            clip_(d, local.clip)
+        direction = optimizer.update_(d, memory, model.w, freeze)
+        if outside:
+            direction = step.buffer().copy_(direction)  # the momentum buffer stays as it is
+            for correction in outside:
+                correction(direction, step)
+        model.w.add_(direction, alpha=-lr)
+    memory.count.fill_(done if freeze else done + steps)
+    mean = None if total is None else (total / max(1, steps)).to(w.dtype)
+    return _run(step, w, rates, memory, mean)
+
+
+def span_of(rates: Sequence[float]) -> float:
+    """Σ of the rates; lr × steps, exactly, when they are equal."""
+    return rates[0] * len(rates) if len(set(rates)) == 1 else sum(rates)
+
+
+def _plain_steps(step: LocalStep, rates: Sequence[float], batches: Iterable[Batch]) -> None:
+    # No correction, clip, momentum or decay: add the gradients to the parameters as they come,
+    # the same bits as through the flat vector without its copies.
+    model = step.model
+    for k, (lr, batch) in enumerate(zip(rates, batches, strict=True)):
+        step.begin(k, lr, batch)
+        step.seed()
+        add_each(model.parameters, model.gradients(batch), -lr)
+
+
+def _run(
+    step: LocalStep, w: Vec, rates: Sequence[float], opt: OptState, mean: Vec | None = None
+) -> Run:
+    now, lr = step.w, rates[0] if rates else 0.0
+    return Run(now.clone(), now - w, len(rates), lr, span_of(rates), opt, mean)

@@ -1,0 +1,116 @@
+"""Who takes part in a round: the same for every algorithm, from (seed, round) alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedrift.errors import InputError
+from fedrift.streams import stream
+
+Kind = Literal["fixed", "bernoulli", "cyclic", "explicit"]
+
+
+@dataclass(frozen=True)
+class Participation:
+    """How cohorts are drawn from all clients.
+
+    fixed: `size` distinct clients; bernoulli: each with probability `share`, again if nobody
+    came; cyclic: the clients fall into groups of `size` that take turns; explicit: a schedule.
+    """
+
+    population: int
+    kind: Kind
+    size: int
+    share: float
+    schedule: tuple[tuple[int, ...], ...] = ()
+
+    def draw(self, round: int, seed: int, left: np.ndarray | None = None) -> tuple[int, ...]:
+        """The cohort of a round (from 0); `left` restricts it to clients not counted yet."""
+        if self.kind == "explicit":
+            return self.schedule[round] if round < len(self.schedule) else ()
+        rng = stream(seed, "cohort", round)
+        pool = self.population if left is None else len(left)
+        if pool == 0:
+            return ()
+        if self.kind == "cyclic" and left is None:
+            return self._turn(round, seed)
+        if self.kind == "bernoulli":
+            chosen = self._coins(rng, pool)
+        else:
+            chosen = rng.choice(pool, min(self.size, pool), replace=False, shuffle=False)
+        ids = chosen if left is None else left[chosen]
+        return tuple(sorted(int(i) for i in ids))
+
+    def _coins(self, rng: np.random.Generator, pool: int) -> np.ndarray:
+        while True:
+            chosen = np.flatnonzero(rng.random(pool) < self.share)
+            if len(chosen):
+                return chosen
+
+    def _turn(self, round: int, seed: int) -> tuple[int, ...]:
+        order = stream(seed, "groups").permutation(self.population)
+        groups = -(-self.population // self.size)
+        first = round % groups * self.size
+        return tuple(sorted(int(i) for i in order[first : first + self.size]))
+
+
+def participation(
+    population: int,
+    rounds: int,
+    *,
+    per_round: int | None = None,
+    fraction: float | None = None,
+    participants: list[list[int]] | None = None,
+    sampling: str = "fixed",
+) -> Participation:
+    """Check and settle the options of a run; nothing given means everybody."""
+    if participants is not None:
+        return _explicit(population, rounds, participants, fraction, per_round)
+    if per_round is not None and fraction is not None:
+        raise InputError(f"per_round={per_round} and fraction={fraction}: give one of them")
+    if fraction is not None and not 0.0 < fraction <= 1.0:
+        raise InputError(f"fraction={fraction} must be above 0 and at most 1")
+    if per_round is not None and not 1 <= per_round <= population:
+        raise InputError(
+            f"per_round={per_round} must be between 1 and the number of clients, {population}"
+        )
+    if sampling not in ("fixed", "bernoulli", "cyclic"):
+        raise InputError(f"sampling='{sampling}' must be fixed, bernoulli or cyclic")
+    if per_round is not None:
+        size, share = per_round, per_round / population
+    else:
+        share = 1.0 if fraction is None else fraction
+        size = max(1, int(share * population + 1e-9))
+    constant = share if sampling == "bernoulli" or fraction is not None else size / population
+    return Participation(population, sampling, size, constant)
+
+
+def _explicit(
+    population: int,
+    rounds: int,
+    participants: list[list[int]],
+    fraction: float | None,
+    per_round: int | None,
+) -> Participation:
+    if per_round is not None:
+        raise InputError("participants and per_round: the schedule says who takes part; drop one")
+    if len(participants) < rounds:
+        raise InputError(
+            f"participants lists {len(participants)} rounds, but rounds={rounds}: one list a round"
+        )
+    schedule: list[tuple[int, ...]] = []
+    for t, names in enumerate(participants[:rounds]):
+        ids = sorted(int(i) for i in names)
+        wrong = [i for i in ids if not 0 <= i < population]
+        if wrong or len(set(ids)) != len(ids):
+            what = f"client {wrong[0]}" if wrong else "a client twice"
+            raise InputError(
+                f"participants[{t}] names {what}; client ids run from 0 to {population - 1}"
+            )
+        schedule.append(tuple(ids))
+    mean = sum(map(len, schedule)) / max(1, len(schedule))
+    share = mean / population if fraction is None else fraction
+    return Participation(population, "explicit", max(1, round(mean)), share, tuple(schedule))

@@ -1,0 +1,66 @@
+"""From a spec to its data, divided among clients: numpy only, so bad data never wait for torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedrift.data import datasets
+from fedrift.data.datasets import DataSet
+from fedrift.data.partition import Partition, partition, shift
+from fedrift.errors import InputError
+from fedrift.experiment import Spec
+from fedrift.model_names import choose, fits
+from fedrift.participation import participation
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """The data of a run; `x` is the training half with the clients' shift in it.
+
+    `model` is the name that was said, or the usual one for these data: cnn if it fits, else mlp.
+    """
+
+    data: DataSet
+    partition: Partition
+    x: np.ndarray
+    model: str
+
+
+def prepare(spec: Spec) -> Prepared:
+    """Loads and divides; refuses what only the data could tell."""
+    data = datasets.load(spec.data, None if spec.data_dir is None else Path(spec.data_dir))
+    made = partition(
+        spec.partition,
+        data.y,
+        clients=spec.wanted_clients,
+        seed=spec.seed,
+        users=data.users,
+        alpha=spec.alpha,
+    )
+    _check_clients(spec, made.clients)
+    shape = data.x.shape[1:]
+    model = spec.model or ("cnn" if fits("cnn", shape) else "mlp")
+    choose(model, shape)
+    x = data.x if spec.shift is None else shift(spec.shift, data.x, made.parts, spec.seed)
+    return Prepared(data, made, x, model)
+
+
+def _check_clients(spec: Spec, clients: int) -> None:
+    """What depends on the number of clients, which the partition may have decided."""
+    schedule = None if spec.participants is None else [list(one) for one in spec.participants]
+    participation(
+        clients,
+        spec.rounds,
+        per_round=spec.per_round,
+        fraction=spec.fraction,
+        participants=schedule,
+        sampling=spec.sampling,
+    )
+    for key, work in (("epochs", spec.epochs), ("steps", spec.steps)):
+        if isinstance(work, tuple) and len(work) != clients:
+            raise InputError(
+                f"{key} lists {len(work)} entries for {clients} clients; give one per client"
+            )

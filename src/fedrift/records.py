@@ -1,0 +1,99 @@
+"""Records as JSON: floats come back exactly, nan and inf as words, one record per line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from fedrift.errors import InputError
+
+Record = dict[str, Any]
+WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def dump(value: object, indent: int | None = None) -> str:
+    """JSON that every reader understands: no NaN, no Infinity."""
+    return json.dumps(encode(value), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def load(text: str) -> Any:
+    """What `dump` wrote; the words nan, inf and -inf are numbers again."""
+    return decode(json.loads(text))
+
+
+def encode(value: object) -> object:
+    """Plain JSON values; numpy scalars and arrays become numbers and lists."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        mapping = cast("Mapping[object, object]", value)
+        return {str(key): encode(item) for key, item in mapping.items()}
+    if isinstance(value, Sequence):
+        return [encode(item) for item in cast("Sequence[object]", value)]
+    return encode(_from_numpy(value))
+
+
+def _from_numpy(value: object) -> object:
+    import numpy as np
+
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} cannot be recorded")
+
+
+def decode(value: Any) -> Any:
+    """The numbers that JSON has no sign for, from the words that stand for them."""
+    if isinstance(value, str):
+        return WORDS.get(value, value)
+    if isinstance(value, dict):
+        return {key: decode(item) for key, item in cast(Record, value).items()}
+    if isinstance(value, list):
+        return [decode(item) for item in cast("list[Any]", value)]
+    return value
+
+
+def read_file(path: Path) -> Record | None:
+    """One record; None if there is no such file."""
+    try:
+        found = load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"'{path}' cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise InputError(f"'{path}' is damaged: it should hold one JSON object")
+    return cast(Record, found)
+
+
+def read_lines(path: Path) -> tuple[list[Record], bool]:
+    """The records of a file, and whether its last line was torn (and is left out)."""
+    try:
+        whole, _, tail = path.read_bytes().rpartition(b"\n")
+    except FileNotFoundError:
+        return [], False
+    except OSError as error:
+        raise InputError(f"'{path}' cannot be read: {error.strerror}") from None
+    lines = whole.split(b"\n") if whole else []
+    records: list[Record] = []
+    for number, line in enumerate(lines, start=1):
+        record = _line(line)
+        if record is None:
+            # A crash may leave blocks of zeros at the very end, newline included.
+            if number == len(lines) and not tail:
+                return records, True
+            raise InputError(f"line {number} of '{path}' is damaged; restore the file from a copy")
+        records.append(record)
+    return records, bool(tail)
+
+
+def _line(line: bytes) -> Record | None:
+    try:
+        found = load(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return cast(Record, found) if isinstance(found, dict) and "round" in found else None

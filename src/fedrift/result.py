@@ -1,0 +1,106 @@
+"""What a run returns: its curve, its weights, its cost, its identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedrift.engine import Status, fingerprint
+from fedrift.flat import Vec
+from fedrift.ledger import Ledger
+from fedrift.problem import Problem
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. Lists have one entry per evaluated round."""
+
+    status: Status
+    diverged_at: int | None
+    rounds: list[int]
+    """Numbers of the evaluated rounds, from 1."""
+    metrics: list[dict[str, Any]]
+    weights: Vec
+    """The last finite weights, flat."""
+    ledger: Ledger
+    seconds: float
+    problem: Problem
+    about: Mapping[str, Any]
+    """What was run: algorithm, data, seed and the like."""
+    notes: tuple[str, ...] = ()
+    folder: Path | None = None
+
+    @property
+    def accuracy(self) -> list[float]:
+        return [m["accuracy"] for m in self.metrics if "accuracy" in m]
+
+    @property
+    def loss(self) -> list[float]:
+        return [m["loss"] for m in self.metrics if "loss" in m]
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two runs that agree in every bit of their weights and metrics."""
+        return fingerprint(self.weights, self.metrics)
+
+    def frame(self) -> Any:
+        """One row per evaluated round: a pandas frame if installed, else a list of dicts."""
+        try:
+            import pandas
+        except ImportError:
+            return self.metrics
+        return pandas.DataFrame(self.metrics)
+
+    def module(self) -> nn.Module:
+        """A module of the run's kind with the final weights."""
+        return self.problem.module(self.weights)
+
+    def summary(self) -> dict[str, Any]:
+        """One object with everything that fits on a line each."""
+        total = self.ledger.total
+        return {
+            **self.about,
+            "status": self.status,
+            "diverged_at": self.diverged_at,
+            "final_accuracy": self.accuracy[-1] if self.accuracy else None,
+            "best_accuracy": max(self.accuracy, default=None),
+            "final_loss": self.loss[-1] if self.loss else None,
+            "evaluated_rounds": self.rounds,
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+            "bytes_up": total.bytes_up,
+            "bytes_down": total.bytes_down,
+            "gradient_evaluations": total.gradients,
+            "seconds": self.seconds,
+            "fingerprint": self.fingerprint,
+            "folder": None if self.folder is None else str(self.folder),
+        }
+
+    def plot(self, path: str | Path) -> Path:
+        """The curve of the run as a picture; the file's ending decides the format."""
+        from fedrift.figures import curves
+
+        name = str(self.about.get("algorithm", "run"))
+        return curves({name: [self]}, Path(path))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the run as a run folder."""
+        from fedrift import keeping
+        from fedrift.experiment import Spec
+        from fedrift.results import RunFolder
+
+        said = {k: v for k, v in self.about.items() if v is not None}
+        spec = Spec.of({"rounds": len(self.rounds) or 1} | keeping.IN_PYTHON | said)
+        with RunFolder.create(folder, spec) as made:
+            made.write_environment(keeping.environment("", self.notes))
+            for row in self.metrics:
+                made.append_round(row)
+            for row in self.ledger.rows():
+                made.append_ledger(row)
+            summary = {**self.summary(), "folder": str(folder)}
+            keeping.Keeper(made).finish(self.problem.layout.named(self.weights), summary)
+        return Path(folder)

@@ -1,0 +1,172 @@
+"""What code running at a client can do: train, gradient, features. The only door to data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedrift.data.batches import batches
+from fedrift.flat import Batch, Vec, count
+from fedrift.local import Local, LocalStep, Run, local_train, span_of
+from fedrift.optim import OptState, rate
+from fedrift.pieces import Correction, Gradient
+from fedrift.problem import Problem
+from fedrift.streams import stream, torch_seed
+
+FEATURE_CHUNK = 256
+Augment = Callable[[Any, Any, np.random.Generator, np.random.Generator], tuple[Any, Any]]
+
+
+class ClientData(Protocol):
+    """One client's samples: how many, and any of them by position (None: all)."""
+
+    def __len__(self) -> int: ...
+    def batch(self, positions: np.ndarray | None) -> Batch: ...
+
+
+@dataclass
+class Work:
+    """What a visit cost: examples differentiated once, and examples only passed forward."""
+
+    gradients: int = 0
+    forwards: int = 0
+    steps: int = 0
+
+    def add(self, other: Work) -> None:
+        self.gradients += other.gradients
+        self.forwards += other.forwards
+        self.steps += other.steps
+
+
+class Site:
+    """One client in one round. Its random streams depend on (seed, purpose, round, client) only."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        data: ClientData,
+        *,
+        client: int,
+        round: int,
+        seed: int,
+        augment: Augment | None = None,
+    ) -> None:
+        self.problem, self.client, self.round = problem, client, round
+        self.n = len(data)
+        self.work = Work()
+        self.has_trained = False
+        self._data, self._seed, self._augment = data, seed, augment
+        self._pairs = problem.model.has_batch_norm
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """A generator for the algorithm's own draws."""
+        return self._stream("site")
+
+    def _stream(self, purpose: str) -> np.random.Generator:
+        return stream(self._seed, purpose, self.round, self.client)
+
+    def steps(self, local: Local) -> int:
+        """Local steps this visit would make."""
+        return local.steps_for(self.n, self._seed, self.round, self.client, self._pairs)
+
+    def span(self, local: Local) -> float:
+        """Rate × steps of the visit, known before it trains."""
+        return span_of([rate(local.lr, self.round, k) for k in range(self.steps(local))])
+
+    def train(
+        self,
+        local: Local,
+        w: Vec,
+        *correct: Correction,
+        outside: tuple[Correction, ...] = (),
+        gradient: Gradient | None = None,
+        opt: OptState | None = None,
+        freeze: bool = False,
+        mean_grad: bool = False,
+        purpose: str = "order",
+    ) -> Run:
+        """Local training from w. A method that trains twice in a round names its second purpose."""
+        steps = self.steps(local)
+        step = self._ready("dropout" if purpose == "order" else f"dropout {purpose}")
+        run = local_train(
+            step,
+            local,
+            w,
+            self._batches(local.batch_size, steps, purpose),
+            steps=steps,
+            round=self.round,
+            correct=correct,
+            outside=outside,
+            gradient=gradient,
+            opt=opt,
+            freeze=freeze,
+            mean_grad=mean_grad,
+        )
+        self.work.add(Work(gradients=step.examples, steps=steps))
+        self.has_trained = True
+        return run
+
+    def _ready(self, purpose: str) -> LocalStep:
+        step = self.problem.step
+        module = self.problem.model.module.train()
+        if self._pairs and self.n == 1:  # nothing to normalise over
+            for part in module.modules():
+                if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                    part.eval()
+        step.examples = 0
+        step.dropout_seed = torch_seed(self._seed, purpose, self.round, self.client) >> 1
+        return step
+
+    def _batches(self, batch_size: int | None, steps: int, purpose: str) -> Iterator[Batch]:
+        order = self._stream(purpose)
+        changing = self._stream("augment"), self._stream("mixup")
+        for positions in batches(self.n, batch_size, steps, order, self._pairs):
+            x, y = self._data.batch(positions)
+            yield (x, y) if self._augment is None else self._augment(x, y, *changing)
+
+    @torch.no_grad()
+    def full_grad(self, w: Vec, moves_buffers: bool = False) -> Vec:
+        """Exact gradient of the mean loss over all samples, without weight decay."""
+        step, model = self._ready("full"), self.problem.model
+        held = model.buffers()
+        batch = self._data.batch(None)
+        step.begin(0, 0.0, batch)
+        step.seed()
+        g = model.grad_at(w, batch).clone()
+        if moves_buffers:
+            self.has_trained = True
+        else:
+            model.load_buffers(held)
+        self.work.add(Work(gradients=self.n))
+        return g
+
+    @torch.no_grad()
+    def minibatch_grad(self, w: Vec, batch_size: int | None, moves_buffers: bool = True) -> Vec:
+        """Gradient on one seeded minibatch, or on all samples if batch_size is None."""
+        if batch_size is None or batch_size >= self.n:
+            return self.full_grad(w, moves_buffers)
+        step, model = self._ready("dropout"), self.problem.model
+        batch = next(self._batches(batch_size, 1, "order"))
+        step.begin(0, 0.0, batch)
+        step.seed()
+        g = model.grad_at(w, batch).clone()
+        self.has_trained = self.has_trained or moves_buffers
+        self.work.add(Work(gradients=count(batch[0])))
+        return g
+
+    def chunks(self) -> Iterator[Batch]:
+        """All samples in fixed order, a few hundred at a time."""
+        for start in range(0, self.n, FEATURE_CHUNK):
+            yield self._data.batch(np.arange(start, min(self.n, start + FEATURE_CHUNK)))
+
+    def features(self, w: Vec) -> Iterator[tuple[Tensor, Tensor]]:
+        """(features, labels) of all samples: the head's input, evaluation mode, no augmentation."""
+        for x, y in self.chunks():
+            yield self.problem.model.features(w, x), y
+        self.work.add(Work(forwards=self.n))

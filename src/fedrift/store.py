@@ -1,0 +1,235 @@
+"""Client state between rounds: sparse memory-mapped rows, flipped together at the end of a round.
+
+A visit writes its new row to a free slot and never touches the old one; the index changes when
+the round is committed, for exactly the replies that were folded. Dropped, repeated, void and
+killed visits therefore leave the old state, and a checkpoint's rows stay as they are until the
+next checkpoint has been written.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrift.algorithm import Algorithm, parts, resolve
+from fedrift.messages import Packed, hints, pack, unpack
+from fedrift.problem import Problem
+from fedrift.shared import DTYPES, Ref, aligned, anonymous_file, name_of
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Where the leaves of one client's state stand in its row."""
+
+    cls: type
+    leaves: tuple[tuple[str, Ref | str], ...]
+    """Path → place of a tensor, or the kind of a number; lengths of tuples are constants."""
+    constants: tuple[tuple[str, int], ...]
+    nbytes: int
+
+    @staticmethod
+    def of(example: Any, w: Tensor) -> RowLayout:
+        """The layout of a state like this one; an absent vector gets room for the parameters."""
+        packed = pack(example)
+        constants = tuple((p, v) for p, v in packed.items() if p.endswith("#"))
+        plain = [(p, v) for p, v in packed.items() if not p.endswith("#")]
+        end = aligned(len(plain))  # one byte per leaf says whether it is there
+        leaves: list[tuple[str, Ref | str]] = []
+        for path, value in plain:
+            if value is None:
+                value = _stand_in(type(example), path, w)
+            if isinstance(value, Tensor):
+                leaves.append((path, Ref(end, name_of(value.dtype), tuple(value.shape))))
+                end += aligned(value.nbytes)
+            else:
+                leaves.append((path, type(value).__name__))
+                end += 8
+                end = aligned(end)
+        return RowLayout(type(example), tuple(leaves), constants, end)
+
+
+def _stand_in(cls: type, path: str, w: Tensor) -> Any:
+    hint = str(hints(cls).get(path))
+    if "Tensor" in hint:
+        return w
+    for kind in (float, int, bool):
+        if kind.__name__ in hint:
+            return kind()
+    raise TypeError(f"{cls.__name__}.{path}: a client state that starts as None must be a vector")
+
+
+class Rows:
+    """Rows of one layout in one file; every process may open it."""
+
+    def __init__(self, descriptor: int, layout: RowLayout) -> None:
+        self.descriptor, self.layout = descriptor, layout
+        self._map: mmap.mmap | None = None
+
+    def _row(self, slot: int) -> np.ndarray:
+        start, size = slot * self.layout.nbytes, self.layout.nbytes
+        if self._map is None or start + size > len(self._map):
+            self._map = mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size)
+        return np.frombuffer(self._map, np.uint8, size, start)
+
+    def read(self, slot: int) -> Any:
+        """The state in a slot; its tensors are views of the file."""
+        row = self._row(slot)
+        packed: Packed = dict(self.layout.constants)
+        for i, (path, place, piece) in enumerate(self._pieces(row)):
+            if not row[i]:
+                packed[path] = None
+            elif isinstance(place, Ref):
+                packed[path] = torch.from_numpy(piece).view(DTYPES[place.dtype]).view(place.shape)
+            else:
+                packed[path] = _NUMBERS[place](piece.view(np.float64)[0])
+        return unpack(self.layout.cls, packed)
+
+    def write(self, slot: int, state: Any) -> None:
+        row, packed = self._row(slot), pack(state)
+        for i, (path, place, piece) in enumerate(self._pieces(row)):
+            value = packed[path]
+            row[i] = value is not None
+            if value is None:
+                continue
+            if isinstance(place, Ref):
+                if tuple(value.shape) != place.shape or name_of(value.dtype) != place.dtype:
+                    raise TypeError(f"client state '{path}' changed its shape or dtype")
+                target = torch.from_numpy(piece).view(value.dtype).view(place.shape)
+                target.copy_(value)
+            else:
+                piece.view(np.float64)[0] = value
+
+    def _pieces(self, row: np.ndarray) -> Iterator[tuple[str, Ref | str, np.ndarray]]:
+        end = aligned(len(self.layout.leaves))
+        for path, place in self.layout.leaves:
+            size = place.nbytes if isinstance(place, Ref) else 8
+            yield path, place, row[end : end + size]
+            end = aligned(end + size)
+
+
+_NUMBERS: dict[str, Any] = {"int": int, "float": float, "bool": bool}
+
+
+class Table:
+    """The states of one algorithm's clients: which slot is whose, and which are free."""
+
+    def __init__(self, layout: RowLayout, population: int, file: Path | None, keeps: bool) -> None:
+        if file is None:
+            descriptor = anonymous_file(folder=tempfile.gettempdir())
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        self.rows = Rows(descriptor, layout)
+        self.index = np.full(population, -1, dtype=np.int64)
+        self.high = 0
+        self._keeps = keeps
+        self._free: list[int] = []
+        self._retired: list[int] = []
+        self._pending: dict[int, int] = {}
+
+    def slot(self, client: int) -> int:
+        """Where the client's state is now, −1 if it has none yet."""
+        return self._pending.get(client, int(self.index[client]))
+
+    def reserve(self) -> int:
+        """A free slot for a new row."""
+        if self._free:
+            return self._free.pop()
+        self.high += 1
+        size = os.fstat(self.rows.descriptor).st_size
+        if self.high * self.rows.layout.nbytes > size:
+            room = max(self.high, min(2 * self.high, self.high + 64)) * self.rows.layout.nbytes
+            os.ftruncate(self.rows.descriptor, room)
+        return self.high - 1
+
+    def release(self, slot: int) -> None:
+        self._free.append(slot)
+
+    def keep(self, client: int, slot: int) -> None:
+        """The row just written becomes the client's state when the round is committed."""
+        if client in self._pending:
+            self._free.append(self._pending[client])
+        self._pending[client] = slot
+
+    def commit(self) -> None:
+        for client, slot in self._pending.items():
+            if self.index[client] >= 0:
+                self._retired.append(int(self.index[client]))
+            self.index[client] = slot
+        self._pending.clear()
+        if not self._keeps:
+            self.saved()
+
+    def discard(self) -> None:
+        self._free.extend(self._pending.values())
+        self._pending.clear()
+
+    def saved(self) -> None:
+        """A checkpoint no longer needs the rows that were replaced before it."""
+        self._free.extend(self._retired)
+        self._retired.clear()
+
+    def restore(self, index: np.ndarray) -> None:
+        """Take up the index of a checkpoint; every other slot is free."""
+        self.index[:] = index
+        used = {int(slot) for slot in index if slot >= 0}
+        self.high = max(used, default=-1) + 1
+        self._free = [slot for slot in range(self.high) if slot not in used]
+        self._pending.clear()
+        self._retired.clear()
+
+    def close(self) -> None:
+        os.close(self.rows.descriptor)
+
+
+class Store:
+    """One table for each algorithm (the root, what it wraps) whose clients keep a state."""
+
+    def __init__(
+        self, root: Algorithm[Any, Any], problem: Problem, folder: Path | None = None
+    ) -> None:
+        self.scratch = tempfile.gettempdir() if folder is None else str(folder)
+        self.tables: dict[str, Table] = {}
+        self.initial: dict[str, Any] = {}
+        for path, _ in parts(root):
+            node, view = resolve(root, problem, path)
+            self.initial[path] = example = node.client(view)
+            if example is None:
+                continue
+            file = folder / f"{path or 'root'}.rows" if folder is not None else None
+            layout = RowLayout.of(example, view.w0)
+            self.tables[path] = Table(layout, problem.population, file, folder is not None)
+
+    def read(self, path: str, client: int) -> Any:
+        table = self.tables.get(path)
+        slot = table.slot(client) if table else -1
+        return table.rows.read(slot) if table and slot >= 0 else self.initial[path]
+
+    def row_bytes(self) -> int:
+        """Bytes one client's state takes."""
+        return sum(table.rows.layout.nbytes for table in self.tables.values())
+
+    def commit(self) -> None:
+        for table in self.tables.values():
+            table.commit()
+
+    def discard(self) -> None:
+        for table in self.tables.values():
+            table.discard()
+
+    def saved(self) -> None:
+        for table in self.tables.values():
+            table.saved()
+
+    def close(self) -> None:
+        for table in self.tables.values():
+            table.close()

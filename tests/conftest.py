@@ -1,0 +1,35 @@
+"""What all tests share: one torch thread, no terminal, and the folder with the big data files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def single_thread() -> None:
+    """One thread gives the same bits everywhere. Tests without torch do not pay for its import."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text is as wide as it is in a pipe, whatever the terminal or pytest-xdist has set."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder with the MNIST and CIFAR files; tests that need it are skipped without it."""
+    given = os.environ.get("FEDRIFT_DATA")
+    folder = Path(given) if given else ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        where = f"FEDRIFT_DATA={given} is not a folder" if given else "FEDRIFT_DATA is not set"
+        pytest.skip(f"needs the MNIST and CIFAR files: {where}")
+    return folder

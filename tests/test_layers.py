@@ -1,0 +1,201 @@
+"""Imports inside the package go one way: a table says who may import whom, without cycles."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from import_graph import FRONT_DOOR, Graph
+
+PACKAGE = Path(__file__).resolve().parents[1] / "src" / "fedrift"
+
+WORDS = "errors grammar streams"
+INPUT = f"{WORDS} options source catalogue fields workload model_names"
+VECTORS = f"{WORDS} flat messages optim"
+LOOP = f"{VECTORS} pieces local data.batches data.augment"
+CORE = f"{LOOP} problem site algorithm"
+PLACES = f"{CORE} shared ledger store data.resident"
+ENGINE = f"{PLACES} backends backends.* participation checkpoint engine"
+RUNS = f"{ENGINE} metrics experiment records results keeping figures result"
+
+# Module → what it may import from the package; a row of its own goes before a pattern. Rows are
+# in the order of the layers: only the command line may import what a later row describes.
+ALLOWED = {
+    "version": "",
+    "errors": "",
+    "streams": "",
+    "grammar": "errors",
+    "options": "errors",
+    "source": "errors options",
+    "catalogue": "errors grammar options source",
+    "fields": WORDS,
+    "workload": f"{WORDS} fields",
+    "model_names": WORDS,
+    "records": "errors",
+    "figures": "errors",
+    "participation": WORDS,
+    "flat": WORDS,
+    "messages": f"{WORDS} flat",
+    "optim": f"{WORDS} flat messages",
+    "data": "",
+    "data.*": f"{WORDS} flat data.*",
+    "resnet": WORDS,
+    "models": f"{WORDS} model_names resnet",
+    "metrics": f"{WORDS} flat",
+    "pieces": VECTORS,
+    "local": LOOP,
+    "problem": LOOP,
+    "site": f"{LOOP} problem",
+    "algorithm": f"{LOOP} problem site",
+    "algorithms.*": "errors flat messages optim pieces local algorithm problem site algorithms.*",
+    "algorithms": "algorithm algorithms.*",
+    "shared": f"{WORDS} messages",
+    "checkpoint": f"{WORDS} messages",
+    "ledger": CORE,
+    "store": f"{CORE} shared",
+    "backends": PLACES,
+    "backends.*": f"{PLACES} backends backends.*",
+    "engine": ENGINE,
+    "build": f"{INPUT} {CORE} algorithms",
+    "experiment": f"{INPUT} data.datasets data.partition data.augment",
+    "prepare": f"{INPUT} data.* participation experiment",
+    "results": f"{WORDS} records experiment",
+    "keeping": f"{ENGINE} version records experiment results",
+    "result": f"{ENGINE} records experiment results keeping figures",
+    "session": RUNS,
+    "front": f"{INPUT} {RUNS} data.* models build prepare session",
+    "report": "errors records results",
+    "analysis": "",
+    "analysis.*": f"{WORDS} algorithm flat data.* analysis.*",
+    "analysis.explain": f"{WORDS} algorithm flat data.* front analysis.*",
+    "cli": "*",
+    "cli.*": "*",
+    "__main__": "cli",
+    FRONT_DOOR: "version algorithm data.resident engine errors front local result",
+}
+
+# Outside the package an algorithm sees torch and the language, nothing else.
+ALGORITHM_MAY_USE = "__future__ collections dataclasses functools math torch typing"
+
+# `fedrift --help` and wrong input answer without the second that `import torch` takes.
+WITHOUT_TORCH = f"{INPUT} data.datasets data.partition experiment prepare results cli cli.*"
+
+
+def matches(name: str, patterns: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns.split())
+
+
+def violations(graph: Graph) -> list[str]:
+    """One sentence for every import that the tables do not allow."""
+    found: list[str] = []
+    for name in graph.modules:
+        patterns = (pattern for pattern in ALLOWED if fnmatchcase(name, pattern))
+        row = name if name in ALLOWED else next(patterns, None)
+        if row is None:
+            found.append(f"{name} has no row in ALLOWED")
+            continue
+        wrong = {used for used in graph.inside(name) if not matches(used, ALLOWED[row])}
+        if row == "algorithms.*":
+            wrong |= graph.outside(name) - set(ALGORITHM_MAY_USE.split())
+        found += [f"{name} must not import {used}" for used in sorted(wrong)]
+    return found
+
+
+def cycle(graph: Graph) -> list[str]:
+    """The modules of one cycle of imports, or nothing."""
+    try:
+        TopologicalSorter({name: graph.inside(name) for name in graph.modules}).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def heavy(graph: Graph) -> list[str]:
+    """The torch-free modules that import torch after all, and through which module."""
+    light = [name for name in graph.modules if matches(name, WITHOUT_TORCH)]
+    return [
+        f"{name} imports torch through {used}"
+        for name in light
+        for used in sorted(graph.needs(name))
+        if "torch" in graph.outside(used, eager=True)
+    ]
+
+
+def test_imports_follow_the_table() -> None:
+    assert violations(Graph(PACKAGE)) == []
+
+
+def test_rows_allow_only_earlier_rows_and_their_own() -> None:
+    rows = list(ALLOWED)
+    for place, (row, allowed) in enumerate(ALLOWED.items()):
+        later = {name for name in allowed.split() if name in rows[place + 1 :]}
+        assert not later, f"{row} may import {later}, which stand below it"
+
+
+def test_imports_have_no_cycle() -> None:
+    assert cycle(Graph(PACKAGE)) == []
+
+
+def test_help_and_bad_input_do_not_import_torch() -> None:
+    assert heavy(Graph(PACKAGE)) == []
+
+
+def planted(root: Path, **sources: str) -> Graph:
+    """A package with the given sources; `__` in a name is a folder."""
+    for name, source in sources.items():
+        path = root / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    return Graph(root)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "wrong"),
+    [
+        ("flat", "from fedrift.engine import run", "engine"),
+        ("flat", "import fedrift.engine as e", "engine"),
+        ("flat", "from fedrift import engine", "engine"),
+        ("flat", "from . import engine", "engine"),
+        ("flat", "from .engine import run", "engine"),
+        ("flat", "import fedrift", "fedrift"),
+        ("local", "def late():\n    from fedrift.engine import run", "engine"),
+        ("local", "if TYPE_CHECKING:\n    from fedrift.engine import run", "engine"),
+        ("algorithms__fedavg", "from fedrift.data.partition import NAMES", "data.partition"),
+        ("algorithms__fedavg", "from ..engine import run", "engine"),
+        ("algorithms__fedavg", "import logging", "logging"),
+        ("report", "from fedrift.front import run", "front"),
+    ],
+)
+def test_a_planted_import_is_found(tmp_path: Path, name: str, source: str, wrong: str) -> None:
+    graph = planted(tmp_path, **{"engine": "", "data__partition": "", name: source})
+    assert violations(graph) == [f"{name.replace('__', '.')} must not import {wrong}"]
+
+
+def test_allowed_imports_and_unknown_modules_are_told_apart(tmp_path: Path) -> None:
+    graph = planted(
+        tmp_path, flat="import torch", local="from fedrift.flat import Vec", utils="import os"
+    )
+    assert violations(graph) == ["utils has no row in ALLOWED"]
+
+
+def test_a_planted_cycle_is_found(tmp_path: Path) -> None:
+    graph = planted(
+        tmp_path, data__a="from fedrift.data import b", data__b="from fedrift.data.a import x"
+    )
+    assert violations(graph) == []
+    assert set(cycle(graph)) == {"data.a", "data.b"}
+
+
+def test_a_planted_torch_import_is_found(tmp_path: Path) -> None:
+    graph = planted(
+        tmp_path,
+        flat="import torch",
+        grammar="def late():\n    import torch",
+        data____init__="",
+        data__partition="from fedrift.data.parts import Part",
+        data__parts="from fedrift.flat import Vec",
+    )
+    assert heavy(graph) == ["data.partition imports torch through flat"]
