@@ -15,7 +15,7 @@ PICTURE = Path("demo.png")
 SPLITS = {"even (iid)": "iid", "skewed (2 classes each)": "classes:2"}
 ALGORITHMS = ("fedavg", "scaffold")
 NEXT = """[bold]What to try next[/bold]
-  fedrift partition --data mnist5k --partition dirichlet:0.1 --clients 10
+  fedrift partition dirichlet:0.1 --data mnist5k --clients 10
   fedrift run scaffold --data mnist5k --partition dirichlet:0.1 --epochs 5 --out runs/first
   fedrift list algorithms --verbose
   (the command is .venv/bin/fedrift until you activate .venv)"""

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_type_hints
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedrift.errors import InputError
 from fedrift.flat import Vec
 from fedrift.local import Local
 from fedrift.problem import Problem
-from fedrift.site import Site, Work
+from fedrift.site import Work
 
 S = TypeVar("S")
 C = TypeVar("C")
-D = TypeVar("D")
 U = TypeVar("U")
 
 Weights = Literal["samples", "uniform"]
 Sampling = Literal["uniform", "once"]
 """Who may be drawn: anybody, or only clients that have not been counted yet."""
+
+
+class Redefine(Protocol):
+    """Describes the task anew for another module and head."""
+
+    def __call__(self, make: Callable[[], nn.Module], head: str) -> Problem: ...
 
 
 class Algorithm(ABC, Generic[S, C]):
@@ -67,8 +72,21 @@ class Algorithm(ABC, Generic[S, C]):
         """The task as the algorithm in field `child` sees it."""
         return p
 
+    def adapt(self, p: Problem, redefine: Redefine) -> Problem:
+        """The task with another model, where the algorithm needs one; called once."""
+        return p
 
-ClientMethod = Callable[[Site, D, C], tuple[U, C]]
+    def prepare(self, p: Problem) -> Algorithm[S, C]:
+        """The algorithm with everything settled that depends on the task; called once."""
+        return self
+
+    def exhausted(self, s: S, p: Problem) -> S:
+        """The next state when sampling is "once" and everybody has been counted."""
+        return s
+
+    def temperature(self, s: S) -> float:
+        """What logits are divided by when the model is evaluated."""
+        return 1.0
 
 
 @dataclass(frozen=True)
@@ -93,6 +111,9 @@ class Exchange:
     private: Mapping[int, Any]
     buffers: tuple[Tensor, ...]
     weights: Weights
+    temperature: float = 1.0
+    frozen: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Parameters that are not trained but were decided during the run."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +159,8 @@ class Cohort:
         self.problem, self.round = problem, round
         self.clients = tuple(sorted(clients))
         self.buffers = buffers
+        self.temperature = 1.0
+        self.frozen: Mapping[str, Tensor] = {}
         self._root, self._seed, self._deliver = root, seed, deliver
 
     @property
@@ -170,6 +193,8 @@ class Cohort:
             private=private or {},
             buffers=self.buffers,
             weights=fn.__self__.weighting(),  # type: ignore[attr-defined]
+            temperature=self.temperature,
+            frozen=self.frozen,
         )
         outcome = self._deliver(exchange, self.clients)
         if not outcome.replied:
@@ -260,3 +285,17 @@ def refuse_memory(local: Local, name: str, why: str) -> None:
     """Refuse local momentum and adaptive optimizers where they would change the algorithm."""
     if local.has_memory:
         raise InputError(f"{name}: momentum is refused, because {why}; set momentum=0")
+
+
+def map_local(
+    algorithm: Algorithm[Any, Any], change: Callable[[Local], Local]
+) -> Algorithm[Any, Any]:
+    """The algorithm with its local settings, or those of what it wraps, changed."""
+    changes: dict[str, Any] = {}
+    for f in fields(algorithm):  # type: ignore[arg-type]
+        value = getattr(algorithm, f.name)
+        if isinstance(value, Local):
+            changes[f.name] = change(value)
+        elif isinstance(value, Algorithm):
+            changes[f.name] = map_local(value, change)
+    return replace(algorithm, **changes)  # type: ignore[type-var]

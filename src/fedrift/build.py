@@ -72,8 +72,10 @@ def build(named: Named | str, given: Mapping[str, Any], rounds: int) -> Algorith
     target = NAMES[found.name]
     if found.inner is not None:
         return target(inner=build(found.inner, given, rounds), **options)
-    default = inspect.signature(target).parameters["local"].default
-    return target(local=local(default, given, rounds), **options)
+    parameters = inspect.signature(target).parameters
+    if "local" not in parameters:  # no local training: its settings have nothing to say
+        return target(**options)
+    return target(local=local(parameters["local"].default, given, rounds), **options)
 
 
 def check_numbers(given: Mapping[str, Any]) -> None:

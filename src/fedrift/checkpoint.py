@@ -29,6 +29,8 @@ class Checkpoint:
     rows: dict[str, np.ndarray]
     """Path of an algorithm → slot of each client's row."""
     counted: tuple[int, ...]
+    told: tuple[int, ...]
+    """Clients that have been sent the parameters frozen during the run."""
     seconds: float
 
 
@@ -38,14 +40,15 @@ def write(folder: Path, point: Checkpoint) -> None:
     packed |= {f"buffers/{i}": b for i, b in enumerate(point.buffers)}
     packed |= {f"rows/{p}": torch.from_numpy(index) for p, index in point.rows.items()}
     packed["counted"] = torch.tensor(point.counted, dtype=torch.int64)
+    packed["told"] = torch.tensor(point.told, dtype=torch.int64)
     tensors = {p: v.contiguous() for p, v in packed.items() if isinstance(v, Tensor)}
     numbers = {p: v for p, v in packed.items() if not isinstance(v, Tensor)}
     head = {"round": point.round, "seconds": point.seconds, "numbers": numbers}
     replace_file(folder / FILE, save(tensors, metadata={"fedrift": json.dumps(head)}))
 
 
-def read(folder: Path, server: type) -> Checkpoint | None:
-    """The last checkpoint of a folder, or None if there is no usable one."""
+def read(folder: Path, like: Any) -> Checkpoint | None:
+    """The last checkpoint of a folder, or None; `like` is a server state of the same kind."""
     path = folder / FILE
     if not path.exists():
         return None
@@ -63,10 +66,11 @@ def read(folder: Path, server: type) -> Checkpoint | None:
             parts[part][name] = leaf
     return Checkpoint(
         round=head["round"],
-        server=unpack(server, parts["server"]),
+        server=unpack(type(like), parts["server"], like),
         buffers=tuple(parts["buffers"][str(i)] for i in range(len(parts["buffers"]))),
         rows={p: v.numpy() for p, v in parts["rows"].items()},
         counted=tuple(packed["counted"].tolist()),
+        told=tuple(packed["told"].tolist()),
         seconds=head["seconds"],
     )
 

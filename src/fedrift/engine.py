@@ -91,7 +91,8 @@ class Progress:
     state: Any
     buffers: tuple[Tensor, ...]
     round: int = 0
-    counted: set[int] = field(default_factory=set)
+    counted: set[int] = field(default_factory=set[int])
+    told: set[int] = field(default_factory=set[int])
     seconds: float = 0.0
     rows: list[Metrics] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
@@ -152,8 +153,8 @@ class Engine:
             self.progress.state, self.progress.buffers = new, buffers
             self.progress.round = t + 1
             due = (t + 1) % self.settings.eval_every == 0 or t + 1 == self.settings.rounds
-            allowed = self.algorithm.allowed(new)
-            pending = self.backend.evaluate(weights, buffers, allowed) if due else None
+            shown = self._shown(new)
+            pending = self.backend.evaluate(weights, buffers, *shown) if due else None
             self._waiting = (self._report(t, weights, new, cohort), self._entries, pending)
             self._entries = []
             saves = self.recorder is not None and self.recorder.is_due()
@@ -166,14 +167,17 @@ class Engine:
                     return self._finished("stopped", None, self.progress.state)
         return self._finished("done", None, self.progress.state)
 
+    def _shown(self, state: Any) -> tuple[Tensor | None, float]:
+        return self.algorithm.allowed(state), self.algorithm.temperature(state)
+
     def interrupted(self, alone: Evaluator | None) -> None:
         """Keep what is finished after an exception, without the workers, who may be in disorder."""
         self.store.discard()
         if self._waiting is not None:
             report, entries, pending = self._waiting
             if pending is not None and alone is not None:
-                allowed = self.algorithm.allowed(report.state)
-                pending = Done(alone.chunks(report.weights, self.progress.buffers, allowed))
+                shown = self._shown(report.state)
+                pending = Done(alone.chunks(report.weights, self.progress.buffers, *shown))
             self._waiting = (report, entries, pending)
             self._settle()
         self.save()
@@ -181,13 +185,7 @@ class Engine:
     def _round(self, t: int) -> tuple[Any, tuple[Tensor, ...], tuple[int, ...], bool]:
         """New state and buffers; unchanged if nobody could answer. Last: everything was lost."""
         progress, settings = self.progress, self.settings
-        once = self.algorithm.sampling(progress.state) == "once"
-        left = None
-        if once:
-            left = np.setdiff1d(
-                np.arange(settings.participation.population), list(progress.counted)
-            )
-        drawn = settings.participation.draw(t, settings.seed, left)
+        drawn, once = self._draw(t)
         able = [c for c in drawn if self._works(c, t)]
         if once:
             progress.counted.update(c for c in drawn if c not in able)
@@ -211,6 +209,18 @@ class Engine:
             progress.counted.update(cohort.clients)
         return new, cohort.buffers, tuple(able), False
 
+    def _draw(self, t: int) -> tuple[tuple[int, ...], bool]:
+        """The cohort, and whether it was drawn from those not counted yet."""
+        progress, who = self.progress, self.settings.participation
+        if self.algorithm.sampling(progress.state) == "once":
+            left = np.setdiff1d(np.arange(who.population), list(progress.counted))
+            if len(left):
+                return who.draw(t, self.settings.seed, left), True
+            progress.state = self.algorithm.exhausted(progress.state, self.problem)
+            if self.algorithm.sampling(progress.state) == "once":
+                return (), True
+        return who.draw(t, self.settings.seed), False
+
     def _works(self, client: int, t: int) -> bool:
         n = int(self.settings.sizes[client])
         if n == 0 or self._local is None:
@@ -223,6 +233,11 @@ class Engine:
         if exchange.buffers:
             size = sum(b.nbytes for b in exchange.buffers)
             down["buffers"] = Size(tensors=size * len(clients))
+        new = [c for c in clients if c not in self.progress.told] if exchange.frozen else []
+        if new:  # sent once to each client, which keeps it
+            self.progress.told.update(new)
+            size = sum(v.nbytes for v in exchange.frozen.values())
+            down["frozen"] = Size(tensors=size * len(new))
         for message in exchange.private.values():
             for name, size in nbytes(pack(message)).items():
                 down[f"private {name}"] = down.get(f"private {name}", Size()) + size
@@ -301,10 +316,15 @@ class Engine:
             return
         progress = self.progress
         rows = {path: table.index for path, table in self.store.tables.items()}
-        counted = tuple(sorted(progress.counted))
         self.recorder.checkpoint(
             Checkpoint(
-                progress.round, progress.state, progress.buffers, rows, counted, progress.seconds
+                round=progress.round,
+                server=progress.state,
+                buffers=progress.buffers,
+                rows=rows,
+                counted=tuple(sorted(progress.counted)),
+                told=tuple(sorted(progress.told)),
+                seconds=progress.seconds,
             )
         )
         self.store.saved()

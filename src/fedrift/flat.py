@@ -143,13 +143,12 @@ class FlatModel:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         moving: tuple[str, ...] = (),
-        temperature: float = 1.0,
         head: str | None = None,
     ) -> None:
         with torch.random.fork_rng(devices=[]):  # building must not move the caller's generator
             module = make()
         self.module = module.to(device=device, dtype=dtype)
-        self.layout, self.loss_of, self.temperature = layout, loss, temperature
+        self.layout, self.loss_of, self.temperature = layout, loss, 1.0
         parameters = dict(module.named_parameters())
         buffers = dict(module.named_buffers())
         with torch.no_grad():
@@ -168,7 +167,8 @@ class FlatModel:
         self.has_batch_norm = any(
             isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()
         )
-        self._head = module.get_submodule(head) if head is not None else None
+        self._head = head
+        self._all = parameters
         self._views: dict[int, tuple[Vec, list[Tensor]]] = {}
 
     def __reduce__(self) -> NoReturn:
@@ -242,12 +242,21 @@ class FlatModel:
         return self.output(x)
 
     @torch.no_grad()
-    def features(self, w: Vec, x: Inputs) -> Tensor:
-        """The input of the head at w, in evaluation mode."""
-        if self._head is None:
+    def freeze(self, values: Mapping[str, Tensor]) -> None:
+        """Set parameters that are not trained but were decided during the run."""
+        for name, value in values.items():
+            self._all[name].copy_(value)
+
+    @torch.no_grad()
+    def features(self, w: Vec, x: Inputs, layer: str | None = None) -> Tensor:
+        """The input of the head (or of another layer) at w, in evaluation mode."""
+        name = layer if layer is not None else self._head
+        if name is None:
             raise ValueError("this model names no head: give head='name of its last layer'")
         caught: list[Tensor] = []
-        hook = self._head.register_forward_pre_hook(lambda _, args: caught.append(args[0]))
+        hook = self.module.get_submodule(name).register_forward_pre_hook(
+            lambda _, args: caught.append(args[0])
+        )
         try:
             self.logits(w, x)
         finally:

@@ -223,8 +223,7 @@ def _task(
     objective = loss if loss is not None else nn.functional.cross_entropy
     describe = partial(
         define,
-        make,
-        mixed_loss(objective) if changes.mixup is not None else objective,
+        loss=mixed_loss(objective) if changes.mixup is not None else objective,
         init_seed=torch_seed(seed, "init"),
         population=len(held),
         participation=chosen.share,
@@ -234,7 +233,12 @@ def _task(
         head=head,
         classification=_has_labels(held.y),
     )
-    problem, held, test, notes = _bind(describe, held, test)
+    problem, held, test, notes = _bind(partial(describe, make), held, test)
+
+    def describe_again(make: Callable[[], nn.Module], head: str) -> Problem:
+        first = np.concatenate(held.parts)[:2]
+        return describe(make, head=head, probe=(take(held.x, first), take(held.y, first)))
+
     _check_labels(problem, held, test, loss is None)
     if isinstance(algorithm, Algorithm):
         said = [k for k, v in local.items() if v is not None] + (["weights"] if weights else [])
@@ -246,6 +250,8 @@ def _task(
     else:
         named = Spec(algorithm=algorithm, weights=weights).algorithm_named
         made, name = build.build(named, local, rounds), str(named)
+    problem = made.adapt(problem, describe_again)
+    made = made.prepare(problem)
     about = {"algorithm": name, "rounds": rounds, "seed": seed}
     if spec is None:
         kept = Spec.of({"algorithm": name, "rounds": rounds, "seed": seed} | keeping.IN_PYTHON)

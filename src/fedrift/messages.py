@@ -92,29 +92,39 @@ def pack(value: Any) -> Packed:
     return {} if value is None else dict(leaves(value))
 
 
-def unpack(cls: type[T] | None, packed: Mapping[str, Any]) -> T | None:
-    """The inverse of `pack`; None stands for a method that sends or keeps nothing."""
+def unpack(cls: type[T] | None, packed: Mapping[str, Any], like: Any = None) -> T | None:
+    """The inverse of `pack`; None stands for a method that sends or keeps nothing.
+
+    A wrapper's state does not say in its hints what the state inside is: `like` shows it.
+    """
     if cls is None or cls is type(None):
         return None
-    return _build(cls, packed, "")
+    return _build(cls, packed, "", like)
 
 
-def _build(hint: Any, packed: Mapping[str, Any], path: str) -> Any:
+def _build(hint: Any, packed: Mapping[str, Any], path: str, like: Any) -> Any:
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     if get_origin(hint) in (Union, types.UnionType):
         if path in packed and packed[path] is None:
             return None
         hint = next(a for a in get_args(hint) if a is not type(None))
-        return _build(hint, packed, path)
+        return _build(hint, packed, path, like)
     if get_origin(hint) is tuple:
         inner = get_args(hint)[0]
-        return tuple(_build(inner, packed, f"{path}.{i}") for i in range(packed[f"{path}#"]))
+        places = [f"{path}.{i}" for i in range(packed[f"{path}#"])]
+        return tuple(_build(inner, packed, place, None) for place in places)
+    if hint is Any and is_dataclass(like):
+        hint = type(like)
     if is_dataclass(hint):
         names = [f.name for f in fields(hint) if "derived" not in f.metadata]
         own = hints(hint)  # type: ignore[arg-type]
         make: Callable[..., Any] = hint  # type: ignore[assignment]
-        return make(**{n: _build(own[n], packed, f"{path}.{n}" if path else n) for n in names})
+        values: dict[str, Any] = {}
+        for name in names:
+            here = f"{path}.{name}" if path else name
+            values[name] = _build(own[name], packed, here, getattr(like, name, None))
+        return make(**values)
     return packed[path]
 
 

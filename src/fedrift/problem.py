@@ -36,7 +36,6 @@ class Problem:
     classes: int | None = None
     head: str | None = None
     feature_dim: int | None = None
-    temperature: float = 1.0
     device: str = "cpu"
     _bound: list[tuple[FlatModel, LocalStep]] = field(default_factory=list, repr=False)
 
@@ -53,7 +52,6 @@ class Problem:
                 dtype=self.w0.dtype,
                 device=self.device,
                 moving=self.moving,
-                temperature=self.temperature,
                 head=self.head,
             )
             self._bound.append((model, LocalStep(model)))
@@ -100,15 +98,13 @@ class Problem:
             views[bias].copy_(head[-1] if has_bias else torch.zeros_like(head[-1]))
         return new
 
-    def view(self, part: Part, temperature: float) -> Problem:
+    def view(self, part: Part) -> Problem:
         """The same task with only a part of the model trained."""
         layout = self.layout.select(lambda name: self._belongs(name, part))
         named = self.layout.named(self.w0)
         rest = {**self.rest, **{n: v for n, v in named.items() if n not in layout.names}}
         w0 = flatten([named[name] for name in layout.names])
-        return replace(
-            self, w0=w0, layout=layout, rest=rest, part=part, temperature=temperature, _bound=[]
-        )
+        return replace(self, w0=w0, layout=layout, rest=rest, part=part, _bound=[])
 
     def _belongs(self, name: str, part: Part) -> bool:
         return part == "all" or (name in self.head_names()) == (part == "head")

@@ -155,7 +155,7 @@ def _begin(task: Task, store: Store, folder: RunFolder | None, again: bool) -> P
     start = Progress(state, tuple(task.problem.rest[n] for n in task.problem.moving))
     if folder is None or not again:
         return start
-    point = checkpoint.read(folder.path, type(state))
+    point = checkpoint.read(folder.path, state)
     folder.truncate_after(0 if point is None else point.round)
     if point is None:
         return start
@@ -168,6 +168,7 @@ def _begin(task: Task, store: Store, folder: RunFolder | None, again: bool) -> P
         point.buffers,
         point.round,
         set(point.counted),
+        set(point.told),
         point.seconds,
         list(record.rounds),
         ledger,

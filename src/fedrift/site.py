@@ -165,8 +165,14 @@ class Site:
         for start in range(0, self.n, FEATURE_CHUNK):
             yield self._data.batch(np.arange(start, min(self.n, start + FEATURE_CHUNK)))
 
-    def features(self, w: Vec) -> Iterator[tuple[Tensor, Tensor]]:
+    def features(self, w: Vec, layer: str | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """(features, labels) of all samples: the head's input, evaluation mode, no augmentation."""
         for x, y in self.chunks():
-            yield self.problem.model.features(w, x), y
+            yield self.problem.model.features(w, x, layer), y
+        self.work.add(Work(forwards=self.n))
+
+    def logits(self, w: Vec) -> Iterator[tuple[Tensor, Tensor]]:
+        """(output, labels) of all samples in evaluation mode."""
+        for x, y in self.chunks():
+            yield self.problem.model.logits(w, x), y
         self.work.add(Work(forwards=self.n))

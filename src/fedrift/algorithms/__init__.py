@@ -6,12 +6,57 @@ from collections.abc import Callable
 from typing import Any
 
 from fedrift.algorithm import Algorithm
+from fedrift.algorithms.combine import SWA, WiMA, with_asam, with_sam, with_server_adam
+from fedrift.algorithms.diloco import diloco
+from fedrift.algorithms.fed3r import Fed3R
 from fedrift.algorithms.fedavg import FedAvg
+from fedrift.algorithms.fedcm import FedCM
+from fedrift.algorithms.feddyn import FedDyn
+from fedrift.algorithms.fedgf import FedGF
+from fedrift.algorithms.fednova import FedNova
+from fedrift.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
+from fedrift.algorithms.fedprox import fedprox
 from fedrift.algorithms.fedsgd import FedSGD
+from fedrift.algorithms.fedsmoo import FedSMOO
+from fedrift.algorithms.fedspeed import fedspeed
+from fedrift.algorithms.finetune import fed3rft
+from fedrift.algorithms.ghbm import GHBM, FedHBM, LocalGHBM
+from fedrift.algorithms.mime import Mime, MimeLite, mimelitemom, mimemom
+from fedrift.algorithms.sam import fedasam, fedgamma, fedsam, mofedsam
 from fedrift.algorithms.scaffold import Scaffold
 
 NAMES: dict[str, Callable[..., Algorithm[Any, Any]]] = {
     "fedsgd": FedSGD,
     "fedavg": FedAvg,
+    "fedavgm": fedavgm,
+    "fedprox": fedprox,
+    "fednova": FedNova,
     "scaffold": Scaffold,
+    "fedadagrad": fedadagrad,
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+    "feddyn": FedDyn,
+    "fedsam": fedsam,
+    "fedasam": fedasam,
+    "fedcm": FedCM,
+    "mofedsam": mofedsam,
+    "fedgamma": fedgamma,
+    "fedspeed": fedspeed,
+    "fedsmoo": FedSMOO,
+    "fedgf": FedGF,
+    "ghbm": GHBM,
+    "localghbm": LocalGHBM,
+    "fedhbm": FedHBM,
+    "mime": Mime,
+    "mimemom": mimemom,
+    "mimelite": MimeLite,
+    "mimelitemom": mimelitemom,
+    "fed3r": Fed3R,
+    "fed3rft": fed3rft,
+    "diloco": diloco,
+    "swa": SWA,
+    "wima": WiMA,
+    "sam": with_sam,
+    "asam": with_asam,
+    "serveradam": with_server_adam,
 }

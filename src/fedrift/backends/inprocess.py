@@ -27,7 +27,7 @@ class InProcess:
         self._wire = wire
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
-        call = Call(exchange.phase, exchange.round, exchange.seed)
+        call = Call(exchange.phase, exchange.round, exchange.seed, exchange.temperature)
         fold = Fold(exchange.signature, exchange.weights, exchange.buffers)
         path = owner_of(exchange.phase)
         table = self._store.tables.get(path)
@@ -45,22 +45,28 @@ class InProcess:
         down, private = exchange.down, exchange.private.get(client)
         mine = self._store.read(path, client)
         if not self._wire:
-            return self._visitor.visit(call, client, down, private, mine, exchange.buffers)
+            return self._visitor.visit(
+                call, client, down, private, mine, exchange.buffers, exchange.frozen
+            )
         kinds = exchange.signature
         down = unpack(kinds.down, _copied(pack(down)))
         private = unpack(kinds.private, _copied(pack(private)))
         mine = unpack(kinds.state, _copied(pack(mine)))
         before = _digest(down, private, mine)
-        reply = self._visitor.visit(call, client, down, private, mine, exchange.buffers)
+        reply = self._visitor.visit(
+            call, client, down, private, mine, exchange.buffers, exchange.frozen
+        )
         if _digest(down, private, mine) != before:
             raise AssertionError(f"'{exchange.phase}' wrote to its message or its old state")
         up = None if reply.up is None else unpack(kinds.up, _copied(pack(reply.up)))
         new = unpack(kinds.state, _copied(pack(reply.mine)))
         return Reply(up, new, reply.buffers, reply.work, reply.is_finite)
 
-    def evaluate(self, w: Vec, buffers: Sequence[Tensor], allowed: Tensor | None) -> Done:
+    def evaluate(
+        self, w: Vec, buffers: Sequence[Tensor], allowed: Tensor | None, temperature: float
+    ) -> Done:
         evaluator = self._evaluator
-        return Done([] if evaluator is None else evaluator.chunks(w, buffers, allowed))
+        return Done([] if evaluator is None else evaluator.chunks(w, buffers, allowed, temperature))
 
     def close(self) -> None:
         return None

@@ -163,14 +163,15 @@ class Processes:
         packed |= {f"buffers/{i}": b for i, b in enumerate(exchange.buffers)}
         for client, message in exchange.private.items():
             packed |= {f"private {client}/{p}": v for p, v in pack(message).items()}
-        parts: dict[str, Packed] = {"down": {}, "buffers": {}}
+        packed |= {f"frozen/{name}": v for name, v in exchange.frozen.items()}
+        parts: dict[str, Packed] = {"down": {}, "buffers": {}, "frozen": {}}
         for path, leaf in self._blocks["down"].put(packed).items():
             part, _, name = path.partition("/")
             parts.setdefault(part, {})[name] = leaf
-        call = Call(exchange.phase, exchange.round, exchange.seed)
+        call = Call(exchange.phase, exchange.round, exchange.seed, exchange.temperature)
         self._exchange += 1
         self._ask = cloudpickle.dumps(
-            Ask(call, exchange.signature, parts["down"], parts["buffers"])
+            Ask(call, exchange.signature, parts["down"], parts["buffers"], parts["frozen"])
         )
         order = sorted(clients, key=lambda c: (-self._cost(c, exchange.round), c))
         return [
@@ -265,14 +266,18 @@ class Processes:
             (self._visits if kind == "visit" else self._evaluation).append(task)
         peer.tasks.clear()
 
-    def evaluate(self, w: Vec, buffers: Sequence[Tensor], allowed: Tensor | None) -> Evaluating:
+    def evaluate(
+        self, w: Vec, buffers: Sequence[Tensor], allowed: Tensor | None, temperature: float
+    ) -> Evaluating:
         """Queue the chunks of an evaluation; they fill workers that have no visit to do."""
         self._ticket += 1
         packed: Packed = {"w": w, **{f"buffer.{i}": b for i, b in enumerate(buffers)}}
         if allowed is not None:
             packed["allowed"] = allowed
         where = self._blocks["evaluation"].put(packed)
-        self._evaluation.extend(Evaluation(self._ticket, i, where) for i in range(self._chunks))
+        self._evaluation.extend(
+            Evaluation(self._ticket, i, where, temperature) for i in range(self._chunks)
+        )
         self._evaluating = Evaluating(self, self._ticket, {}, self._chunks)
         self._feed()
         return self._evaluating

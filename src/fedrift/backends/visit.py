@@ -42,6 +42,7 @@ class Call:
     phase: str
     round: int
     seed: int
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,15 @@ class Visitor:
         private: Any,
         mine: Any,
         buffers: Sequence[Tensor],
+        frozen: Mapping[str, Tensor],
     ) -> Reply:
         """Run one client method at one site. It writes nothing."""
         node, problem = self.owner(owner_of(call.phase))
         method: Callable[..., tuple[Any, Any]] = getattr(node, call.phase.rpartition(".")[2])
         model = problem.model
         model.load_buffers(buffers or [problem.rest[name] for name in problem.moving])
+        model.freeze(frozen)
+        model.temperature = call.temperature
         site = Site(
             problem,
             self.clients.view(client),
@@ -191,11 +195,17 @@ class Evaluator:
 
     @torch.no_grad()
     def chunk(
-        self, i: int, w: Vec, buffers: Sequence[Tensor], allowed: Tensor | None
+        self,
+        i: int,
+        w: Vec,
+        buffers: Sequence[Tensor],
+        allowed: Tensor | None,
+        temperature: float,
     ) -> dict[str, Any]:
         some = slice(i * EVALUATION_CHUNK, (i + 1) * EVALUATION_CHUNK)
         problem, model = self.problem, self.problem.model
         model.load_buffers(buffers or [problem.rest[name] for name in problem.moving])
+        model.temperature = temperature
         output = model.logits(w, take(self.x, some))
         target = take(self.y, some)
         sums = dict(self.measure(output, target, problem.loss, problem.classes, allowed))
@@ -204,10 +214,10 @@ class Evaluator:
         return sums
 
     def chunks(
-        self, w: Vec, buffers: Sequence[Tensor], allowed: Tensor | None
+        self, w: Vec, buffers: Sequence[Tensor], allowed: Tensor | None, temperature: float
     ) -> list[dict[str, Any]]:
         """All of them, one after another."""
-        return [self.chunk(i, w, buffers, allowed) for i in range(len(self))]
+        return [self.chunk(i, w, buffers, allowed, temperature) for i in range(len(self))]
 
 
 class Pending(Protocol):
@@ -234,5 +244,7 @@ class Backend(Protocol):
     workers: int
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome: ...
-    def evaluate(self, w: Vec, buffers: Sequence[Tensor], allowed: Tensor | None) -> Pending: ...
+    def evaluate(
+        self, w: Vec, buffers: Sequence[Tensor], allowed: Tensor | None, temperature: float
+    ) -> Pending: ...
     def close(self) -> None: ...

@@ -52,6 +52,7 @@ class Ask:
     signature: Signature
     down: Packed
     buffers: Packed
+    frozen: Packed
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Evaluation:
     ticket: int
     chunk: int
     weights: Packed
+    temperature: float
 
 
 class Worker:
@@ -107,6 +109,7 @@ class Worker:
         self.current = ask
         self.down = unpack(ask.signature.down, block.get(ask.down))
         self.buffers = tuple(block.get(ask.buffers).values())
+        self.frozen = block.get(ask.frozen)
 
     def visit(self, task: Visit) -> tuple[Any, ...]:
         ask, path = self.current, owner_of(self.current.call.phase)
@@ -114,7 +117,9 @@ class Worker:
         if task.private is not None:
             private = unpack(ask.signature.private, self.blocks["down"].get(task.private))
         mine = self.rows[path].read(task.read) if task.read >= 0 else self._initial(path)
-        reply = self.visitor.visit(ask.call, task.client, self.down, private, mine, self.buffers)
+        reply = self.visitor.visit(
+            ask.call, task.client, self.down, private, mine, self.buffers, self.frozen
+        )
         if task.write >= 0:
             self.rows[path].write(task.write, reply.mine)
         buffers = {f"#buffer.{i}": b for i, b in enumerate(reply.buffers)}
@@ -130,7 +135,9 @@ class Worker:
     def evaluate(self, task: Evaluation) -> tuple[Any, ...]:
         given = self.blocks["evaluation"].get(task.weights)
         buffers = tuple(v for k, v in given.items() if k.startswith("buffer"))
-        sums = self.evaluator.chunk(task.chunk, given["w"], buffers, given.get("allowed"))
+        sums = self.evaluator.chunk(
+            task.chunk, given["w"], buffers, given.get("allowed"), task.temperature
+        )
         return task.ticket, task.chunk, {k: _plain(v) for k, v in sums.items()}
 
 

@@ -1,0 +1,128 @@
+"""Fed3R: Fanì, Camoriano, Caputo, Ciccone, "Accelerating Heterogeneous Federated Learning with
+Closed-form Classifiers", ICML 2024. Each client sends its statistics once; nobody is counted twice.
+
+λI is added when solving, in float64 and without forming an inverse; it regularises the bias too,
+as in the authors' code. Classes nobody has shown are never predicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedrift.algorithm import Algorithm, Cohort, Redefine, Sampling
+from fedrift.algorithms.random_features import append, layer_of, median_distance, set_scale
+from fedrift.errors import InputError
+from fedrift.flat import Vec
+from fedrift.messages import Mean, Sum, message, state
+from fedrift.problem import Problem
+from fedrift.site import Site
+
+
+@message
+class Down:
+    w: Vec  # the pre-trained model
+
+
+@message
+class UpScale:
+    distance: Mean[float]  # median distance between a client's features
+
+
+@message
+class Up:
+    a: Sum[Tensor]  # upper triangle of Σ φ φᵀ, float64 whatever the model's dtype
+    b: Sum[Tensor]  # Σ φ e_yᵀ
+
+
+@state
+class Server:
+    w: Vec
+    a: Tensor  # without λI
+    b: Tensor
+    sigma: float = 0.0  # bandwidth of the random features; 0 until known
+
+
+@state
+class Client:
+    sent: bool = False
+
+
+@dataclass(frozen=True)
+class Fed3R(Algorithm[Server, Client]):
+    """Ridge regression on frozen features, exact for any split of the data.
+
+    ridge: λ, absolute, not scaled by the number of samples
+    bias: append a 1 to the features
+    normalise: divide each class's weights by their length, against imbalance
+    features: number of random features that replace the head's input; 0: none
+    sigma: bandwidth of their Gaussian kernel; auto: median distance between features
+    """
+
+    ridge: Annotated[float, "> 0"] = 0.01
+    bias: bool = True
+    normalise: bool = True
+    features: Annotated[int, ">= 0"] = 0
+    sigma: Annotated[float, "> 0"] | Literal["auto"] = "auto"
+
+    def check(self, p: Problem) -> None:
+        if self.bias and p.head_names()[1] not in p.layout.names:
+            raise InputError(f"fed3r: the head '{p.head}' has no bias; set bias=false")
+
+    def adapt(self, p: Problem, redefine: Redefine) -> Problem:
+        p.head_names()  # refuses a model without one
+        return append(p, self.features, redefine) if self.features else p
+
+    def sampling(self, s: Server) -> Sampling:
+        return "once"
+
+    def allowed(self, s: Server) -> Tensor | None:
+        seen = s.b.abs().sum(0) > 0
+        return seen if bool(seen.any()) else None
+
+    def server(self, p: Problem) -> Server:
+        m, classes = (p.feature_dim or 0) + self.bias, p.classes or 0
+        zeros = torch.zeros(m, m + classes, dtype=torch.float64)
+        return Server(w=p.w0, a=zeros[:, :m].clone(), b=zeros[:, m:].clone())
+
+    def client(self, p: Problem) -> Client:
+        return Client()
+
+    def round(self, s: Server, cohort: Cohort) -> Server:
+        p, w, sigma = cohort.problem, s.w, s.sigma
+        if self.features and not sigma:
+            auto = self.sigma == "auto"
+            sigma = cohort.ask(self.measure, Down(w=w)).distance if auto else float(self.sigma)
+            w = set_scale(p, w, sigma)
+        up = cohort.ask(self.statistics, Down(w=w))
+        upper = torch.zeros_like(s.a)
+        upper[tuple(torch.triu_indices(*s.a.shape))] = up.a
+        a, b = s.a + upper + upper.triu(1).T, s.b + up.b
+        head = torch.linalg.solve(a + self.ridge * torch.eye(len(a), dtype=a.dtype), b)
+        if self.normalise:
+            length = head[: p.feature_dim].norm(dim=0)
+            head = head / torch.where(length > 0, length, 1e-6)
+        return Server(w=p.put_head(w, head), a=a, b=b, sigma=sigma)
+
+    def measure(self, site: Site, down: Down, mine: Client) -> tuple[UpScale, Client]:
+        layer = layer_of(site.problem)
+        phi = torch.cat([phi for phi, _ in site.features(down.w, layer)])
+        return UpScale(distance=median_distance(phi, site.rng)), mine
+
+    def statistics(self, site: Site, down: Down, mine: Client) -> tuple[Up | None, Client]:
+        if mine.sent:
+            return None, mine
+        p = site.problem
+        m, classes = (p.feature_dim or 0) + self.bias, p.classes or 0
+        a = torch.zeros(m, m, dtype=torch.float64)
+        b = torch.zeros(m, classes, dtype=torch.float64)
+        for features, y in site.features(down.w):
+            phi = features.double()
+            if self.bias:
+                phi = nn.functional.pad(phi, (0, 1), value=1.0)
+            a.addmm_(phi.T, phi)
+            b.addmm_(phi.T, nn.functional.one_hot(y, classes).double())
+        return Up(a=a[tuple(torch.triu_indices(m, m))], b=b), Client(sent=True)
