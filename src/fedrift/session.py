@@ -15,6 +15,7 @@ from torch import Tensor
 from fedrift import backends, checkpoint, keeping, metrics
 from fedrift.algorithm import Algorithm, local_of
 from fedrift.backends.inprocess import InProcess
+from fedrift.backends.pool import Pool
 from fedrift.backends.processes import Processes
 from fedrift.backends.visit import Backend, Chunk, Evaluator, Visitor
 from fedrift.data.resident import Split
@@ -234,7 +235,7 @@ def _backend(
 ) -> Backend:
     if workers == 0:
         return InProcess(visitor, store, evaluator, wire=kind == "wire")
-    return Processes(visitor, store, evaluator, workers, cost_of(task))
+    return Processes(visitor, store, evaluator, Pool(workers), cost_of(task))
 
 
 def plan(task: Task, store: Store, workers: int, resumed_from: int) -> Plan:

@@ -1,4 +1,4 @@
-"""A worker process: single-threaded, started once per run, told what to do over a pipe."""
+"""A worker process: single-threaded, started once, serves the visits of one or several runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedrift.store import RowLayout, Rows
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker is given once, pickled by the parent (classes of a notebook included)."""
+    """What a worker is told of a run once, pickled by the parent (classes of a notebook too)."""
 
     root: Algorithm[Any, Any]
     problem: Problem
@@ -39,8 +39,8 @@ class Setup:
     has_test: bool
     skeletons: dict[str, Any]
     """Shapes of the trees x, y, x_test, y_test."""
-    where: Packed
-    """Where their tensors stand in the data block."""
+    where: dict[str, tuple[str, Packed]]
+    """For each tree the block that holds it, and where its tensors stand in it."""
     layouts: dict[str, RowLayout]
 
 
@@ -62,50 +62,40 @@ class Visit:
     client: int
     read: int
     write: int
-    slot: str
     private: Packed | None
+    slot: str = ""
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """One chunk of the test data."""
 
-    ticket: int
     chunk: int
     weights: Packed
     temperature: float
 
 
-class Worker:
-    """Holds the blocks it was sent and does one task at a time."""
+class Run:
+    """One run as a worker knows it."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self.pipe = pipe
-        self.blocks: dict[str, Block] = {}
+    def __init__(self, setup: Setup, blocks: dict[str, Block], own: str) -> None:
+        self.setup, self._blocks, self._own = setup, blocks, own
         self.rows: dict[str, Rows] = {}
-
-    def attach(self, name: str) -> None:
-        self.blocks[name] = Block(recv_handle(self.pipe))
-
-    def attach_rows(self, path: str) -> None:
-        self.rows[path] = Rows(recv_handle(self.pipe), self.setup.layouts[path])
-
-    def set_up(self, blob: bytes) -> None:
-        self.setup: Setup = pickle.loads(blob)  # from our own parent, over its pipe
-        setup, data = self.setup, self.blocks["data"].get(self.setup.where)
-        tree = {n: packed_to_tree(s, data, n) for n, s in setup.skeletons.items()}
-        split = Split.from_flat(tree["x"], tree["y"], data["parts"], data["ends"])
+        trees: dict[str, Any] = {}
+        for name, (block, where) in setup.where.items():
+            packed = blocks[block].get(where)
+            trees[name] = packed_to_tree(setup.skeletons[name], packed, name)
+        split = Split.from_flat(trees["x"], trees["y"], trees["parts"], trees["ends"])
         self.visitor = Visitor(setup.root, setup.problem, split, setup.augment)
         if setup.has_test:
             self.evaluator = Evaluator(
-                setup.problem, tree["x_test"], tree["y_test"], setup.measure, setup.keeps_outputs
+                setup.problem, trees["x_test"], trees["y_test"], setup.measure, setup.keeps_outputs
             )
         self.initial: dict[str, Any] = {}
-        gc.freeze()
 
     def ask(self, blob: bytes) -> None:
-        ask: Ask = pickle.loads(blob)
-        block = self.blocks["down"]
+        ask: Ask = pickle.loads(blob)  # from our own parent, over its pipe
+        block = self._blocks[f"{self._own} down"]
         self.current = ask
         self.down = unpack(ask.signature.down, block.get(ask.down))
         self.buffers = tuple(block.get(ask.buffers).values())
@@ -115,7 +105,8 @@ class Worker:
         ask, path = self.current, owner_of(self.current.call.phase)
         private = None
         if task.private is not None:
-            private = unpack(ask.signature.private, self.blocks["down"].get(task.private))
+            block = self._blocks[f"{self._own} down"]
+            private = unpack(ask.signature.private, block.get(task.private))
         mine = self.rows[path].read(task.read) if task.read >= 0 else self._initial(path)
         reply = self.visitor.visit(
             ask.call, task.client, self.down, private, mine, self.buffers, self.frozen
@@ -123,8 +114,8 @@ class Worker:
         if task.write >= 0:
             self.rows[path].write(task.write, reply.mine)
         buffers = {f"#buffer.{i}": b for i, b in enumerate(reply.buffers)}
-        where = self.blocks[task.slot].put({**pack(reply.up), **buffers})
-        return task.client, where, reply.up is not None, reply.work, reply.is_finite
+        where = self._blocks[task.slot].put({**pack(reply.up), **buffers})
+        return where, reply.up is not None, reply.work, reply.is_finite
 
     def _initial(self, path: str) -> Any:
         if path not in self.initial:
@@ -132,17 +123,50 @@ class Worker:
             self.initial[path] = node.client(problem)
         return self.initial[path]
 
-    def evaluate(self, task: Evaluation) -> tuple[Any, ...]:
-        given = self.blocks["evaluation"].get(task.weights)
+    def evaluate(self, task: Evaluation) -> dict[str, Any]:
+        given = self._blocks[f"{self._own} evaluation"].get(task.weights)
         buffers = tuple(v for k, v in given.items() if k.startswith("buffer"))
         sums = self.evaluator.chunk(
             task.chunk, given["w"], buffers, given.get("allowed"), task.temperature
         )
-        return task.ticket, task.chunk, {k: _plain(v) for k, v in sums.items()}
+        return {k: v.numpy() if isinstance(v, Tensor) else v for k, v in sums.items()}
 
 
-def _plain(value: Any) -> Any:
-    return value.numpy() if isinstance(value, Tensor) else value
+class Worker:
+    """Holds the memory it was sent and the runs it was told of; does one task at a time."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+        self.blocks: dict[str, Block] = {}
+        self.runs: dict[str, Run] = {}
+
+    def attach(self, name: str) -> None:
+        self.blocks[name] = Block(recv_handle(self.pipe))
+
+    def run(self, content: tuple[str, Packed]) -> None:
+        name, where = content
+        blob = self.blocks[f"{name} setup"].get(where)["setup"].numpy().tobytes()
+        self.runs[name] = Run(pickle.loads(blob), self.blocks, name)
+        gc.freeze()
+
+    def rows(self, content: tuple[str, str]) -> None:
+        name, path = content
+        run = self.runs[name]
+        run.rows[path] = Rows(recv_handle(self.pipe), run.setup.layouts[path])
+
+    def ask(self, content: tuple[str, bytes]) -> None:
+        self.runs[content[0]].ask(content[1])
+
+    def forget(self, name: str) -> None:
+        self.runs.pop(name, None)
+        for block in [b for b in self.blocks if b.startswith(f"{name} ")]:
+            self.blocks.pop(block).close()
+
+    def visit(self, content: tuple[str, Visit]) -> tuple[Any, ...]:
+        return self.runs[content[0]].visit(content[1])
+
+    def evaluate(self, content: tuple[str, Evaluation]) -> dict[str, Any]:
+        return self.runs[content[0]].evaluate(content[1])
 
 
 def _die_with_parent() -> None:
@@ -160,9 +184,10 @@ def main(pipe: Connection) -> None:
     worker = Worker(pipe)
     silent = {
         "attach": worker.attach,
-        "rows": worker.attach_rows,
-        "setup": worker.set_up,
+        "run": worker.run,
+        "rows": worker.rows,
         "ask": worker.ask,
+        "forget": worker.forget,
     }
     answering = {"visit": worker.visit, "evaluate": worker.evaluate}
     while True:
@@ -176,6 +201,6 @@ def main(pipe: Connection) -> None:
             if kind in silent:
                 silent[kind](content)
             else:
-                pipe.send((kind, answering[kind](content)))
+                pipe.send(("done", answering[kind](content)))
         except Exception as error:
             pipe.send(("error", (f"{type(error).__name__}: {error}", traceback.format_exc())))

@@ -1,0 +1,268 @@
+"""The worker processes of one or several runs: who does what next, and what if one dies."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import send_handle
+from typing import Any
+
+from fedrift.backends import context, hidden_main
+from fedrift.backends.worker import main
+from fedrift.errors import RunError
+from fedrift.messages import Packed
+from fedrift.shared import Block
+
+PARKED_IN_MEMORY = 64  # replies waiting for their turn beyond this many go to a scratch file
+DEATHS = 3  # workers that may die before a pool is given up
+
+
+@dataclass
+class Known:
+    """A run as the pool introduces it to workers."""
+
+    name: str
+    priority: int
+    setup: Packed
+    blocks: dict[str, Block]
+    rows: dict[str, int]
+    """Path → descriptor of the file with client states."""
+    scratch: str
+    exchange: int = 0
+    ask: bytes = b""
+
+
+@dataclass
+class Peer:
+    """A worker as the parent sees it."""
+
+    process: BaseProcess
+    pipe: Connection
+    jobs: deque[Job] = field(default_factory=lambda: deque[Job]())
+    slots: dict[str, Block] = field(default_factory=dict[str, Block])
+    free: list[str] = field(default_factory=list[str])
+    has: set[str] = field(default_factory=set[str])
+    """Names of the blocks it holds."""
+    knows: dict[str, int] = field(default_factory=dict[str, int])
+    """Run → number of the exchange it was told about last."""
+
+
+@dataclass(order=True)
+class Job:
+    """One task for any worker; `answer` is called with the peer and what it said."""
+
+    key: tuple[int, ...]
+    run: Known = field(compare=False)
+    kind: str = field(compare=False)
+    task: Any = field(compare=False)
+    answer: Callable[[Peer, Job, Any], None] = field(compare=False)
+
+
+class Pool:
+    """One single-threaded worker per core; a thread hands out jobs and hears the answers.
+
+    Jobs of an earlier run come first and those of later ones fill what it leaves idle, so the
+    cores are busy to the end, and results do not depend on who did what.
+    """
+
+    def __init__(self, workers: int, method: str | None = None) -> None:
+        self.workers = workers
+        self._context = context(method)
+        self._count = itertools.count()
+        self._lock = threading.Lock()
+        self._queue: list[Job] = []
+        self._deaths = 0
+        self._shared: dict[int, tuple[Any, str, Packed]] = {}
+        self._blocks: dict[str, Block] = {}
+        self._failure: BaseException | None = None
+        self._is_closing = False
+        self._wake, self._woken = os.pipe()
+        self.peers = [self._start() for _ in range(workers)]
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="fedrift pool")
+        self._thread.start()
+
+    def _start(self) -> Peer:
+        ours, theirs = self._context.Pipe(duplex=True)
+        process = self._context.Process(target=main, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
+        with hidden_main():
+            process.start()
+        theirs.close()
+        return Peer(process, ours)
+
+    def share(self, name: str, tree: Any, packed: Packed) -> tuple[str, Packed]:
+        """Put data into shared memory once, however many runs use them."""
+        held = self._shared.get(id(tree))
+        if held is None:
+            block_name = f"data {len(self._shared)}"
+            block = self._blocks[block_name] = Block()
+            held = self._shared[id(tree)] = (tree, block_name, block.put(packed))
+        _, block_name, where = held
+        renamed = {f"{name}{p.removeprefix(_root(p))}": v for p, v in where.items()}
+        return block_name, renamed
+
+    def number(self) -> int:
+        """A number that was not given out before."""
+        return next(self._count)
+
+    def submit(self, jobs: list[Job]) -> None:
+        """Queue jobs; returns at once."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            for job in jobs:
+                heapq.heappush(self._queue, job)
+        self._nudge()
+
+    def _nudge(self) -> None:
+        os.write(self._woken, b"x")
+
+    def _serve(self) -> None:
+        try:
+            while not self._is_closing:
+                with self._lock:
+                    self._feed()
+                ready = wait([self._wake, *(peer.pipe for peer in self.peers)])
+                if self._wake in ready:
+                    os.read(self._wake, 4096)
+                for peer in [p for p in self.peers if p.pipe in ready]:
+                    self._hear(peer)
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._failure = error
+            jobs = [*self._queue, *(job for peer in self.peers for job in peer.jobs)]
+            self._queue.clear()
+        for job in jobs:
+            job.answer(self.peers[0], job, error)
+
+    def _feed(self) -> None:
+        """Keep every worker busy, and one job ahead while there are plenty."""
+        for depth in (1, 2):
+            for peer in list(self.peers):
+                if len(peer.jobs) < depth and self._queue:
+                    if depth == 2 and len(self._queue) <= len(self.peers):
+                        return
+                    self._give(peer, heapq.heappop(self._queue))
+
+    def _give(self, peer: Peer, job: Job) -> None:
+        run = job.run
+        peer.jobs.append(job)
+        try:
+            if run.name not in peer.knows:
+                self._introduce(peer, run)
+            task = job.task
+            if job.kind == "visit":
+                if peer.knows[run.name] != run.exchange:
+                    peer.pipe.send(("ask", (run.name, run.ask)))
+                    peer.knows[run.name] = run.exchange
+                task = job.task = replace(task, slot=self._slot(peer, run))
+            peer.pipe.send((job.kind, (run.name, task)))
+        except OSError:
+            self._replace(peer)
+
+    def _introduce(self, peer: Peer, run: Known) -> None:
+        for name, block in (self._blocks | run.blocks).items():
+            if name not in peer.has:
+                self._send_block(peer, name, block)
+        peer.pipe.send(("run", (run.name, run.setup)))
+        for path, descriptor in run.rows.items():
+            peer.pipe.send(("rows", (run.name, path)))
+            send_handle(peer.pipe, descriptor, peer.process.pid)
+        peer.knows[run.name] = 0
+
+    @staticmethod
+    def _send_block(peer: Peer, name: str, block: Block) -> None:
+        peer.pipe.send(("attach", name))
+        send_handle(peer.pipe, block.descriptor, peer.process.pid)
+        peer.has.add(name)
+
+    def _slot(self, peer: Peer, run: Known) -> str:
+        if not peer.free:
+            folder = None if len(peer.slots) < PARKED_IN_MEMORY else run.scratch
+            name, block = f"slot {len(peer.slots)}", Block(folder=folder)
+            peer.slots[name] = block
+            self._send_block(peer, name, block)
+            return name
+        return peer.free.pop()
+
+    def _hear(self, peer: Peer) -> None:
+        try:
+            kind, content = peer.pipe.recv()
+        except (EOFError, OSError):
+            with self._lock:
+                self._replace(peer)
+            return
+        if kind == "error":
+            content = RunError(f"a client method failed: {content[0]}\n{content[1]}")
+        with self._lock:
+            job = peer.jobs.popleft()
+            self._feed()
+        job.answer(peer, job, content)
+
+    def _replace(self, peer: Peer) -> None:
+        """A worker died: its jobs go to others, a new one takes its place."""
+        if peer not in self.peers or self._is_closing:
+            return
+        self._deaths += 1
+        peer.process.join(timeout=1)
+        if self._deaths > DEATHS:
+            doing = ", ".join(f"{j.kind} {getattr(j.task, 'client', '')}" for j in peer.jobs)
+            raise RunError(
+                f"{self._deaths} workers died (the last with exit code {peer.process.exitcode}, "
+                f"doing: {doing or 'nothing'}); often the machine is out of memory: try fewer "
+                "workers or a smaller batch"
+            )
+        self.peers[self.peers.index(peer)] = self._start()
+        for job in peer.jobs:
+            heapq.heappush(self._queue, job)
+        peer.jobs.clear()
+
+    def forget(self, run: Known) -> None:
+        """Drop a finished run everywhere."""
+        with self._lock:
+            self._queue = [job for job in self._queue if job.run is not run]
+            heapq.heapify(self._queue)
+            for peer in self.peers:
+                if peer.knows.pop(run.name, None) is not None:
+                    with suppress(OSError):
+                        peer.pipe.send(("forget", run.name))
+                peer.has -= set(run.blocks)
+        for block in run.blocks.values():
+            block.close()
+
+    def close(self) -> None:
+        """End the workers; a busy one is not waited for."""
+        self._is_closing = True
+        self._nudge()
+        self._thread.join(timeout=5)
+        for peer in self.peers:
+            with suppress(OSError):
+                peer.pipe.send(("stop", None))
+            peer.pipe.close()
+        for peer in self.peers:
+            if peer.jobs:
+                peer.process.terminate()
+            peer.process.join(timeout=2)
+            if peer.process.is_alive():
+                peer.process.kill()
+                peer.process.join()
+            for block in peer.slots.values():
+                block.close()
+        for block in self._blocks.values():
+            block.close()
+        os.close(self._wake)
+        os.close(self._woken)
+
+
+def _root(path: str) -> str:
+    return path.partition(".")[0]
