@@ -179,6 +179,7 @@ def test_pieces_leave_one_anothers_buffers_alone() -> None:
     """Two rules and two corrections in one step: every gradient keeps its own memory."""
     w = torch.tensor([0.1, -0.2, 0.3, 0.0, 0.5], dtype=torch.float64)
     slope = torch.ones_like(w)
+    at_zero = Plain()(Watched(CURVED, torch.zeros_like(w), slope)).clone()
     step = Watched(CURVED, w, slope)
     plain = Plain()(step)
     kept = plain.clone()
@@ -186,5 +187,4 @@ def test_pieces_leave_one_anothers_buffers_alone() -> None:
     before = ahead.clone()
     SVRG(at=torch.zeros_like(w), mean=slope)(plain, step)
     assert torch.equal(ahead, before)
-    at_zero = Plain()(Watched(CURVED, torch.zeros_like(w), slope))
     torch.testing.assert_close(plain, kept - at_zero + slope, rtol=1e-12, atol=1e-12)

@@ -9,34 +9,39 @@ from fedrift.version import VERSION
 
 if TYPE_CHECKING:
     from fedrift.algorithm import Algorithm
+    from fedrift.comparison import Comparison
     from fedrift.data.resident import Split
     from fedrift.engine import RoundReport
     from fedrift.errors import InputError, RunError
-    from fedrift.front import run, split
+    from fedrift.front import compare, run, split
     from fedrift.local import Local
     from fedrift.result import Result
 
 __version__ = VERSION
 __all__ = [
     "Algorithm",
+    "Comparison",
     "InputError",
     "Local",
     "Result",
     "RoundReport",
     "RunError",
     "Split",
+    "compare",
     "run",
     "split",
 ]
 
 _HOMES = {
     "Algorithm": "fedrift.algorithm",
+    "Comparison": "fedrift.comparison",
     "InputError": "fedrift.errors",
     "Local": "fedrift.local",
     "Result": "fedrift.result",
     "RoundReport": "fedrift.engine",
     "RunError": "fedrift.errors",
     "Split": "fedrift.data.resident",
+    "compare": "fedrift.front",
     "run": "fedrift.front",
     "split": "fedrift.front",
 }

@@ -1,10 +1,8 @@
-"""The front door: run and split, with the reader's own model and data or with named ones."""
+"""The front door: run, compare and split, with one's own model and data or with named ones."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,24 +11,44 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift import build, keeping, models, session
+from fedrift import backends, session, task
 from fedrift.algorithm import Algorithm
+from fedrift.comparison import Comparison, Item, Runner, Watch
 from fedrift.data import given, partition
-from fedrift.data.augment import mixed_loss, parse_augment
 from fedrift.data.resident import Split
 from fedrift.engine import Observer, RoundReport
-from fedrift.errors import InputError
+from fedrift.errors import InputError, unknown
 from fedrift.experiment import Spec
-from fedrift.flat import count, take
-from fedrift.participation import participation
+from fedrift.flat import count
+from fedrift.grid import seeds_of, slug
 from fedrift.prepare import Prepared, prepare
-from fedrift.problem import Problem, define
 from fedrift.result import Result
-from fedrift.session import Task, UserMetric
-from fedrift.streams import torch_seed
+from fedrift.session import UserMetric
 
 _UNSAID: Any = object()
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+LOCAL = ("epochs", "steps", "lr", "momentum", "weight_decay", "clip", "schedule")
+SETTINGS: dict[str, Any] = {
+    "model": None,
+    "clients": None,
+    "test": None,
+    "loss": None,
+    "metrics": None,
+    "rounds": None,
+    "per_round": None,
+    "fraction": None,
+    "participants": None,
+    "sampling": "fixed",
+    **dict.fromkeys(LOCAL),
+    "batch_size": _UNSAID,
+    "weights": None,
+    "augment": None,
+    "dtype": "float32",
+    "device": "cpu",
+    "seed": 0,
+    "eval_every": 1,
+    "head": None,
+}
+"""What decides the result of a run besides the algorithm, with the defaults."""
 
 
 def split(
@@ -96,46 +114,83 @@ def run(
     observer: Observer | None = None,
 ) -> Result:
     """Simulate a federation and return its `Result`; every argument is described in the README."""
-    local = {
-        "epochs": epochs,
-        "steps": steps,
-        "lr": lr,
-        "momentum": momentum,
-        "weight_decay": weight_decay,
-        "clip": clip,
-        "schedule": schedule,
-    } | ({} if batch_size is _UNSAID else {"batch_size": batch_size})
-    _whole(rounds, "rounds")
-    _whole(eval_every, "eval_every")
-    kind = _dtype(dtype)
-    held = given.gather(clients, kind)
-    task = _task(
-        algorithm,
-        _factory(model),
-        held,
-        None if test is None else given.pair(test, kind, "test"),
-        local,
-        rounds=rounds,
-        who={
-            "per_round": per_round,
-            "fraction": fraction,
-            "participants": None if participants is None else [list(p) for p in participants],
-            "sampling": sampling,
-        },
-        weights=weights,
-        loss=loss,
-        metrics=metrics or {},
-        augment=augment,
-        dtype=kind,
-        device=device,
-        seed=seed,
-        eval_every=eval_every,
-        head=head,
-        spec=None,
-    )
-    folder = None if out is None else Path(out)
+    settings = {key: value for key, value in locals().items() if key in SETTINGS}
     return session.execute(
-        task, workers=workers, backend=backend, out=folder, observer=observer, on_round=on_round
+        _settled(algorithm, settings),
+        workers=workers,
+        backend=backend,
+        out=None if out is None else Path(out),
+        observer=observer,
+        on_round=on_round,
+    )
+
+
+def compare(
+    algorithms: Sequence[str | Algorithm[Any, Any]],
+    *,
+    seeds: int | Sequence[int] = 1,
+    workers: int | str = "auto",
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Run several algorithms on the same task, with the same seeds; other arguments as for `run`.
+
+    For one seed all of them start from the same weights, ask the same cohorts and see the same
+    batches, so that differences are the algorithms' own.
+    """
+    for key in settings:
+        if key not in SETTINGS or key == "seed":
+            raise unknown("argument of compare", key, [k for k in SETTINGS if k != "seed"])
+    numbers = seeds_of(list(seeds) if isinstance(seeds, Sequence) else seeds)
+    if workers != "auto" and (not isinstance(workers, int) or workers < 0):
+        raise InputError(f"workers={workers!r} must be 'auto' or a whole number")
+    folder = None if out is None else Path(out)
+    items: list[Item] = []
+    for seed in numbers:
+        for algorithm in algorithms:
+            label = algorithm if isinstance(algorithm, str) else type(algorithm).__name__.lower()
+            place = None if folder is None else folder / "runs" / slug(f"{label}-s{seed}")
+            make = partial(_settled, algorithm, {**settings, "seed": seed})
+            items.append(Item(label, {}, seed, make, place, settings.get("rounds", 0)))
+    number = backends.cores() if workers == "auto" else int(workers)
+    return Comparison(Runner(number, watch).run(items), folder)
+
+
+def _settled(algorithm: str | Algorithm[Any, Any], given_: Mapping[str, Any]) -> session.Task:
+    said = {key: given_.get(key, default) for key, default in SETTINGS.items()}
+    for key in ("model", "clients", "rounds"):
+        if said[key] is None:
+            raise InputError(f"{key} is missing")
+    for key in ("rounds", "eval_every"):
+        _whole(said[key], key)
+    local = {key: said[key] for key in LOCAL}
+    if said["batch_size"] is not _UNSAID:
+        local["batch_size"] = said["batch_size"]
+    kind, schedule = task.dtype_of(said["dtype"]), said["participants"]
+    return task.settle(
+        algorithm,
+        task.factory_of(said["model"]),
+        given.gather(said["clients"], kind),
+        None if said["test"] is None else given.pair(said["test"], kind, "test"),
+        local,
+        rounds=said["rounds"],
+        who={
+            "per_round": said["per_round"],
+            "fraction": said["fraction"],
+            "participants": None if schedule is None else [list(p) for p in schedule],
+            "sampling": said["sampling"],
+        },
+        weights=said["weights"],
+        loss=said["loss"],
+        metrics=said["metrics"] or {},
+        augment=said["augment"],
+        dtype=kind,
+        device=said["device"],
+        seed=said["seed"],
+        eval_every=said["eval_every"],
+        head=said["head"],
+        spec=None,
     )
 
 
@@ -149,213 +204,13 @@ def run_spec(
     """Run what a spec says: named data, partition and model."""
     spec.validate()
     folder = out if out is not None else spec.out
-    ready = prepared or prepare(spec)
-    data, kind = ready.data, DTYPES[spec.dtype]
-    whole = Split(torch.from_numpy(ready.x), torch.from_numpy(data.y), ready.partition.parts)
-    local: dict[str, Any] = {
-        name: getattr(spec, name) for name in ("epochs", "steps", "lr", "momentum", "clip")
-    } | {"weight_decay": spec.weight_decay, "schedule": spec.schedule}
-    if spec.batch_size is not None:
-        local["batch_size"] = None if spec.batch_size == "full" else spec.batch_size
-    task = _task(
-        spec.algorithm,
-        models.factory(ready.model, ready.x.shape[1:], data.classes),
-        given.gather(whole, kind),
-        given.pair((data.x_test, data.y_test), kind, "test"),
-        local,
-        rounds=spec.rounds,
-        who={
-            "per_round": spec.per_round,
-            "fraction": spec.fraction,
-            "participants": None
-            if spec.participants is None
-            else list(map(list, spec.participants)),
-            "sampling": spec.sampling,
-        },
-        weights=spec.weights,
-        loss=None,
-        metrics={},
-        augment=spec.augment,
-        dtype=kind,
-        device=spec.device,
-        seed=spec.seed,
-        eval_every=spec.eval_every,
-        head=spec.head,
-        spec=replace(spec, model=ready.model),
-    )
     return session.execute(
-        task,
+        task.of_spec(spec, prepared or prepare(spec)),
         workers=spec.workers,
         backend=spec.backend,
         out=None if folder is None else Path(folder),
         observer=observer,
     )
-
-
-def _task(
-    algorithm: str | Algorithm[Any, Any],
-    make: Callable[[], nn.Module],
-    held: Split,
-    test: tuple[Any, Any] | None,
-    local: Mapping[str, Any],
-    *,
-    rounds: int,
-    who: Mapping[str, Any],
-    weights: str | None,
-    loss: Callable[[Any, Any], Tensor] | None,
-    metrics: Mapping[str, UserMetric],
-    augment: Sequence[str] | str | None,
-    dtype: torch.dtype,
-    device: str,
-    seed: int,
-    eval_every: int,
-    head: str | None,
-    spec: Spec | None,
-) -> Task:
-    """Everything both front doors share: checks, the model bound to its data, the algorithm."""
-    build.check_numbers(local)
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed={seed!r} must be a whole number of at least 0")
-    chosen = participation(len(held), rounds, **who)
-    _per_client(local, len(held))
-    changes = parse_augment(augment)
-    changes.check(held.x, held.y)
-    objective = loss if loss is not None else nn.functional.cross_entropy
-    describe = partial(
-        define,
-        loss=mixed_loss(objective) if changes.mixup is not None else objective,
-        init_seed=torch_seed(seed, "init"),
-        population=len(held),
-        participation=chosen.share,
-        rounds=rounds,
-        dtype=dtype,
-        device=device,
-        head=head,
-        classification=_has_labels(held.y),
-    )
-    problem, held, test, notes = _bind(partial(describe, make), held, test)
-
-    def describe_again(make: Callable[[], nn.Module], head: str) -> Problem:
-        first = np.concatenate(held.parts)[:2]
-        return describe(make, head=head, probe=(take(held.x, first), take(held.y, first)))
-
-    _check_labels(problem, held, test, loss is None)
-    if isinstance(algorithm, Algorithm):
-        said = [k for k, v in local.items() if v is not None] + (["weights"] if weights else [])
-        if said:
-            raise InputError(
-                f"{said[0]}: an Algorithm object carries its own local settings; set it there"
-            )
-        made, name = algorithm, type(algorithm).__name__.lower()
-    else:
-        named = Spec(algorithm=algorithm, weights=weights).algorithm_named
-        made, name = build.build(named, local, rounds), str(named)
-    problem = made.adapt(problem, describe_again)
-    made = made.prepare(problem)
-    about = {"algorithm": name, "rounds": rounds, "seed": seed}
-    if spec is None:
-        kept = Spec.of({"algorithm": name, "rounds": rounds, "seed": seed} | keeping.IN_PYTHON)
-    else:
-        kept = spec
-        about |= {k: getattr(spec, k) for k in ("data", "partition", "alpha", "model")}
-    return Task(
-        algorithm=made,
-        problem=problem,
-        split=held,
-        test=test,
-        participation=chosen,
-        rounds=rounds,
-        seed=seed,
-        eval_every=eval_every,
-        spec=kept,
-        about=about,
-        augment=changes if changes else None,
-        metrics=metrics,
-        notes=notes,
-    )
-
-
-def _bind(
-    describe: Callable[..., Problem], held: Split, test: tuple[Any, Any] | None
-) -> tuple[Problem, Split, tuple[Any, Any] | None, tuple[str, ...]]:
-    """Try the model on two samples: channels-last images first, then as they came."""
-    fast = Split(given.channels_last(held.x), held.y, held.parts, held.note)
-    first = np.concatenate(held.parts)[:2]
-    attempts = [(fast, True), (held, False)] if fast.x is not held.x else [(held, False)]
-    for attempt, (data, is_fast) in enumerate(attempts):
-        probe = take(data.x, first), take(data.y, first)
-        try:
-            problem = describe(probe=probe)
-            _try(problem, probe)
-        except InputError:
-            if attempt + 1 == len(attempts):
-                raise
-            continue
-        if test is not None and is_fast:
-            test = given.channels_last(test[0]), test[1]
-        slow = len(attempts) == 2 and not is_fast
-        notes = (
-            ("the model takes no channels-last images: convolutions are slower",) if slow else ()
-        )
-        return problem, data, test, notes
-    raise AssertionError("unreachable")
-
-
-def _try(problem: Problem, probe: tuple[Any, Any]) -> None:
-    try:
-        model = problem.model
-        held = model.buffers()
-        model.w.copy_(problem.w0)
-        model.gradients(probe)
-        model.load_buffers(held)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        labels = probe[1].tolist() if isinstance(probe[1], Tensor) else "…"
-        raise InputError(
-            f"loss: cannot be computed for the model's output and the targets {labels}: {error}"
-        ) from error
-
-
-def _has_labels(y: Any) -> bool:
-    return isinstance(y, Tensor) and not y.is_floating_point()
-
-
-def _check_labels(
-    problem: Problem, held: Split, test: tuple[Any, Any] | None, strict: bool
-) -> None:
-    if problem.classes is None or not strict:
-        return
-    for name, y in (("clients", held.y), ("test", None if test is None else test[1])):
-        if isinstance(y, Tensor) and y.numel() and not y.is_floating_point():
-            low, high = int(y.min()), int(y.max())
-            if high >= problem.classes or (low < 0 and low != -100):
-                wrong = high if high >= problem.classes else low
-                raise InputError(
-                    f"{name}: label {wrong} is outside the model's {problem.classes} classes "
-                    f"(0 to {problem.classes - 1})"
-                )
-
-
-def _per_client(local: Mapping[str, Any], clients: int) -> None:
-    for name in ("epochs", "steps"):
-        value = local.get(name)
-        if isinstance(value, (list, tuple)) and len(value) != clients:
-            raise InputError(f"{name} lists {len(value)} entries for {clients} clients; one each")
-
-
-def _factory(model: Callable[[], nn.Module] | nn.Module) -> Callable[[], nn.Module]:
-    if isinstance(model, nn.Module):
-        return partial(copy.deepcopy, model)
-    if not callable(model):
-        raise InputError(f"model: {model!r} must be a module or a function that returns one")
-    return model
-
-
-def _dtype(dtype: str | torch.dtype) -> torch.dtype:
-    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
-        return dtype
-    if dtype not in DTYPES:
-        raise InputError(f"dtype={dtype!r} must be 'float32' or 'float64'")
-    return DTYPES[dtype]  # type: ignore[index]
 
 
 def _whole(value: Any, field: str) -> None:

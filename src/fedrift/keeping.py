@@ -71,6 +71,19 @@ def open_folder(path: Path, spec: Spec, environment: Mapping[str, Any]) -> tuple
     return RunFolder.reopen(path), True
 
 
+MOST_COUNTS = 1_000_000  # numbers; a larger table of labels is left out
+
+
+def clients(split: Split, classes: int | None) -> dict[str, Any]:
+    """Who holds how many samples of which class, for reports."""
+    counts = None
+    labels = isinstance(split.y, Tensor) and split.y.dim() == 1 and not split.y.is_floating_point()
+    if classes and labels and len(split) * classes <= MOST_COUNTS:
+        y = split.y.numpy()
+        counts = [np.bincount(y[p][y[p] >= 0], minlength=classes).tolist() for p in split.parts]
+    return {"sizes": split.sizes.tolist(), "counts": counts, "scheme": split.note}
+
+
 IN_PYTHON = {"data": "python", "model": "python"}
 """Stands in the spec of a run whose data and model were given as objects."""
 

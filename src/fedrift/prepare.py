@@ -29,9 +29,13 @@ class Prepared:
     model: str
 
 
-def prepare(spec: Spec) -> Prepared:
-    """Loads and divides; refuses what only the data could tell."""
-    data = datasets.load(spec.data, None if spec.data_dir is None else Path(spec.data_dir))
+def load(spec: Spec) -> DataSet:
+    return datasets.load(spec.data, None if spec.data_dir is None else Path(spec.data_dir))
+
+
+def prepare(spec: Spec, data: DataSet | None = None) -> Prepared:
+    """Loads (unless that was done before) and divides; refuses what only the data could tell."""
+    data = data or load(spec)
     made = partition(
         spec.partition,
         data.y,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SPEC, ROUNDS, LEDGER = "spec.toml", "rounds.jsonl", "ledger.jsonl"
 ENVIRONMENT, SUMMARY, MODEL = "env.json", "summary.json", "model.safetensors"
+CLIENTS = "clients.json"
 TEMPORARY = ".tmp"
 
 
@@ -116,6 +117,10 @@ class RunFolder:
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         self.write_text(ENVIRONMENT, dump(environment, indent=2) + "\n")
 
+    def write_clients(self, clients: Mapping[str, Any]) -> None:
+        """Who holds how many samples of which class."""
+        self.write_text(CLIENTS, dump(clients) + "\n")
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         self.write_text(SUMMARY, dump(summary, indent=2) + "\n")
 
@@ -203,6 +208,8 @@ class RunRecord:
     environment: Record
     summary: Record
     torn: tuple[str, ...]
+    clients: Record = field(default_factory=Record)
+    """`sizes`, `counts` (clients × classes, or None) and `scheme`; empty if it was not kept."""
 
     @property
     def status(self) -> str:
@@ -238,7 +245,8 @@ def load(folder: str | Path) -> RunRecord:
         name for name, is_torn in ((ROUNDS, rounds_torn), (LEDGER, ledger_torn)) if is_torn
     )
     environment = read_file(path / ENVIRONMENT) or {}
-    return RunRecord(path, spec, rounds, ledger, environment, read_file(path / SUMMARY) or {}, torn)
+    summary, clients = read_file(path / SUMMARY) or {}, read_file(path / CLIENTS) or {}
+    return RunRecord(path, spec, rounds, ledger, environment, summary, torn, clients)
 
 
 def read_spec(path: Path) -> Spec:

@@ -76,8 +76,9 @@ def execute(
     out: Path | None = None,
     observer: Observer | None = None,
     on_round: Callable[[RoundReport], bool | None] | None = None,
+    pool: Pool | None = None,
 ) -> Result:
-    """Run the task, or go on with it if its folder holds a part of it."""
+    """Run the task, on a pool if there is one, or go on with what its folder holds of it."""
     with one_thread():
         task.algorithm.check(task.problem)
         settings = {"rounds": task.rounds, "seed": task.seed, "eval_every": task.eval_every}
@@ -89,7 +90,9 @@ def execute(
         try:
             if folder is not None and again and load_folder(folder.path).summary:
                 return _reread(task, folder)
-            return _execute(task, folder, again, workers, backend, observer, on_round)
+            if folder is not None and not again:
+                folder.write_clients(keeping.clients(task.split, task.problem.classes))
+            return _execute(task, folder, again, workers, backend, observer, on_round, pool)
         finally:
             if folder is not None:
                 folder.close()
@@ -103,6 +106,7 @@ def _execute(
     kind: str,
     observer: Observer | None,
     on_round: Callable[[RoundReport], bool | None] | None,
+    pool: Pool | None,
 ) -> Result:
     problem = task.problem
     store = Store(task.algorithm, problem, None if folder is None else folder.path / "clients")
@@ -111,10 +115,10 @@ def _execute(
     if task.test is not None:
         evaluator = Evaluator(problem, *task.test, metrics.evaluate_chunk, bool(task.metrics))
     progress = _begin(task, store, folder, again)
-    number = _workers(task, workers, kind)
+    number = pool.workers if pool is not None else _workers(task, workers, kind)
     if observer is not None:
         observer.started(plan(task, store, number, progress.round))
-    chosen = _backend(visitor, store, evaluator, number, task, kind)
+    chosen = _backend(visitor, store, evaluator, number, task, kind, pool)
     engine = Engine(
         task.algorithm,
         problem,
@@ -232,7 +236,10 @@ def _backend(
     workers: int,
     task: Task,
     kind: str,
+    pool: Pool | None,
 ) -> Backend:
+    if pool is not None:
+        return Processes(visitor, store, evaluator, pool, cost_of(task), owns_pool=False)
     if workers == 0:
         return InProcess(visitor, store, evaluator, wire=kind == "wire")
     return Processes(visitor, store, evaluator, Pool(workers), cost_of(task))

@@ -11,6 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 
+MOST_WORKERS = 512
 _lock = threading.Lock()
 
 

@@ -80,7 +80,7 @@ class Pool:
         self._lock = threading.Lock()
         self._queue: list[Job] = []
         self._deaths = 0
-        self._shared: dict[int, tuple[Any, str, Packed]] = {}
+        self._shared: dict[tuple[Any, ...], tuple[Any, str, Packed]] = {}
         self._blocks: dict[str, Block] = {}
         self._failure: BaseException | None = None
         self._is_closing = False
@@ -99,11 +99,12 @@ class Pool:
 
     def share(self, name: str, tree: Any, packed: Packed) -> tuple[str, Packed]:
         """Put data into shared memory once, however many runs use them."""
-        held = self._shared.get(id(tree))
+        key = tuple((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in packed.values())
+        held = self._shared.get(key)
         if held is None:
             block_name = f"data {len(self._shared)}"
             block = self._blocks[block_name] = Block()
-            held = self._shared[id(tree)] = (tree, block_name, block.put(packed))
+            held = self._shared[key] = (tree, block_name, block.put(packed))
         _, block_name, where = held
         renamed = {f"{name}{p.removeprefix(_root(p))}": v for p, v in where.items()}
         return block_name, renamed
@@ -136,6 +137,10 @@ class Pool:
                     self._hear(peer)
         except BaseException as error:
             self._fail(error)
+
+    def stop(self, reason: BaseException) -> None:
+        """Answer every job that is waiting or under way with a reason to give up."""
+        self._fail(reason)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
+from fedrift.cli.compare import compare
 from fedrift.cli.listing import list_names
 from fedrift.cli.partition import partition
 from fedrift.cli.resume import resume
@@ -28,6 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(no_args_is_help=True)(run)
+app.command(no_args_is_help=True)(compare)
 app.command()(resume)
 app.command("list")(list_names)
 app.command()(partition)

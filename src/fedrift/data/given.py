@@ -39,12 +39,21 @@ def tensors(value: Any, dtype: torch.dtype, field: str) -> Any:
 
 
 def channels_last(value: Any) -> Any:
-    """Images in the memory format in which convolutions are fastest."""
-    if isinstance(value, Tensor):
-        return value.to(memory_format=torch.channels_last) if value.dim() == 4 else value
-    if isinstance(value, dict):
-        return {key: channels_last(v) for key, v in value.items()}
-    return tuple(channels_last(v) for v in value)
+    """Images in the memory format in which convolutions are fastest; the rest as it is."""
+
+    def arrange(x: Tensor) -> Tensor:
+        return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+    return map_tree(arrange, value)
+
+
+def contiguous(value: Any) -> Any:
+    """Images row by row, for modules that look at their memory."""
+    return map_tree(lambda x: x.contiguous(memory_format=torch.contiguous_format), value)
+
+
+def has_images(value: Any) -> bool:
+    return any(x.dim() == 4 for x in _flat(value))
 
 
 def map_tree(f: Callable[..., Any], *trees: Any) -> Any:

@@ -1,0 +1,105 @@
+"""Starts a comparison, shows it while it runs, and prints its table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedrift.cli.compare import LISTS
+from fedrift.cli.contest_view import summary_table, watcher
+from fedrift.cli.screen import console
+from fedrift.cli.start import INTERRUPTED
+from fedrift.errors import InputError
+from fedrift.experiment import FIELDS, Spec
+from fedrift.grid import Entrant, Grid, from_toml, seeds_of
+from fedrift.records import dump
+
+if TYPE_CHECKING:
+    from fedrift.comparison import Comparison
+
+FILE = "compare.toml"
+
+
+def gathered(
+    algorithms: Sequence[str], flags: Mapping[str, Any], seeds: str | None, file: Path | None
+) -> Grid:
+    """The grid of the file, if there is one, with what the flags say in its place."""
+    grid = Grid((), Spec()) if file is None else from_toml(file)
+    values: dict[str, list[Any]] = {}
+    for key, texts in flags.items():
+        pieces = [t for text in texts for t in (text.split(",") if key in LISTS else [text])]
+        if key == "augment":  # several augmentations belong to one run
+            values[key] = [tuple(texts)]
+            continue
+        values[key] = [FIELDS[key].read(FIELDS[key].parse(p, key), key) for p in pieces]
+    said = {k: v for k, v in grid.base.said().items() if file is not None}
+    base = Spec.of({**said, **{k: v[0] for k, v in values.items() if len(v) == 1}})
+    axes = {k: v for k, v in grid.axes.items() if k not in values}
+    axes |= {k: v for k, v in values.items() if len(v) > 1}
+    chosen = tuple(Entrant(a) for a in algorithms) or grid.entrants
+    return Grid(chosen, base, axes, grid.seeds if seeds is None else _seeds(seeds))
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        numbers = [int(piece) for piece in text.split(",")]
+    except ValueError:
+        raise InputError(f"seeds '{text}' must be a number or numbers such as 0,7,42") from None
+    return seeds_of(numbers if "," in text else numbers[0])
+
+
+def contest(
+    grid: Grid, tune: Sequence[str], out: str | None, *, as_json: bool, quiet: bool
+) -> None:
+    """Check everything, run what is not there yet, print the table."""
+    cells = grid.cells()
+    folder = None if out is None else Path(out)
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise InputError(f"out '{folder}' is a file; name a folder")
+    from fedrift.backends import prestart
+
+    if grid.base.workers != 0:
+        prestart()
+    watch = watcher(cells, silent=as_json or quiet)
+    try:
+        from fedrift import contests
+
+        if tune:
+            grid = contests.tuned(grid, tune, folder, watch)
+            cells = grid.cells()
+            watch.restart(cells)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / FILE).write_text(grid.to_toml(), encoding="utf-8")
+        made = contests.run_grid(cells, folder, grid.base.workers, watch)
+    except KeyboardInterrupt:
+        watch.close()
+        kept = "the same command goes on from here" if out else "nothing was kept without --out"
+        print(f"interrupted; {kept}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        watch.close()
+    _show(made, as_json=as_json)
+    failed = [o for o in made.outcomes if o.result is None]
+    for outcome in failed:
+        print(f"failed: {outcome.item.label}: {outcome.error}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _show(made: Comparison, *, as_json: bool) -> None:
+    if as_json:
+        runs = [
+            {"label": o.item.label, **o.item.axes, **o.result.summary()}
+            for o in made.outcomes
+            if o.result is not None
+        ]
+        typer.echo(dump({"runs": runs}))
+        return
+    console().print(summary_table(made))
+    if made.folder is not None:
+        console().print(f"runs in {made.folder}; a page of it: fedrift report {made.folder}")

@@ -1,0 +1,150 @@
+"""What a comparison shows: a live table while it runs, and the summary when it is done."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedrift.cli.screen import bytes_text, console, seconds_text
+from fedrift.grid import Cell
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+    from fedrift.comparison import Comparison, Item, Outcome
+    from fedrift.engine import Plan, RoundReport
+
+Group = tuple[str, tuple[tuple[str, Any], ...]]
+
+
+class Watcher:
+    """Counts rounds of all runs; says nothing unless it is asked to show."""
+
+    def __init__(self, cells: Sequence[Cell], shows: bool) -> None:
+        self._lock = threading.Lock()
+        self._shows = shows
+        self._live: Live | None = None
+        self._began = time.perf_counter()
+        self.restart(cells)
+
+    def restart(self, cells: Sequence[Cell]) -> None:
+        """Turn to another list of runs, after tuning for example."""
+        with self._lock:
+            self.total = sum(cell.spec.rounds for cell in cells)
+            self.rounds: dict[tuple[Group, int], int] = {}
+            self.wanted: dict[Group, int] = {}
+            self.last: dict[tuple[Group, int], float] = {}
+            self.done: dict[Group, int] = {}
+            for cell in cells:
+                group = (cell.entrant.name, tuple(cell.axes.items()))
+                self.wanted[group] = self.wanted.get(group, 0) + cell.spec.rounds
+        if self._shows:
+            self._open()
+
+    def _open(self) -> None:
+        from rich.live import Live
+
+        screen = console(errors=True)
+        if screen.is_terminal and self._live is None:
+            self._live = Live(
+                get_renderable=self._table, console=screen, refresh_per_second=4, transient=True
+            )
+            self._live.start()
+
+    def started(self, item: Item, plan: Plan) -> None:
+        with self._lock:
+            self.rounds[_group(item), item.seed] = plan.resumed_from
+
+    def finished_round(self, item: Item, report: RoundReport) -> None:
+        key = (_group(item), item.seed)
+        with self._lock:
+            self.rounds[key] = report.round
+            if "accuracy" in report.metrics:
+                self.last[key] = float(report.metrics["accuracy"])
+
+    def finished(self, outcome: Outcome) -> None:
+        group = _group(outcome.item)
+        with self._lock:
+            self.rounds[group, outcome.item.seed] = outcome.item.rounds
+            self.done[group] = self.done.get(group, 0) + 1
+            made = sum(self.done.values())
+        if self._shows and self._live is None:
+            axes = "".join(f", {k} {v}" for k, v in outcome.item.axes.items())
+            result = outcome.result
+            said = outcome.error if result is None else result.status
+            if result is not None and result.accuracy:
+                said += f", accuracy {result.accuracy[-1]:.4f}"
+            line = f"{made} done: {outcome.item.label}{axes}, seed {outcome.item.seed}: {said}"
+            console(errors=True).print(line)
+
+    def _table(self) -> Table:
+        from rich.table import Table
+
+        with self._lock:
+            made = sum(self.rounds.values())
+            passed = time.perf_counter() - self._began
+            left = passed / made * (self.total - made) if made else math.nan
+            eta = f", about {seconds_text(left)} left" if made else ""
+            title = f"{made:,} of {self.total:,} rounds, {seconds_text(passed)}{eta}"
+            table = Table("algorithm", "", "rounds", "accuracy now", title=title, box=None)
+            for group, wanted in self.wanted.items():
+                rounds = sum(r for (g, _), r in self.rounds.items() if g == group)
+                values = [a for (g, _), a in self.last.items() if g == group]
+                mean = f"{statistics.mean(values):.2%}" if values else ""
+                axes = ", ".join(f"{k} {v}" for k, v in group[1])
+                table.add_row(group[0], axes, f"{rounds}/{wanted}", mean)
+        return table
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def watcher(cells: Sequence[Cell], *, silent: bool) -> Watcher:
+    return Watcher(cells, shows=not silent)
+
+
+def _group(item: Item) -> Group:
+    return item.label, tuple(item.axes.items())
+
+
+def summary_table(made: Comparison) -> Table:
+    """One line per algorithm and point of the grid: quality with its spread, and cost."""
+    from rich.table import Table
+
+    groups: dict[Group, list[Any]] = {}
+    for outcome in made.outcomes:
+        groups.setdefault(_group(outcome.item), []).append(outcome.result)
+    axes = sorted({k for _, point in groups for k, _ in point})
+    table = Table("algorithm", *axes, "runs", "final accuracy", "best", "sent", "gradients", "time")
+    for (label, point), results in groups.items():
+        have = [r for r in results if r is not None]
+        values = dict(point)
+        finals = [r.accuracy[-1] for r in have if r.accuracy and r.status != "diverged"]
+        bests = [max(r.accuracy) for r in have if r.accuracy]
+        sent = [r.ledger.bytes_up + r.ledger.bytes_down for r in have]
+        table.add_row(
+            label,
+            *(str(values.get(k, "")) for k in axes),
+            f"{len(have)}/{len(results)}",
+            _spread(finals) if len(finals) == len(results) else "(X)",
+            _spread(bests),
+            bytes_text(statistics.mean(sent)) if sent else "",
+            f"{statistics.mean(r.ledger.gradients for r in have):,.0f}" if have else "",
+            seconds_text(statistics.mean(r.seconds for r in have)) if have else "",
+        )
+    return table
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    if len(values) == 1:
+        return f"{values[0]:.2%}"
+    return f"{100 * statistics.mean(values):.2f} ± {100 * statistics.stdev(values):.2f} %"

@@ -1,0 +1,118 @@
+"""Where an algorithm ends on two heterogeneous quadratics: at the minimiser, or where it drifts to.
+
+The sum of the two functions is least at (−0.2, 4/3). Several local steps pull FedAvg to
+(0.229991, 1.378535) instead. Limits are those of the exact recursions after thousands of rounds;
+here fewer rounds are run, and each row says how close it must come.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedrift.conform.problem import DRIFTED, MINIMISER, Trial, alternating, golden
+from fedrift.conform.report import Cell, absent
+from fedrift.conform.runs import path
+from fedrift.conform.subject import Subject, subject_of
+from fedrift.errors import InputError
+
+Place = tuple[float, float]
+NEAR = 1e-3
+STILL = 1e-6
+ROUNDS = 120
+PERTURBED: Place = (-0.258413, 1.327562)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A setting, and the point it must come within `tolerance` of, if one is known."""
+
+    text: str
+    point: Place | None = None
+    rounds: int = ROUNDS
+    tolerance: float = 2e-6
+    alternates: bool = False
+    local: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def trial(self, rounds: int | None = None) -> Trial:
+        trial = replace(golden(), rounds=rounds or self.rounds).working(**self.local)
+        return alternating(trial) if self.alternates else trial
+
+
+LIMITS = {
+    "fedsgd": Limit("fedsgd", MINIMISER, 200),
+    "fedavg": Limit("fedavg", DRIFTED),
+    "fedavgm": Limit("fedavgm", DRIFTED, 200, 1e-4),
+    "fedprox": Limit("fedprox:mu=1", (0.210123, 1.377377)),
+    "fednova": Limit("fednova", local={"steps": (2, 8)}),
+    "scaffold": Limit("scaffold", MINIMISER),
+    "fedadagrad": Limit("fedadagrad", DRIFTED, 200, 5e-2),
+    "fedadam": Limit("fedadam", DRIFTED, 200, 1e-4),
+    "fedyogi": Limit("fedyogi", DRIFTED, 200, 1e-4),
+    "feddyn": Limit("feddyn:alpha=1", MINIMISER),
+    "fedsam": Limit("fedsam:rho=0.1", (0.205752, 1.382380)),
+    "fedasam": Limit("fedasam"),
+    "fedcm": Limit("fedcm", (-0.160922, 1.337792), 200, 1e-5),
+    "mofedsam": Limit("mofedsam:rho=0.1", rounds=200),
+    "fedgamma": Limit("fedgamma:rho=0.1", PERTURBED),
+    "fedspeed": Limit("fedspeed:gamma=1,a=0.9,rho=0.1"),
+    "fedsmoo": Limit("fedsmoo:r=0.1,gamma=1"),
+    "fedgf": Limit("fedgf:rho=0.1,rho_g=0.1,threshold=0.9,window=3"),
+    "ghbm": Limit("ghbm:tau=2", DRIFTED),
+    "localghbm": Limit("localghbm", alternates=True),
+    "fedhbm": Limit("fedhbm", alternates=True),
+    "mime": Limit("mime", MINIMISER),
+    "mimemom": Limit("mimemom", MINIMISER, 200, 1e-4),
+    "mimelite": Limit("mimelite", DRIFTED),
+    "mimelitemom": Limit("mimelitemom", (-0.196156, 1.333778), 200, 1e-4),
+    "diloco": Limit("diloco", local={"lr": 0.01}),
+    "swa": Limit("swa(fedavg)", DRIFTED),
+    "wima": Limit("wima(scaffold)", MINIMISER),
+    "sam": Limit("sam(scaffold):rho=0.1", PERTURBED),
+    "asam": Limit("asam(scaffold):rho=0.1"),
+    "serveradam": Limit("serveradam(scaffold)", MINIMISER, 200, 1e-3),
+}
+
+
+def check(subject: Subject) -> Cell:
+    """Runs the setting of the algorithm's name, or the reader's own as it is."""
+    if subject.kind in ("fed3r", "fed3rft"):
+        return absent("needs a classifier: see golden and identities")
+    limit = LIMITS.get(subject.kind, Limit(subject.name))
+    whose = subject_of(limit.text) if subject.kind else subject
+    try:
+        found = [w.tolist() for w in path(whose, limit.trial())]
+    except InputError as error:
+        return absent(str(error))
+    return judged(limit, found)
+
+
+def judged(limit: Limit, found: list[list[float]]) -> Cell:
+    """Where a path ends, in words; a failure only if it is known where it should."""
+    if len(found) < limit.rounds or not all(map(math.isfinite, found[-1])):
+        return Cell(limit.point is None, f"diverges after {len(found)} rounds")
+    end = found[-1]
+    said = f"{_words(found)} ({end[0]:.4f}, {end[1]:.4f})"
+    if limit.point is not None and distance(end, limit.point) > limit.tolerance:
+        x, y = limit.point
+        away = f"not within {limit.tolerance:g} of ({x:.6f}, {y:.6f})"
+        return Cell(False, f"{limit.text} ends after {limit.rounds} rounds at {said}, {away}")
+    return Cell(True, said)
+
+
+def distance(a: list[float], b: Place) -> float:
+    return max(abs(p - q) for p, q in zip(a, b, strict=True))
+
+
+def _words(found: list[list[float]]) -> str:
+    end, size = found[-1], max(map(abs, found[-1]))
+    if size > 1e3:
+        return "diverges"
+    if distance(end, MINIMISER) < NEAR:
+        return "minimiser"
+    if distance(end, DRIFTED) < NEAR:
+        return "drifted"
+    moved = max(distance(end, (w[0], w[1])) for w in found[-10:])
+    return "elsewhere" if moved < NEAR else "moving"

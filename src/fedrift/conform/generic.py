@@ -1,0 +1,164 @@
+"""Checks for any algorithm: its form, its messages, order, wire, backends, resuming."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrift.algorithm import Algorithm, parts, signature
+from fedrift.conform.inside import Inside, backwards, different
+from fedrift.conform.problem import Trial
+from fedrift.conform.report import Cell, summed
+from fedrift.conform.runs import run
+from fedrift.conform.subject import Subject
+from fedrift.engine import RoundReport
+from fedrift.messages import hints, pack, reductions
+
+PURE = "messages and states belong to nobody: return new ones"
+INTERRUPTED_AT = 3
+
+
+def form(subject: Subject, trial: Trial) -> Cell:
+    """Frozen dataclasses all through, annotated client methods, replies that can be reduced."""
+    inside = Inside(subject, trial)
+    faults = [fault for path, node in parts_of(inside.algorithm) for fault in _frozen(node, path)]
+    if faults:
+        return Cell(False, "; ".join(faults))
+    inside.run()
+    phases = dict.fromkeys(seen.call.phase for seen in inside.backend.visits)
+    if not phases:
+        return Cell(False, "no client was ever asked: call cohort.ask in round")
+    states = [inside.algorithm.server(inside.problem), *inside.store.initial.values()]
+    found = [fault for state in states for fault in _declared(type(state), "state")]
+    for phase in phases:
+        owner, _, name = phase.rpartition(".")
+        node = dict(parts(inside.algorithm))[owner]
+        kinds = signature(getattr(node, name))
+        for side, kind in (("down", kinds.down), ("up", kinds.up), ("state", kinds.state)):
+            found += _declared(kind, f"{side} of '{phase}'")
+        if kinds.up is not None and not reductions(kinds.up):
+            found.append(
+                f"{kinds.up.__name__}, the reply of '{phase}', says of no field how it is "
+                "reduced: write Mean[Vec], Sum[Vec] or Gather[Vec]"
+            )
+    return summed(found, len(phases), "client method")
+
+
+def parts_of(algorithm: Algorithm[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """The algorithm and what it wraps; only itself if it is no dataclass."""
+    return parts(algorithm) if is_dataclass(algorithm) else iter([("", algorithm)])
+
+
+def _frozen(node: Any, path: str) -> Iterator[str]:
+    kind = type(node).__name__
+    if not is_dataclass(node):
+        yield f"{kind} is no dataclass: put @dataclass(frozen=True) above the class"
+        return
+    if not getattr(type(node), "__dataclass_params__").frozen:  # noqa: B009
+        yield f"{kind} can be assigned to: write @dataclass(frozen=True)"
+    for f in fields(node):
+        value = getattr(node, f.name)
+        if isinstance(value, (list, dict, set, bytearray)):
+            place = f"{path}.{f.name}" if path else f.name
+            yield f"field '{place}' is a {type(value).__name__}, which can change: use a tuple"
+
+
+def _declared(kind: type | None, what: str) -> Iterator[str]:
+    if kind is None or kind is type(None):
+        return
+    if not is_dataclass(kind) or not getattr(kind, "__dataclass_params__").frozen:  # noqa: B009
+        yield f"{kind.__name__} ({what}) is not declared with @message or @state"
+        return
+    try:
+        hints(kind)
+    except NameError as error:
+        yield f"{kind.__name__} ({what}): the annotation of a field cannot be read: {error}"
+
+
+def payload(subject: Subject, trial: Trial) -> Cell:
+    """Nobody writes to a message, to a client's old state or to the server's."""
+    inside = Inside(subject, trial)
+    inside.run()
+    written = dict.fromkeys(inside.backend.written)
+    cell = summed(written, len(inside.backend.visits), "visit")
+    return Cell(False, f"{cell.said}; {PURE}") if written else cell
+
+
+def aliases(inside: Inside) -> list[str]:
+    """Storage that the server's state shares with a client's, or two clients' with each other."""
+    owners: dict[int, str] = {}
+    found: list[str] = []
+    states = {f"client {c}": inside.client(c) for c in range(len(inside.split))}
+    states = {"server": inside.reports[-1].state, **states}
+    for owner, state in states.items():
+        for path, leaf in pack(state).items():
+            where = leaf.untyped_storage().data_ptr() if hasattr(leaf, "data_ptr") else 0
+            if where and owners.setdefault(where, owner) != owner:
+                found.append(f"{owner}'s {path} is {owners[where]}'s memory")
+    return found
+
+
+def order(subject: Subject, trial: Trial) -> Cell:
+    """The last client visited first: the same bits."""
+    ends = []
+    for how in (sorted, backwards):
+        inside = Inside(subject, trial, how)
+        finished = inside.run()
+        ends.append({**pack(finished.progress.state), "model": finished.weights})
+    wrong = different(*ends)
+    if wrong:
+        return Cell(
+            False,
+            f"{wrong[0]} depends on the order in which clients are visited: a visit leaves "
+            "something behind that the next one finds",
+        )
+    return Cell(True, f"{trial.rounds} rounds")
+
+
+def wire(subject: Subject, trial: Trial) -> Cell:
+    """Every message packed and unpacked: the same bits."""
+    there = run(subject, trial, backend="wire").fingerprint
+    if there != run(subject, trial).fingerprint:
+        return Cell(False, "packing and unpacking its messages changes the result")
+    return Cell(True, there)
+
+
+def backends(subject: Subject, trial: Trial, workers: tuple[int, ...] = (1, 2)) -> Cell:
+    """In this process and with workers: the same bits."""
+    here = run(subject, trial).fingerprint
+    for number in workers:
+        if run(subject, trial, workers=number).fingerprint != here:
+            return Cell(False, f"workers={number} gives another result than one process")
+    return Cell(True, f"workers {', '.join(map(str, workers))}")
+
+
+class Interrupted(Exception):
+    """Stands for whatever may end a run."""
+
+
+def resume(subject: Subject, trial: Trial) -> Cell:
+    """Interrupted, then continued from its folder: the same bits."""
+
+    def stop(report: RoundReport) -> None:
+        if report.round == INTERRUPTED_AT:
+            raise Interrupted
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        try:
+            run(subject, trial, out=out, on_round=stop)
+        except Interrupted:
+            pass
+        # in between another whole run: what one leaves behind in memory must not help the next
+        whole = run(subject, trial).fingerprint
+        again = run(subject, trial, out=out).fingerprint
+    if again != whole:
+        return Cell(
+            False,
+            "a run that was interrupted and continued ends elsewhere: everything that lasts "
+            "belongs into the server's or a client's state",
+        )
+    return Cell(True, f"after round {INTERRUPTED_AT} of {trial.rounds}")

@@ -1,0 +1,212 @@
+"""A run in this process of which everything can be seen: server and client states, every visit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedrift.algorithm import Algorithm, Exchange, Outcome, owner_of
+from fedrift.backends.visit import Call, Done, Fold, Reply, Visitor
+from fedrift.conform.problem import Trial
+from fedrift.conform.subject import Subject
+from fedrift.data import given
+from fedrift.data.resident import Split
+from fedrift.engine import Engine, Finished, Progress, RoundReport, Settings
+from fedrift.flat import take
+from fedrift.messages import Packed, pack
+from fedrift.participation import participation
+from fedrift.problem import Problem, define
+from fedrift.store import Store
+from fedrift.streams import torch_seed
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+Order = Callable[[Iterable[int]], Sequence[int]]
+
+
+def backwards(clients: Iterable[int]) -> list[int]:
+    """The other way round."""
+    return sorted(clients, reverse=True)
+
+
+def copied(packed: Packed) -> Packed:
+    return {p: v.clone() if isinstance(v, Tensor) else v for p, v in packed.items()}
+
+
+def different(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Paths of the leaves that are not the same bit for bit."""
+    return [path for path in {**a, **b} if not _same(a.get(path, a), b.get(path, b))]
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        alike = a.shape == b.shape and a.dtype == b.dtype
+        return alike and a.numpy().tobytes() == b.numpy().tobytes()
+    return type(a) is type(b) and (a == b or (a != a and b != b))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One visit, in copies: what came in, what went out."""
+
+    call: Call
+    client: int
+    down: Packed
+    private: Packed
+    mine: Packed
+    buffers: tuple[Tensor, ...]
+    frozen: Mapping[str, Tensor]
+    up: Packed
+    new: Packed
+
+    def __str__(self) -> str:
+        return f"'{self.call.phase}' at client {self.client} in round {self.call.round + 1}"
+
+
+class Watching:
+    """A backend that visits in the order it is told to and folds as every backend does."""
+
+    workers = 0
+
+    def __init__(self, visitor: Visitor, store: Store, order: Order) -> None:
+        self._visitor, self._store, self._order = visitor, store, order
+        self.visits: list[Seen] = []
+        self.written: list[str] = []
+        """What was written to though it belongs to others."""
+
+    def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
+        path = owner_of(exchange.phase)
+        table, sizes = self._store.tables.get(path), self._visitor.clients.sizes
+        replies = {c: self._visit(exchange, c, path) for c in self._order(clients)}
+        fold = Fold(exchange.signature, exchange.weights, exchange.buffers)
+        for client, reply in sorted(replies.items()):
+            if fold.add(client, int(sizes[client]), reply) and table is not None:
+                slot = table.reserve()
+                table.rows.write(slot, reply.mine)
+                table.keep(client, slot)
+        return fold.outcome()
+
+    def _visit(self, exchange: Exchange, client: int, path: str) -> Reply:
+        call = Call(exchange.phase, exchange.round, exchange.seed, exchange.temperature)
+        private, mine = exchange.private.get(client), self._store.read(path, client)
+        given = {"down": exchange.down, "private": private, "mine": mine}
+        before = {name: copied(pack(value)) for name, value in given.items()}
+        reply = self._visitor.visit(
+            call, client, exchange.down, private, mine, exchange.buffers, exchange.frozen
+        )
+        for name, value in given.items():
+            for leaf in different(before[name], pack(value)):
+                self.written.append(f"'{call.phase}' wrote to {name}.{leaf}")
+        seen = Seen(
+            call=call,
+            client=client,
+            **before,
+            buffers=tuple(b.clone() for b in exchange.buffers),
+            frozen=dict(exchange.frozen),
+            up=copied(pack(reply.up)),
+            new=copied(pack(reply.mine)),
+        )
+        self.visits.append(seen)
+        return reply
+
+    def evaluate(
+        self, w: Tensor, buffers: Sequence[Tensor], allowed: Tensor | None, temperature: float
+    ) -> Done:
+        return Done([])
+
+    def close(self) -> None:
+        return None
+
+
+class Inside:
+    """One run of a trial. `run` may be called once."""
+
+    def __init__(self, subject: Subject, trial: Trial, order: Order = sorted) -> None:
+        dtype = DTYPES[trial.dtype]
+        self.trial = trial
+        self.split: Split = given.gather(list(trial.clients), dtype)
+        listed = None if trial.participants is None else [list(p) for p in trial.participants]
+        self.who = participation(
+            len(self.split),
+            trial.rounds,
+            per_round=trial.per_round,
+            fraction=trial.fraction,
+            participants=listed,
+            sampling=trial.sampling,
+        )
+        made = subject.make(trial.local, trial.rounds)
+        problem = made.adapt(self._problem(trial.model), self._problem)
+        self.algorithm: Algorithm[Any, Any] = made.prepare(problem)
+        self.problem = problem
+        self.algorithm.check(problem)
+        self.store = Store(self.algorithm, problem)
+        visitor = Visitor(self.algorithm, problem, self.split)
+        self.backend = Watching(visitor, self.store, order)
+        self.reports: list[RoundReport] = []
+
+    def _problem(self, make: Callable[[], nn.Module], head: str | None = None) -> Problem:
+        y = self.split.y
+        return define(
+            make,
+            self.trial.loss or nn.functional.cross_entropy,
+            (take(self.split.x, slice(2)), take(y, slice(2))),
+            init_seed=torch_seed(self.trial.seed, "init"),
+            population=len(self.split),
+            participation=self.who.share,
+            rounds=self.trial.rounds,
+            dtype=DTYPES[self.trial.dtype],
+            head=head,
+            classification=not y.is_floating_point(),
+        )
+
+    def client(self, client: int, path: str = "") -> Any:
+        """The state a client keeps now."""
+        return self.store.read(path, client)
+
+    def rows(self) -> dict[tuple[str, int], Packed]:
+        """Copies of the states of all clients."""
+        clients = range(len(self.split))
+        return {
+            (path, c): copied(pack(self.store.read(path, c)))
+            for path in self.store.tables
+            for c in clients
+        }
+
+    def run(self, after: Callable[[RoundReport], None] | None = None) -> Finished:
+        """All rounds; `after` is called when a round is committed."""
+        start = self.algorithm.server(self.problem)
+        old = [(start, copied(pack(start)))]
+
+        def note(report: RoundReport) -> None:
+            state, before = old.pop()
+            if state is not report.state:  # the same object: a void round
+                for leaf in different(before, pack(state)):
+                    self.backend.written.append(f"'round' wrote to its old state's {leaf}")
+            old.append((report.state, copied(pack(report.state))))
+            self.reports.append(report)
+            if after is not None:
+                after(report)
+
+        engine = Engine(
+            self.algorithm,
+            self.problem,
+            self.backend,
+            self.store,
+            Settings(
+                rounds=self.trial.rounds,
+                participation=self.who,
+                seed=self.trial.seed,
+                eval_every=self.trial.rounds,
+                combine=lambda chunks: {},
+                sizes=self.split.sizes,
+            ),
+            Progress(start, tuple(self.problem.rest[n] for n in self.problem.moving)),
+            on_round=note,
+        )
+        try:
+            return engine.run()
+        finally:
+            self.store.close()

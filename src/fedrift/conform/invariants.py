@@ -1,0 +1,161 @@
+"""What must hold after every round, for every algorithm and for each of its own.
+
+The trials have clients of unequal size, one of them without data, partial participation, a round
+without anybody and a round with nobody but the client without data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fedrift.algorithm import local_of
+from fedrift.conform import averages, memories
+from fedrift.conform.inside import Inside, different
+from fedrift.conform.memories import Ascents
+from fedrift.conform.moment import Invariant, Moment
+from fedrift.conform.problem import Trial, classifier, uneven_quadratic
+from fedrift.conform.report import Cell, summed
+from fedrift.conform.subject import Subject
+from fedrift.messages import pack
+
+CONTROLS = (averages.mean_over_all("c"), averages.moves_by_mean)
+DUALS = (averages.mean_over_all("h"), averages.subtracts_dual)
+MEAN = (averages.moves_by_mean,)
+MIME = (averages.moves_by_mean, memories.frozen_state)
+
+OF: dict[str, tuple[Invariant, ...]] = {
+    "fedsgd": (averages.moves_by_gradient,),
+    "fedavg": MEAN,
+    "fedavgm": (averages.momentum,),
+    "fedprox": MEAN,
+    "fednova": (averages.moves_by_length,),
+    "scaffold": CONTROLS,
+    "fedadagrad": (averages.adaptive,),
+    "fedadam": (averages.adaptive,),
+    "fedyogi": (averages.adaptive,),
+    "feddyn": DUALS,
+    "fedsam": MEAN,
+    "fedasam": MEAN,
+    "fedcm": (*MEAN, memories.direction),
+    "mofedsam": (*MEAN, memories.direction),
+    "fedgamma": CONTROLS,
+    "fedspeed": DUALS,
+    "fedsmoo": (*DUALS, memories.perturbation),
+    "fedgf": (*MEAN, memories.window),
+    "ghbm": (*MEAN, memories.ring),
+    "localghbm": (*MEAN, memories.anchor_received),
+    "fedhbm": (*MEAN, memories.anchor_own),
+    "mime": MIME,
+    "mimemom": MIME,
+    "mimelite": MIME,
+    "mimelitemom": MIME,
+    "fed3r": (averages.counted_once,),
+    "fed3rft": (averages.leaves_the_rest,),
+    "diloco": (memories.inner_steps,),
+    "swa": (averages.average_of_captured,),
+    "wima": (averages.average_of_last,),
+    "sam": CONTROLS,
+    "asam": MEAN,
+    "serveradam": (averages.mean_over_all("c"), averages.adaptive),
+}
+
+SHARP = ("fedsam", "fedasam", "mofedsam", "fedgamma", "fedspeed", "fedsmoo", "sam", "asam")
+
+
+def absentees_keep(m: Moment) -> Iterator[str]:
+    """Who did not take part keeps a bit-identical state."""
+    seen = {visit.client for visit in m.inside.backend.visits if visit.call.round == m.t}
+    for (path, client), row in m.inside.rows().items():
+        last = [v.new for v in m.inside.backend.visits if v.client == client and _at(v, path)]
+        node = m.inside.store.initial[path]
+        if client not in seen and different(row, last[-1] if last else pack(node)):
+            yield f"client {client} took no part in round {m.report.round}, but its state changed"
+
+
+def _at(visit: Any, path: str) -> bool:
+    return visit.call.phase.rpartition(".")[0] == path
+
+
+def void_changes_nothing(m: Moment) -> Iterator[str]:
+    """A round in which nobody could answer leaves the server's state as it was."""
+    if m.is_void and m.algorithm.sampling(m.old) != "once" and different(pack(m.old), pack(m.new)):
+        yield f"round {m.report.round} was void, but the server's state changed"
+
+
+GENERIC = (absentees_keep, void_changes_nothing)
+
+
+def with_gaps(trial: Trial, empty: bool = True) -> Trial:
+    """The trial with a client that has no data, and a schedule with void rounds."""
+    x, y = trial.clients[0]
+    none = len(trial.clients)
+    everyone = tuple(range(none))
+    cohorts = [(0, 2, none), (1, 3), (), (none,), everyone, (0, 1, none), (2, 4), (0, 3, 4)]
+    kept = tuple(tuple(c for c in cohort if empty or c != none) for cohort in cohorts)
+    return replace(
+        trial,
+        clients=(*trial.clients, (x[:0], y[:0])),
+        rounds=len(kept),
+        participants=kept,
+        per_round=None,
+        fraction=0.5,
+        test=None,
+    )
+
+
+def check(subject: Subject) -> Cell:
+    """Everything that must hold after every round."""
+    own = OF.get(subject.kind, ())
+    found: list[str] = []
+    for trial in trials(subject):
+        found += failures(subject, with_gaps(trial), (*GENERIC, *own))
+        found += empty_client_counts(subject, trial)
+        if subject.kind in SHARP:
+            found += ascent_failures(subject, trial)
+    sharp = subject.kind in SHARP
+    return summed(dict.fromkeys(found), len(own) + len(GENERIC) + 1 + sharp, "invariant")
+
+
+def trials(subject: Subject) -> tuple[Trial, ...]:
+    """Where an algorithm can run: one that needs a classifier has no use for the quadratics."""
+    if subject.kind in ("fed3r", "fed3rft"):
+        return (classifier(),)
+    return uneven_quadratic(), classifier()
+
+
+def failures(subject: Subject, trial: Trial, invariants: tuple[Invariant, ...]) -> list[str]:
+    """What does not hold after some round, each invariant's first fault."""
+    inside = Inside(subject, trial)
+    found: dict[int, str] = {}
+    old = [inside.algorithm.server(inside.problem)]
+
+    def after(report: Any) -> None:
+        moment = Moment(inside, report, old[0])
+        for i, invariant in enumerate(invariants):
+            for fault in invariant(moment):
+                found.setdefault(i, fault)
+        old[0] = report.state
+
+    inside.run(after)
+    return list(found.values())
+
+
+def empty_client_counts(subject: Subject, trial: Trial) -> list[str]:
+    """Asking a client without data is the same as not asking it."""
+    ends = [Inside(subject, with_gaps(trial, empty)).run().weights for empty in (True, False)]
+    return [] if torch.equal(*ends) else ["a client without data changes the result"]
+
+
+def ascent_failures(subject: Subject, trial: Trial) -> list[str]:
+    """Every step's second gradient is taken at distance ρ."""
+    inside = Inside(subject, replace(trial, rounds=2))
+    watch = Ascents(inside)
+    inside.run()
+    local = local_of(inside.algorithm)
+    rule: Any = local.gradient if local is not None else None
+    rho = inside.algorithm.r if subject.kind == "fedsmoo" else rule.rho  # type: ignore[attr-defined]
+    return watch.failures(inside.problem, rule, rho)

@@ -1,0 +1,176 @@
+"""Small federations with known answers: heterogeneous quadratics and a toy classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MINIMISER = (-0.2, 4.0 / 3.0)
+"""Of the sum of the two golden quadratics."""
+DRIFTED = (0.229991, 1.378535)
+"""Where FedAvg ends with five steps of 0.1: Σ(1−(1−ηa)⁵)b / Σ(1−(1−ηa)⁵), per coordinate."""
+
+GOLDEN_A = ((1.0, 2.0), (4.0, 1.0))
+GOLDEN_B = ((3.0, 1.0), (-1.0, 2.0))
+
+Pairs = tuple[tuple[Tensor, Tensor], ...]
+
+
+class Point(nn.Module):
+    """A model that is nothing but a point; its samples are (a, b)."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.weight = nn.Parameter(torch.zeros(2))
+
+    def forward(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        return a, self.weight
+
+
+class Place(nn.Module):
+    """The same point under a name that is no "weight"."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.at = nn.Parameter(torch.zeros(2))
+
+    def forward(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        return a, self.at
+
+
+def quadratic(output: tuple[Tensor, Tensor], b: Tensor) -> Tensor:
+    """Mean of ½ Σ a (w − b)²."""
+    a, w = output
+    distance = w - b
+    return (a * distance).mul(distance).sum().mul(0.5 / len(b))
+
+
+class Net(nn.Module):
+    """A small classifier without dropout or normalisation."""
+
+    head = "out"
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.hidden = nn.Linear(8, 12)
+        self.out = nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.hidden(x)))
+
+
+class Biased(nn.Module):
+    """The same under names without "weight"."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.first = nn.Parameter(torch.randn(8, 12) / 3)
+        self.second = nn.Parameter(torch.randn(12, 4) / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.first) @ self.second
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A small federation: model and data, who takes part, how clients work, for how long."""
+
+    model: Callable[[], nn.Module]
+    clients: Pairs
+    local: Mapping[str, Any]
+    """Rate, steps or epochs, batch size and the like, as `fr.run` takes them."""
+    rounds: int
+    loss: Callable[[Any, Any], Tensor] | None = None
+    test: tuple[Tensor, Tensor] | None = None
+    dtype: str = "float64"
+    per_round: int | None = None
+    sampling: str = "fixed"
+    participants: tuple[tuple[int, ...], ...] | None = None
+    fraction: float | None = None
+    augment: tuple[str, ...] = field(default=())
+    seed: int = 0
+
+    def working(self, **local: Any) -> Trial:
+        """The same with other local settings; `steps` takes the place of `epochs`."""
+        kept = {k: v for k, v in self.local.items() if not (k == "epochs" and "steps" in local)}
+        return replace(self, local={**kept, **local})
+
+    def everyone(self) -> Trial:
+        """The same with all clients in every round."""
+        return replace(self, per_round=None, participants=None, sampling="fixed", fraction=None)
+
+
+@cache
+def golden(copies: tuple[int, ...] = (1, 1), rounds: int = 10) -> Trial:
+    """The two quadratics of the golden table, η = 0.1, K = 5; copies only change a weight."""
+    double = torch.float64
+    clients = tuple(
+        (
+            torch.tensor([GOLDEN_A[i % 2]] * n, dtype=double),
+            torch.tensor([GOLDEN_B[i % 2]] * n, dtype=double),
+        )
+        for i, n in enumerate(copies)
+    )
+    local = {"lr": 0.1, "steps": 5, "batch_size": None}
+    return Trial(Point, clients, local, rounds, loss=quadratic)
+
+
+def alternating(trial: Trial) -> Trial:
+    """One of two clients a round, in turn."""
+    return replace(trial, participants=tuple((t % 2,) for t in range(trial.rounds)))
+
+
+@cache
+def uneven_quadratic(sizes: tuple[int, ...] = (5, 2, 7, 3, 4)) -> Trial:
+    """Clients that differ in size and curvature, minibatches of 2, three of five a round."""
+    generator = torch.Generator().manual_seed(3)
+    clients = tuple(
+        (
+            0.3 + 2.0 * torch.rand(n, 2, generator=generator, dtype=torch.float64),
+            2.0 * torch.randn(n, 2, generator=generator, dtype=torch.float64),
+        )
+        for n in sizes
+    )
+    local = {"lr": 0.1, "epochs": 2, "batch_size": 2}
+    return Trial(Point, clients, local, 5, loss=quadratic, per_round=3)
+
+
+@cache
+def classifier(sizes: tuple[int, ...] = (29, 17, 40, 5, 33, 21), test: int = 60) -> Trial:
+    """Four classes unevenly spread over clients of unequal size, three of six a round."""
+    generator = torch.Generator().manual_seed(11)
+    centres = 1.5 * torch.randn(4, 8, generator=generator)
+
+    def drawn(n: int, classes: Tensor) -> tuple[Tensor, Tensor]:
+        y = classes[torch.randint(0, len(classes), (n,), generator=generator)]
+        return centres[y] + torch.randn(n, 8, generator=generator), y
+
+    clients = tuple(
+        drawn(n, torch.tensor([i % 4, (i + 1) % 4, i % 3])) for i, n in enumerate(sizes)
+    )
+    local = {"lr": 0.1, "epochs": 1, "batch_size": 8}
+    tested = drawn(test, torch.arange(4))
+    return Trial(Net, clients, local, 5, test=tested, dtype="float32", per_round=3)
+
+
+def equal_sizes(trial: Trial) -> Trial:
+    """The same with every client as large as the others."""
+    least = min(len(y) for _, y in trial.clients if len(y))
+    return replace(trial, clients=tuple((x[:least], y[:least]) for x, y in trial.clients))
+
+
+def pooled(trial: Trial) -> Trial:
+    """All samples with one client."""
+    x = torch.cat([x for x, _ in trial.clients])
+    y = torch.cat([y for _, y in trial.clients])
+    return replace(trial.everyone(), clients=((x, y),))
+
+
+def nameless(trial: Trial) -> Trial:
+    """The same with a model none of whose parameters is called a weight."""
+    return replace(trial, model=Place if trial.model is Point else Biased)

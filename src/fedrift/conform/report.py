@@ -1,0 +1,58 @@
+"""What a conformance check found: one cell per column, a sentence for each failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The outcome of one column: `passed` is None where it does not apply."""
+
+    passed: bool | None
+    said: str
+    """What was seen; for a failure, what is wrong and what to do."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All columns for one algorithm."""
+
+    name: str
+    cells: Mapping[str, Cell]
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return all(cell.passed is not False for cell in self.cells.values())
+
+    @property
+    def failures(self) -> list[str]:
+        """One sentence for each column that failed."""
+        return [
+            f"{self.name}, {column}: {cell.said}"
+            for column, cell in self.cells.items()
+            if cell.passed is False
+        ]
+
+    def row(self) -> dict[str, Any]:
+        """The report as a record."""
+        columns = {
+            name: {"passed": cell.passed, "said": cell.said} for name, cell in self.cells.items()
+        }
+        return {"name": self.name, "passed": self.passed, "seconds": self.seconds} | columns
+
+
+def absent(why: str) -> Cell:
+    """A column that has nothing to say about this algorithm."""
+    return Cell(None, why)
+
+
+def summed(failures: Iterable[str], total: int, what: str) -> Cell:
+    """`3 rows`, or all that went wrong."""
+    found = list(failures)
+    if found:
+        return Cell(False, "; ".join(found))
+    return Cell(True, f"{total} {what}" + ("s" if total != 1 else ""))

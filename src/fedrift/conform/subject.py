@@ -1,0 +1,113 @@
+"""What is checked: an algorithm of ours by name, or the reader's own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
+from typing import Any
+
+from fedrift import build
+from fedrift.algorithm import Algorithm, map_local
+from fedrift.algorithms import NAMES
+from fedrift.errors import InputError, unknown
+from fedrift.grammar import parse
+from fedrift.local import Local
+
+Make = Callable[[Mapping[str, Any], int], Algorithm[Any, Any]]
+
+# A wrapper is checked around something, and with options that make it do its work.
+EXAMPLES = {
+    "fed3rft": "fed3rft(fedavg):train=head",
+    "swa": "swa(fedavg):start=0.4,cycle=2",
+    "wima": "wima(fedsam):window=3",
+    "sam": "sam(scaffold)",
+    "asam": "asam(fedavg)",
+    "serveradam": "serveradam(scaffold)",
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An algorithm under test: its name, its key in the tables, how it is made."""
+
+    name: str
+    kind: str
+    """One of `algorithms.NAMES`; empty for the reader's own."""
+    make: Make
+    """From local settings and the number of rounds."""
+
+
+def subject_of(what: Any) -> Subject:
+    """A name, `module:Class`, an Algorithm, its class, or a function that returns one."""
+    if isinstance(what, str):
+        named = parse(EXAMPLES.get(what, what), "algorithm")
+        if named.name in NAMES:
+            return Subject(
+                str(named), named.name, lambda local, rounds: build.build(named, local, rounds)
+            )
+        if named.value is None or not named.value.isidentifier() or named.options:
+            raise InputError(
+                f"{unknown('algorithm', named.name, NAMES)}; or your own as module:Class"
+            )
+        return _own(_imported(named.name, named.value), what)
+    if isinstance(what, Algorithm):
+        return Subject(type(what).__name__, "", _adjusted(lambda: what))
+    return _own(what, getattr(what, "__name__", repr(what)))
+
+
+def _imported(module: str, attribute: str) -> Any:
+    try:
+        found = importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # the reader's code may fail in any way
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(
+            f"algorithm '{module}:{attribute}' cannot be imported: {reason}"
+        ) from error
+    if attribute not in vars(found):
+        raise InputError(f"algorithm '{module}:{attribute}': the module has no '{attribute}'")
+    return vars(found)[attribute]
+
+
+def _own(target: Any, name: str) -> Subject:
+    if isinstance(target, Algorithm):
+        return Subject(name, "", _adjusted(lambda: target))
+    if not callable(target):
+        raise InputError(
+            f"algorithm '{name}' is a {type(target).__name__}; give a class, or a "
+            "function with a parameter 'local' that returns an Algorithm"
+        )
+    needs = [
+        p.name
+        for p in inspect.signature(target).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if needs:
+        raise InputError(f"algorithm '{name}': give '{needs[0]}' a default, so that it can be made")
+
+    def made() -> Algorithm[Any, Any]:
+        try:
+            algorithm = target()
+        except TypeError as error:
+            raise InputError(f"algorithm '{name}' cannot be made: {error}") from error
+        if not isinstance(algorithm, Algorithm):
+            kind = type(algorithm).__name__
+            raise InputError(f"algorithm '{name}' gave a {kind}; derive it from fedrift.Algorithm")
+        return algorithm
+
+    made()
+    return Subject(name, "", _adjusted(made))
+
+
+def _adjusted(made: Callable[[], Algorithm[Any, Any]]) -> Make:
+    """The algorithm with the trial's local settings wherever it holds some."""
+
+    def make(local: Mapping[str, Any], rounds: int) -> Algorithm[Any, Any]:
+        def change(old: Local) -> Local:
+            return build.local(old, local, rounds)
+
+        algorithm = made()
+        return map_local(algorithm, change) if is_dataclass(algorithm) else algorithm
+
+    return make

@@ -1,0 +1,160 @@
+"""A comparison as a grid of runs: algorithms × any option × seeds, from flags or a TOML file."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedrift.errors import InputError
+from fedrift.experiment import FIELDS, Spec, read_toml
+from fedrift.grammar import parse
+
+MOST_RUNS = 10_000
+NOT_AXES = ("algorithm", "seed", "out", "workers", "backend", "data_dir", "device")
+
+
+def slug(text: str) -> str:
+    """A text as part of a folder's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text)[:80]
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """One algorithm of a comparison, with settings of its own (tuned values, for example)."""
+
+    algorithm: str
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        if self.label:
+            return self.label
+        own = ", ".join(f"{k} {v}" for k, v in self.settings.items())
+        return f"{self.algorithm} ({own})" if own else self.algorithm
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid."""
+
+    entrant: Entrant
+    axes: Mapping[str, Any]
+    """The options that vary in the grid, with their values here."""
+    spec: Spec
+
+    @property
+    def slug(self) -> str:
+        """A folder name that is readable, and unique for everything that decides the result."""
+        deciding = replace(self.spec, out=None, workers="auto", backend="auto", data_dir=None)
+        digest = hashlib.sha256(deciding.to_toml().encode()).hexdigest()[:8]
+        words = [parse(self.spec.algorithm, "algorithm").name]
+        words += [f"{k}{v}" for k, v in self.axes.items()] + [f"s{self.spec.seed}"]
+        return f"{slug('-'.join(map(str, words)))}-{digest}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is compared: entrants × axes × seeds, everything else equal."""
+
+    entrants: tuple[Entrant, ...]
+    base: Spec
+    axes: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
+    seeds: tuple[int, ...] = (0,)
+
+    def cells(self) -> list[Cell]:
+        """Every run, checked; seeds vary slowest, so that whole comparisons finish early."""
+        values = list(itertools.product(*self.axes.values()))
+        number = len(self.entrants) * len(values) * len(self.seeds)
+        if not number:
+            raise InputError("nothing to compare: name at least one algorithm")
+        if number > MOST_RUNS:
+            raise InputError(f"the grid has {number:,} runs; keep it below {MOST_RUNS:,}")
+        cells: list[Cell] = []
+        for seed, point, entrant in itertools.product(self.seeds, values, self.entrants):
+            axes = dict(zip(self.axes, point, strict=True))
+            clash = next((k for k in axes if k in entrant.settings), None)
+            if clash:
+                raise InputError(f"{clash} varies in the grid and is set for '{entrant.name}'")
+            given = {**axes, **entrant.settings, "algorithm": entrant.algorithm, "seed": seed}
+            spec = Spec.of({**self.base.said(), **given})
+            spec.validate()
+            cells.append(Cell(entrant, axes, spec))
+        return cells
+
+    def to_toml(self) -> str:
+        """The grid as a file that `--spec` reads."""
+        import tomlkit
+
+        document = tomlkit.document()
+        document.add("algorithms", [_written(e) for e in self.entrants])
+        document.add("seeds", list(self.seeds))
+        left_out = {"algorithm", "seed", *self.axes}
+        for key, value in self.base.said().items():
+            if key not in left_out:
+                document.add(key, list(value) if isinstance(value, tuple) else value)
+        if self.axes:
+            document.add("grid", {k: list(v) for k, v in self.axes.items()})
+        return tomlkit.dumps(document)
+
+
+def _written(entrant: Entrant) -> Any:
+    if not entrant.settings and not entrant.label:
+        return entrant.algorithm
+    label = {"label": entrant.label} if entrant.label else {}
+    return {"name": entrant.algorithm, **entrant.settings, **label}
+
+
+def from_toml(path: Path) -> Grid:
+    """`algorithms`, `seeds`, the options of a run, and a table [grid] with lists of values."""
+    return of(read_toml(path))
+
+
+def of(values: Mapping[str, object]) -> Grid:
+    """A grid from typed values; unknown keys, wrong types and bounds are refused."""
+    given = dict(values)
+    entrants = tuple(_entrant(e) for e in _items(given.pop("algorithms", None), "algorithms"))
+    seeds = seeds_of(given.pop("seeds", 1))
+    table = given.pop("grid", {})
+    if not isinstance(table, dict):
+        raise InputError(f"grid must be a table of lists, not {table!r}")
+    axes: dict[str, Sequence[Any]] = {}
+    for key, listed in table.items():
+        if key not in FIELDS or key in NOT_AXES:
+            raise InputError(f"grid: '{key}' is no option that can vary in a grid")
+        axes[key] = [FIELDS[key].read(v, f"grid.{key}") for v in _items(listed, f"grid.{key}")]
+        if key in given:
+            raise InputError(f"{key} is given once for all and in the grid; keep one")
+    return Grid(entrants, Spec.of(given), axes, seeds)
+
+
+def _items(value: object, key: str) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise InputError(f"{key} must be a list with at least one entry, not {value!r}")
+    return list(value)
+
+
+def _entrant(value: object) -> Entrant:
+    if isinstance(value, str):
+        return Entrant(value)
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise InputError(f"algorithms: {value!r} must be a name or a table with a name")
+    settings = {k: v for k, v in value.items() if k not in ("name", "label")}
+    for key in settings:
+        if key not in FIELDS or key in NOT_AXES:
+            raise InputError(f"algorithms: '{key}' is no option of a run that can be set here")
+    return Entrant(value["name"], settings, str(value.get("label", "")))
+
+
+def seeds_of(value: object) -> tuple[int, ...]:
+    """A number of seeds (0, 1, …), or a list of them."""
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_RUNS:
+        return tuple(range(value))
+    if isinstance(value, list) and value and all(type(v) is int and v >= 0 for v in value):
+        return tuple(value)
+    raise InputError(f"seeds must be a number of seeds or a list of them, not {value!r}")

@@ -1,0 +1,248 @@
+"""A run with everything settled, from the reader's objects or from a spec."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedrift import build, keeping, models
+from fedrift.algorithm import Algorithm
+from fedrift.data import given
+from fedrift.data.augment import mixed_loss, parse_augment
+from fedrift.data.resident import Split
+from fedrift.errors import InputError
+from fedrift.experiment import Spec
+from fedrift.flat import take
+from fedrift.participation import participation
+from fedrift.prepare import Prepared
+from fedrift.problem import Problem, define
+from fedrift.session import Task, UserMetric
+from fedrift.streams import torch_seed
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class Tensors:
+    """Arrays as tensors, converted once however many runs use them."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, torch.dtype], tuple[np.ndarray, Any]] = {}
+
+    def of(self, array: np.ndarray, kind: torch.dtype) -> Any:
+        key = (id(array), kind)
+        if key not in self._held:
+            tensor = given.tensors(torch.from_numpy(array), kind, "data")
+            self._held[key] = (array, given.channels_last(tensor))
+        return self._held[key][1]
+
+
+def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task:
+    """The task a spec describes, on data that are loaded and divided."""
+    data, kind, held = ready.data, DTYPES[spec.dtype], tensors or Tensors()
+    scheme = spec.partition if spec.alpha is None else f"{spec.partition}, alpha {spec.alpha:g}"
+    whole = Split(held.of(ready.x, kind), held.of(data.y, kind), ready.partition.parts, scheme)
+    local: dict[str, Any] = {
+        name: getattr(spec, name)
+        for name in ("epochs", "steps", "lr", "momentum", "weight_decay", "clip", "schedule")
+    }
+    if spec.batch_size is not None:
+        local["batch_size"] = None if spec.batch_size == "full" else spec.batch_size
+    return settle(
+        spec.algorithm,
+        models.factory(ready.model, ready.x.shape[1:], data.classes),
+        whole,
+        (held.of(data.x_test, kind), held.of(data.y_test, kind)),
+        local,
+        rounds=spec.rounds,
+        who={
+            "per_round": spec.per_round,
+            "fraction": spec.fraction,
+            "participants": spec.participants and [list(p) for p in spec.participants],
+            "sampling": spec.sampling,
+        },
+        weights=spec.weights,
+        loss=None,
+        metrics={},
+        augment=spec.augment,
+        dtype=kind,
+        device=spec.device,
+        seed=spec.seed,
+        eval_every=spec.eval_every,
+        head=spec.head,
+        spec=replace(spec, model=ready.model),
+    )
+
+
+def settle(
+    algorithm: str | Algorithm[Any, Any],
+    make: Callable[[], nn.Module],
+    held: Split,
+    test: tuple[Any, Any] | None,
+    local: Mapping[str, Any],
+    *,
+    rounds: int,
+    who: Mapping[str, Any],
+    weights: str | None,
+    loss: Callable[[Any, Any], Tensor] | None,
+    metrics: Mapping[str, UserMetric],
+    augment: Sequence[str] | str | None,
+    dtype: torch.dtype,
+    device: str,
+    seed: int,
+    eval_every: int,
+    head: str | None,
+    spec: Spec | None,
+) -> Task:
+    """Everything both front doors share: checks, the model bound to its data, the algorithm."""
+    build.check_numbers(local)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise InputError(f"seed={seed!r} must be a whole number of at least 0")
+    chosen = participation(len(held), rounds, **who)
+    _per_client(local, len(held))
+    changes = parse_augment(augment)
+    changes.check(held.x, held.y)
+    objective = loss if loss is not None else nn.functional.cross_entropy
+    describe = partial(
+        define,
+        loss=mixed_loss(objective) if changes.mixup is not None else objective,
+        init_seed=torch_seed(seed, "init"),
+        population=len(held),
+        participation=chosen.share,
+        rounds=rounds,
+        dtype=dtype,
+        device=device,
+        head=head,
+        classification=_has_labels(held.y),
+    )
+    problem, held, test, notes = _bind(partial(describe, make), held, test)
+
+    def describe_again(make: Callable[[], nn.Module], head: str) -> Problem:
+        first = np.concatenate(held.parts)[:2]
+        return describe(make, head=head, probe=(take(held.x, first), take(held.y, first)))
+
+    _check_labels(problem, held, test, loss is None)
+    if isinstance(algorithm, Algorithm):
+        said = [k for k, v in local.items() if v is not None] + (["weights"] if weights else [])
+        if said:
+            raise InputError(
+                f"{said[0]}: an Algorithm object carries its own local settings; set it there"
+            )
+        made, name = algorithm, type(algorithm).__name__.lower()
+    else:
+        named = Spec(algorithm=algorithm, weights=weights).algorithm_named
+        made, name = build.build(named, local, rounds), str(named)
+    problem = made.adapt(problem, describe_again)
+    made = made.prepare(problem)
+    about = {"algorithm": name, "rounds": rounds, "seed": seed}
+    if spec is None:
+        kept = Spec.of({"algorithm": name, "rounds": rounds, "seed": seed} | keeping.IN_PYTHON)
+    else:
+        kept = spec
+        about |= {k: getattr(spec, k) for k in ("data", "partition", "alpha", "model")}
+    return Task(
+        algorithm=made,
+        problem=problem,
+        split=held,
+        test=test,
+        participation=chosen,
+        rounds=rounds,
+        seed=seed,
+        eval_every=eval_every,
+        spec=kept,
+        about=about,
+        augment=changes if changes else None,
+        metrics=metrics,
+        notes=notes,
+    )
+
+
+def _bind(
+    describe: Callable[..., Problem], held: Split, test: tuple[Any, Any] | None
+) -> tuple[Problem, Split, tuple[Any, Any] | None, tuple[str, ...]]:
+    """Try the model on two samples: channels-last images first, then as they came."""
+    first = np.concatenate(held.parts)[:2]
+    try:
+        return *_bound(describe, held, test, first, given.channels_last), ()
+    except InputError:
+        if not given.has_images(held.x):
+            raise
+    notes = ("the model takes no channels-last images: slower convolutions",)
+    return *_bound(describe, held, test, first, given.contiguous), notes
+
+
+def _bound(
+    describe: Callable[..., Problem],
+    held: Split,
+    test: tuple[Any, Any] | None,
+    first: np.ndarray,
+    arrange: Callable[[Any], Any],
+) -> tuple[Problem, Split, tuple[Any, Any] | None]:
+    data = Split(arrange(held.x), held.y, held.parts, held.note)
+    probe = take(data.x, first), take(data.y, first)
+    problem = describe(probe=probe)
+    _try(problem, probe)
+    return problem, data, None if test is None else (arrange(test[0]), test[1])
+
+
+def _try(problem: Problem, probe: tuple[Any, Any]) -> None:
+    try:
+        model = problem.model
+        held = model.buffers()
+        model.w.copy_(problem.w0)
+        model.gradients(probe)
+        model.load_buffers(held)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        labels = probe[1].tolist() if isinstance(probe[1], Tensor) else "…"
+        raise InputError(
+            f"loss: cannot be computed for the model's output and the targets {labels}: {error}"
+        ) from error
+
+
+def _has_labels(y: Any) -> bool:
+    return isinstance(y, Tensor) and not y.is_floating_point()
+
+
+def _check_labels(
+    problem: Problem, held: Split, test: tuple[Any, Any] | None, strict: bool
+) -> None:
+    if problem.classes is None or not strict:
+        return
+    for name, y in (("clients", held.y), ("test", None if test is None else test[1])):
+        if isinstance(y, Tensor) and y.numel() and not y.is_floating_point():
+            low, high = int(y.min()), int(y.max())
+            if high >= problem.classes or (low < 0 and low != -100):
+                wrong = high if high >= problem.classes else low
+                raise InputError(
+                    f"{name}: label {wrong} is outside the model's {problem.classes} classes "
+                    f"(0 to {problem.classes - 1})"
+                )
+
+
+def _per_client(local: Mapping[str, Any], clients: int) -> None:
+    for name in ("epochs", "steps"):
+        value = local.get(name)
+        if isinstance(value, (list, tuple)) and len(value) != clients:
+            raise InputError(f"{name} lists {len(value)} entries for {clients} clients; one each")
+
+
+def factory_of(model: Callable[[], nn.Module] | nn.Module) -> Callable[[], nn.Module]:
+    if isinstance(model, nn.Module):
+        return partial(copy.deepcopy, model)
+    if not callable(model):
+        raise InputError(f"model: {model!r} must be a module or a function that returns one")
+    return model
+
+
+def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
+    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
+        return dtype
+    if dtype not in DTYPES:
+        raise InputError(f"dtype={dtype!r} must be 'float32' or 'float64'")
+    return DTYPES[dtype]  # type: ignore[index]
