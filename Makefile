@@ -8,7 +8,7 @@ UNFINISHED := $(VENV)/.unfinished
 PYTHON ?= python3 python3.13 python3.12 python3.11
 TESTS ?= tests
 
-.PHONY: help setup demo test test-slow check format bench clean
+.PHONY: help setup demo test test-slow check format bench docs-pages clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -37,6 +37,9 @@ format: $(READY) ## format and sort imports in place
 
 bench: $(READY) ## time per round against a bare PyTorch loop
 	$(PY) benchmarks/overhead.py
+
+docs-pages: $(READY) ## write docs/algorithms from the code and docs/algorithms/text
+	$(PY) docs/make_algorithms.py
 
 clean: ## remove .venv, caches and builds
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

@@ -45,12 +45,12 @@ SECTIONS = ("Idea", "Update rule", "When to use it", "Pitfalls", "Reference")
 CLIENTS, PER_ROUND, ROUNDS, SAMPLES, INPUTS, CLASSES = 4, 2, 6, 8, 3, 3
 INNER = "fedavg"  # what wrappers are measured with
 
-# Settings of an algorithm that cost something else than its defaults.
+# Other settings of an algorithm worth measuring: they cost something else than its defaults.
 VARIANTS = {
     "fednova": ("fednova:gamma=0.9",),
-    "scaffold": ("scaffold:option=I", "scaffold:momentum_repair=raw"),
+    "scaffold": ("scaffold:option=I",),
     "ghbm": ("ghbm:tau=1", "ghbm:tau=4"),
-    "fed3r": ("fed3r:bias=false", "fed3r:features=16", "fed3r:features=16,sigma=1"),
+    "fed3r": ("fed3r:features=16",),
     "fed3rft": (
         "fed3rft(fedavg):train=head",
         "fed3rft(fedavg):train=features",
@@ -64,6 +64,12 @@ VARIANTS = {
     "serveradam": ("serveradam(scaffold)", "serveradam(fedsam)"),
 }
 
+INTRODUCTION = f"""\
+Which one to take: [choosing](../choosing.md). What is sent, computed and kept is read from runs of
+{ROUNDS} rounds with {PER_ROUND} of {CLIENTS} clients each. Sizes are per client that takes part
+and round; a vector has one number for each trained parameter; the server keeps the model besides
+what is listed. Tuples such as `ring` and `window` grow to the length that their option says."""
+
 NOTATION = """\
 ## Notation
 
@@ -76,6 +82,7 @@ NOTATION = """\
 | g_i(·), ∇F_i(·) | gradient at a point: of a minibatch, of all of the client's samples |
 | η, K_i (J) | client rate (`lr`), number of local steps the client makes |
 | ‖·‖ | Euclidean norm over all trained parameters together |
+| m, Y | number of features, the 1 for the bias included; number of classes |
 
 A local step adds weight decay and local momentum as `torch.optim.SGD` does, after the algorithm's
 correction; formulas leave both out. The momentum buffer starts empty at every visit."""
@@ -90,6 +97,8 @@ PLAIN = {
     "inner": "state of the wrapped algorithm",
     "first": "state of Fed3R",
     "second": "state of the fine-tuning algorithm",
+    "sent": "whether the client has sent its statistics",
+    "is_tuning": "whether the second stage has begun",
 }
 
 
@@ -309,7 +318,7 @@ def _whole(number: float) -> int:
 
 
 def _travels(run: Tiny, entry: Entry) -> Iterator[Field]:
-    node, view = resolve(run.algorithm, run.problem, owner_of(entry.phase))
+    node, _ = resolve(run.algorithm, run.problem, owner_of(entry.phase))
     method = entry.phase.rpartition(".")[2]
     kinds = signature(getattr(node, method))
     sides = ("down", kinds.down, entry.down), ("up", kinds.up, entry.up)
@@ -317,24 +326,24 @@ def _travels(run: Tiny, entry: Entry) -> Iterator[Field]:
         for name, size in sizes.items():
             if name == "frozen":  # once to each client, not in every round; said in the text
                 continue
-            amount = _amount(size, len(entry.asked), view, run.problem)
+            amount = _amount(size, len(entry.asked), run.problem)
             meaning = _meaning(cls, name)
             yield Field(f"`{method}` {where}", name, amount, meaning, reductions(cls).get(name, ""))
 
 
-def _amount(size: Size, visits: int, view: Problem, whole: Problem) -> Amount:
+def _amount(size: Size, visits: int, p: Problem) -> Amount:
     tensors, numbers = size.tensors / visits, size.numbers / visits / 8
-    vector = 4 * whole.layout.size
+    vector = 4 * p.layout.size
     if tensors % vector == 0:
         return Amount(_whole(tensors / vector), (), _whole(numbers))
-    return Amount(0, (_symbols(view, whole)[_whole(tensors)],), _whole(numbers))
+    return Amount(0, (_symbols(p)[_whole(tensors)],), _whole(numbers))
 
 
-def _symbols(view: Problem, whole: Problem) -> dict[int, str]:
+def _symbols(p: Problem) -> dict[int, str]:
     """Bytes → what has that size, for tensors that are no vectors of the model's length."""
-    f, classes = whole.feature_dim or 0, whole.classes or 0
+    f, classes = p.feature_dim or 0, p.classes or 0
     head = 4 * (f + 1) * classes
-    known = [(head, "the head"), (4 * whole.layout.size - head, "all but the head")]
+    known = [(head, "the head"), (4 * p.layout.size - head, "all but the head")]
     known += [(8 * 7, "7 values")]
     for m in (f, f + 1):
         known += [
@@ -357,7 +366,7 @@ def _kept(run: Tiny, where: str, states: Mapping[str, Any]) -> tuple[Field, ...]
             if where == "server keeps" and name == "w":
                 continue
             inside = name in ("inner", "first", "second")
-            amount = Amount() if inside else _amount(size, 1, run.problem, run.problem)
+            amount = Amount() if inside else _amount(size, 1, run.problem)
             full = f"{path}.{name}" if path else name
             grows = f"{name}#" in packed
             kept.append(Field(where, full, amount, _meaning(type(state), name), grows=grows))
@@ -524,7 +533,7 @@ def _variants(entry: catalogue.Entry) -> str:
         for found in map(facts, VARIANTS[entry.name])
     )
     head = "written as | down | up | gradient evaluations | server keeps | client keeps"
-    return f"Settings that cost something else:\n\n{table(head, rows)}"
+    return f"Other settings, measured in the same way:\n\n{table(head, rows)}"
 
 
 def index() -> str:
@@ -541,25 +550,17 @@ def index() -> str:
                 yield f"[{entry.name}]({entry.name}.md)", entry.summary, *sent, *kept
 
     head = "name | idea | down | up | gradient evaluations | server keeps | client keeps"
-    return (
-        "\n\n".join(
-            [
-                f"<!-- Generated by `{COMMAND}`. -->",
-                "# Algorithms",
-                "Which one to take: [choosing](../choosing.md). Sizes are per client that takes part "
-                f"and round, read from runs of {ROUNDS} rounds with {PER_ROUND} of {CLIENTS} clients "
-                "each; a vector has one number for each trained parameter, and the server keeps the "
-                "model besides what is listed. Tuples such as `ring` and `window` grow to the length "
-                "their option says.",
-                table(head, rows(wrappers=False)),
-                "## Around another algorithm",
-                f"Measured around `{INNER}`.",
-                table(head, rows(wrappers=True)),
-                NOTATION,
-            ]
-        )
-        + "\n"
-    )
+    parts = [
+        f"<!-- Generated by `{COMMAND}`: edit docs/make_algorithms.py or the code instead. -->",
+        "# Algorithms",
+        INTRODUCTION,
+        table(head, rows(wrappers=False)),
+        "## Around another algorithm",
+        f"Measured around `{INNER}`.",
+        table(head, rows(wrappers=True)),
+        NOTATION,
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def files() -> dict[Path, str]:

@@ -90,7 +90,7 @@ def descend(model: FlatModel, batch: tuple[Tensor, Tensor]) -> None:
 
 
 def by_autograd(problem: Problem, batch: tuple[Tensor, Tensor]) -> Vec:
-    module = problem.module(problem.w0)
+    module = problem.module(problem.w0, {})
     F.cross_entropy(module(batch[0]), batch[1]).backward()
     return torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])
 
@@ -111,7 +111,7 @@ def test_gradient_is_that_of_autograd(make: Any, data: Any, dtype: torch.dtype) 
 def test_a_tied_parameter_stands_in_the_vector_once() -> None:
     problem = task(Tied, samples())
     assert problem.layout.names == ("first.weight", "first.bias", "second.bias")
-    module = problem.module(problem.w0 + 1.0)
+    module = problem.module(problem.w0 + 1.0, {})
     assert module.get_parameter("second.weight") is module.get_parameter("first.weight")
 
 
@@ -217,7 +217,7 @@ def test_frozen_parameters_are_not_in_the_vector_but_everywhere_the_same() -> No
     assert set(problem.rest) == {"body.weight", "body.bias", "shift"}
     again: Problem = pickle.loads(pickle.dumps(problem))
     assert torch.equal(bound(problem).output(batch[0]), bound(again).output(batch[0]))
-    assert torch.equal(problem.module(problem.w0)(batch[0]), bound(again).output(batch[0]))
+    assert torch.equal(problem.module(problem.w0, {})(batch[0]), bound(again).output(batch[0]))
     body = problem.rest["body.weight"].clone()
     descend(problem.model, batch)
     assert torch.equal(problem.model.module.get_parameter("body.weight"), body)

@@ -16,10 +16,11 @@ WORDS = "errors grammar streams"
 INPUT = f"{WORDS} options source catalogue fields workload model_names"
 VECTORS = f"{WORDS} flat messages optim"
 LOOP = f"{VECTORS} pieces local data.batches data.augment"
-CORE = f"{LOOP} problem site algorithm"
+CORE = f"{LOOP} problem site exchange algorithm"
 PLACES = f"{CORE} shared ledger store data.resident"
-ENGINE = f"{PLACES} backends backends.* participation checkpoint engine"
-RUNS = f"{ENGINE} metrics experiment records results keeping figures result"
+ENGINE = f"{PLACES} backends backends.* participation checkpoint rounds engine"
+RUNS = f"{ENGINE} metrics experiment records results keeping figures result planning"
+GRIDS = "grid validation comparison task"
 
 # Module → what it may import from the package; a row of its own goes before a pattern. Rows are
 # in the order of the layers: only the command line may import what a later row describes.
@@ -49,7 +50,8 @@ ALLOWED = {
     "local": LOOP,
     "problem": LOOP,
     "site": f"{LOOP} problem",
-    "algorithm": f"{LOOP} problem site",
+    "exchange": f"{LOOP} site",
+    "algorithm": f"{LOOP} problem site exchange",
     "algorithms.*": "errors flat messages optim pieces local algorithm problem site algorithms.*",
     "algorithms": "algorithm algorithms.*",
     "shared": f"{WORDS} messages",
@@ -58,6 +60,7 @@ ALLOWED = {
     "store": f"{CORE} shared",
     "backends": PLACES,
     "backends.*": f"{PLACES} backends backends.*",
+    "rounds": ENGINE,
     "engine": ENGINE,
     "build": f"{INPUT} {CORE} algorithms",
     "experiment": f"{INPUT} data.datasets data.partition data.augment",
@@ -65,8 +68,14 @@ ALLOWED = {
     "results": f"{WORDS} records experiment",
     "keeping": f"{ENGINE} version records experiment results",
     "result": f"{ENGINE} records experiment results keeping figures",
+    "planning": RUNS,
     "session": RUNS,
-    "front": f"{INPUT} {RUNS} data.* models build prepare session",
+    "grid": f"{INPUT} experiment",
+    "validation": f"{WORDS} data.samples",
+    "comparison": f"{RUNS} session",
+    "task": f"{INPUT} {RUNS} data.* models build prepare session",
+    "front": f"{INPUT} {RUNS} data.* {GRIDS} prepare session",
+    "contests": f"{INPUT} {RUNS} data.* {GRIDS} prepare session",
     "report": "errors records results",
     "analysis": "",
     "analysis.*": f"{WORDS} algorithm flat data.* analysis.*",
@@ -74,11 +83,11 @@ ALLOWED = {
     "cli": "*",
     "cli.*": "*",
     "__main__": "cli",
-    FRONT_DOOR: "version algorithm data.resident engine errors front local result",
+    FRONT_DOOR: "version algorithm comparison data.resident engine errors front local result",
 }
 
 # Outside the package an algorithm sees torch and the language, nothing else.
-ALGORITHM_MAY_USE = "__future__ collections dataclasses functools math torch typing"
+ALGORITHM_MAY_USE = "__future__ collections dataclasses functools math numpy torch typing"
 
 # `fedrift --help` and wrong input answer without the second that `import torch` takes.
 WITHOUT_TORCH = f"{INPUT} data.datasets data.partition experiment prepare results cli cli.*"

@@ -56,7 +56,7 @@ def torch_loop(local: Local, steps: int, dtype: torch.dtype, clip: float | None 
     """The same minibatches in a loop anybody would write."""
     problem, split = task(Net, dtype)
     assert isinstance(local.optimizer, SGD) and isinstance(local.lr, float)
-    opt, module = local.optimizer, problem.module(problem.w0)
+    opt, module = local.optimizer, problem.module(problem.w0, {})
     order = stream(SEED, "order", ROUND, CLIENT)
     descent = torch.optim.SGD(
         module.parameters(),

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
-from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_type_hints
+from dataclasses import fields, replace
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
 
 from fedrift.errors import InputError
+from fedrift.exchange import Deliver, Exchange, NoReply, Weights, signature
 from fedrift.flat import Vec
 from fedrift.local import Local
 from fedrift.problem import Problem
-from fedrift.site import Work
 
 S = TypeVar("S")
 C = TypeVar("C")
 U = TypeVar("U")
 
-Weights = Literal["samples", "uniform"]
 Sampling = Literal["uniform", "once"]
 """Who may be drawn: anybody, or only clients that have not been counted yet."""
 
@@ -35,6 +33,8 @@ class Algorithm(ABC, Generic[S, C]):
     """Subclasses are frozen dataclasses that hold hyper-parameters and nothing else."""
 
     weights: Weights = "samples"
+    takes_gradient_rule: ClassVar[bool] = True
+    """Local steps use the gradient rule of `local`, so that another may be put in."""
 
     def weighting(self) -> Weights:
         """The weight of a client in every `Mean`."""
@@ -84,62 +84,25 @@ class Algorithm(ABC, Generic[S, C]):
         """The next state when sampling is "once" and everybody has been counted."""
         return s
 
+    def local_now(self, s: S) -> Local | None:
+        """The local settings of the coming round; None if clients make no steps in it."""
+        return getattr(self, "local", None)
+
+    def frozen(self, s: S, p: Problem) -> Mapping[str, Tensor]:
+        """Parameters and buffers outside w that were decided during the run, for evaluation."""
+        return {}
+
+    def also(self, s: S) -> Mapping[str, Vec]:
+        """Further models worth evaluating, by name."""
+        return {}
+
+    def log(self, s: S) -> Mapping[str, float]:
+        """Numbers of the state worth a place in the log."""
+        return {}
+
     def temperature(self, s: S) -> float:
         """What logits are divided by when the model is evaluated."""
         return 1.0
-
-
-@dataclass(frozen=True)
-class Signature:
-    """Message and state classes of a client method, read from its annotations."""
-
-    down: type
-    up: type
-    state: type | None
-    private: type | None
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """One `ask`: what goes down, and which client method it is for."""
-
-    phase: str
-    signature: Signature
-    round: int
-    seed: int
-    down: Any
-    private: Mapping[int, Any]
-    buffers: tuple[Tensor, ...]
-    weights: Weights
-    temperature: float = 1.0
-    frozen: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Parameters that are not trained but were decided during the run."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came back: the reduced message and who answered."""
-
-    up: Any
-    replied: tuple[int, ...]
-    nonfinite: tuple[int, ...]
-    buffers: tuple[Tensor, ...]
-    work: Work
-    up_bytes: Mapping[str, Any]
-
-
-class Deliver(Protocol):
-    """Runs an exchange at the given clients."""
-
-    def __call__(self, exchange: Exchange, clients: Sequence[int]) -> Outcome: ...
-
-
-class NoReply(Exception):
-    """Nobody gave a usable answer: the round is void, or the run has diverged."""
-
-    def __init__(self, nonfinite: tuple[int, ...]) -> None:
-        super().__init__("no usable reply")
-        self.nonfinite = nonfinite
 
 
 class Cohort:
@@ -159,6 +122,8 @@ class Cohort:
         self.problem, self.round = problem, round
         self.clients = tuple(sorted(clients))
         self.buffers = buffers
+        self.weight = 0.0
+        """Sum of the weights of those who answered the last ask."""
         self.temperature = 1.0
         self.frozen: Mapping[str, Tensor] = {}
         self._root, self._seed, self._deliver = root, seed, deliver
@@ -201,6 +166,7 @@ class Cohort:
             raise NoReply(outcome.nonfinite)
         self.clients = outcome.replied  # who missed this exchange is not asked in the next
         self.buffers = outcome.buffers
+        self.weight = outcome.weight
         return outcome.up
 
 
@@ -240,32 +206,6 @@ def resolve(
     return node, p
 
 
-@lru_cache(maxsize=256)
-def _signature(function: Any) -> Signature:
-    hints = get_type_hints(function)
-    try:
-        up, state = get_args(hints["return"])
-        down, private = hints["down"], hints.get("private")
-    except (KeyError, ValueError):
-        raise InputError(
-            f"{function.__qualname__}: a client method is annotated as (site: Site, down: Down, "
-            "mine: State) -> tuple[Up, State]; the hints are the wire format"
-        ) from None
-    return Signature(down, _bare(up), _bare(state), private and _bare(private))  # type: ignore[arg-type]
-
-
-def signature(fn: Callable[..., Any]) -> Signature:
-    """The classes a client method sends, returns and keeps."""
-    return _signature(fn.__func__)  # type: ignore[attr-defined]
-
-
-def _bare(hint: Any) -> Any:
-    """`X | None` → X; None → None."""
-    if hint is type(None) or hint is None:
-        return None
-    return next((a for a in get_args(hint) if a is not type(None)), hint)
-
-
 def local_of(algorithm: Algorithm[Any, Any]) -> Local | None:
     """The local settings of an algorithm or of what it wraps."""
     for _, node in parts(algorithm):
@@ -275,16 +215,16 @@ def local_of(algorithm: Algorithm[Any, Any]) -> Local | None:
     return None
 
 
-def uniform_only(algorithm: Algorithm[Any, Any], name: str) -> None:
+def uniform_only(algorithm: Algorithm[Any, Any]) -> None:
     """Refuse weights=samples where the rule is derived for the plain mean over clients."""
     if algorithm.weights != "uniform":
-        raise InputError(f"{name}: weights=samples is not its rule, which is uniform; leave it out")
+        raise InputError("weights=samples is not its rule, which is uniform; leave it out")
 
 
-def refuse_memory(local: Local, name: str, why: str) -> None:
+def refuse_memory(local: Local, why: str) -> None:
     """Refuse local momentum and adaptive optimizers where they would change the algorithm."""
     if local.has_memory:
-        raise InputError(f"{name}: momentum is refused, because {why}; set momentum=0")
+        raise InputError(f"momentum is refused, because {why}; set momentum=0")
 
 
 def map_local(

@@ -36,6 +36,8 @@ def amount(value: Any, field: str) -> Amount:
 def schedule(text: str, lr: float, rounds: int) -> float | Schedule:
     """A rate over rounds: `exp:0.9`, `step:10,factor=0.5`, `cosine`."""
     name, numbers = schedule_of(text)
+    if numbers.get("factor") == 0:
+        raise InputError(f"schedule '{text}': a factor of 0 makes the rate 0; use a small number")
     if name == "exp":
         return Exponential(lr, numbers["factor"])
     if name == "step":

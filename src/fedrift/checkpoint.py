@@ -41,10 +41,20 @@ def write(folder: Path, point: Checkpoint) -> None:
     packed |= {f"rows/{p}": torch.from_numpy(index) for p, index in point.rows.items()}
     packed["counted"] = torch.tensor(point.counted, dtype=torch.int64)
     packed["told"] = torch.tensor(point.told, dtype=torch.int64)
-    tensors = {p: v.contiguous() for p, v in packed.items() if isinstance(v, Tensor)}
+    tensors = _apart({p: v.contiguous() for p, v in packed.items() if isinstance(v, Tensor)})
     numbers = {p: v for p, v in packed.items() if not isinstance(v, Tensor)}
     head = {"round": point.round, "seconds": point.seconds, "numbers": numbers}
     replace_file(folder / FILE, save(tensors, metadata={"fedrift": json.dumps(head)}))
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Fields of a state may be the same tensor; the file format wants each by itself."""
+    seen: set[int] = set()
+    for path, tensor in tensors.items():
+        where = tensor.untyped_storage().data_ptr()
+        tensors[path] = tensor.clone() if where in seen else tensor
+        seen.add(where)
+    return tensors
 
 
 def read(folder: Path, like: Any) -> Checkpoint | None:

@@ -2,110 +2,38 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from fedrift.algorithm import Algorithm, Cohort, Exchange, NoReply, Outcome, local_of
-from fedrift.backends.visit import Backend, Chunk, Done, Evaluator, Pending
+from fedrift.algorithm import Algorithm, Cohort
+from fedrift.backends.visit import Backend, Done, Evaluator, Pending
 from fedrift.checkpoint import Checkpoint
+from fedrift.exchange import Exchange, NoReply, Outcome, Shown
 from fedrift.flat import Vec, is_finite
-from fedrift.ledger import Cost, Entry, Ledger
+from fedrift.ledger import Cost, Entry
 from fedrift.messages import Size, nbytes, pack
-from fedrift.participation import Participation
 from fedrift.problem import Problem
+from fedrift.rounds import (
+    Finished,
+    Metrics,
+    Observer,
+    Plan,
+    Progress,
+    Recorder,
+    RoundReport,
+    Settings,
+    Status,
+    fingerprint,
+)
 from fedrift.store import Store
 
-Status = Literal["done", "stopped", "diverged"]
-Metrics = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class RoundReport:
-    """What happened in a round (counted from 1). `metrics` is empty if it was not evaluated."""
-
-    round: int
-    weights: Vec
-    state: Any
-    metrics: Mapping[str, Any]
-    cost: Cost
-    cohort: tuple[int, ...]
-    nonfinite: tuple[int, ...]
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is about to run, said before the first round."""
-
-    parameters: int
-    clients: int
-    samples: int
-    cohort: float
-    workers: int
-    memory_bytes: int
-    disk_bytes: int
-    resumed_from: int = 0
-    notes: tuple[str, ...] = ()
-
-
-class Observer(Protocol):
-    """Is told what goes on; cannot change it."""
-
-    def started(self, plan: Plan) -> None: ...
-    def finished_round(self, report: RoundReport) -> None: ...
-
-
-class Recorder(Protocol):
-    """Keeps what must outlive the process."""
-
-    def rounds(self, row: Mapping[str, Any]) -> None: ...
-    def ledger(self, row: Mapping[str, Any]) -> None: ...
-    def is_due(self) -> bool: ...
-    def checkpoint(self, point: Checkpoint) -> None: ...
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The engine's part of a run: how long, who, when to look."""
-
-    rounds: int
-    participation: Participation
-    seed: int
-    eval_every: int
-    combine: Callable[[Sequence[Chunk]], Metrics]
-    sizes: np.ndarray
-
-
-@dataclass
-class Progress:
-    """Where a run stands; what a checkpoint restores."""
-
-    state: Any
-    buffers: tuple[Tensor, ...]
-    round: int = 0
-    counted: set[int] = field(default_factory=set[int])
-    told: set[int] = field(default_factory=set[int])
-    seconds: float = 0.0
-    rows: list[Metrics] = field(default_factory=list)
-    ledger: Ledger = field(default_factory=Ledger)
-
-
-@dataclass(frozen=True)
-class Finished:
-    """How a run ended."""
-
-    status: Status
-    diverged_at: int | None
-    progress: Progress
-    weights: Vec
+__all__ = ["Engine", "Finished", "Observer", "Plan", "Progress", "RoundReport", "fingerprint"]
 
 
 class Engine:
@@ -127,57 +55,69 @@ class Engine:
         self.algorithm, self.problem, self.backend, self.store = algorithm, problem, backend, store
         self.settings, self.progress = settings, progress
         self.recorder, self.observer, self.on_round = recorder, observer, on_round
-        self._local = local_of(algorithm)
         self._entries: list[Entry] = []
-        self._waiting: tuple[RoundReport, list[Entry], Pending | None] | None = None
+        self._waiting: tuple[RoundReport, list[Entry], dict[str, Pending]] | None = None
         self._total = progress.ledger.total
         self._stop = False
         self._clock = time.perf_counter() - progress.seconds
 
     def run(self) -> Finished:
         """All rounds that are left."""
-        good = self.progress.state
+        good = self.progress.state, self.progress.buffers
         while self.progress.round < self.settings.rounds:
             t = self.progress.round
             new, buffers, cohort, lost = self._round(t)
             if not self._settle():  # the evaluation of the round before was not finite
                 self.store.discard()
-                return self._finished("diverged", t, good)
+                return self._finished("diverged", t, *good)
             weights = self.algorithm.model(new)
             if lost or not is_finite(weights):
                 self.store.discard()
-                self._flush(t, weights, new, cohort, None)
-                return self._finished("diverged", t + 1, self.progress.state)
-            good = self.progress.state
+                self._flush(t, weights, new, cohort)
+                return self._finished("diverged", t + 1)
+            good = self.progress.state, self.progress.buffers
             self.store.commit()
             self.progress.state, self.progress.buffers = new, buffers
             self.progress.round = t + 1
             due = (t + 1) % self.settings.eval_every == 0 or t + 1 == self.settings.rounds
-            shown = self._shown(new)
-            pending = self.backend.evaluate(weights, buffers, *shown) if due else None
+            pending = self._evaluate(new, buffers) if due else {}
             self._waiting = (self._report(t, weights, new, cohort), self._entries, pending)
             self._entries = []
             saves = self.recorder is not None and self.recorder.is_due()
             if self.on_round is not None or saves or t + 1 == self.settings.rounds:
                 if not self._settle():
-                    return self._finished("diverged", t + 1, good)
+                    return self._finished("diverged", t + 1, *good)
                 if saves:
                     self.save()
                 if self._stop:
-                    return self._finished("stopped", None, self.progress.state)
-        return self._finished("done", None, self.progress.state)
+                    return self._finished("stopped", None)
+        return self._finished("done", None)
 
-    def _shown(self, state: Any) -> tuple[Tensor | None, float]:
-        return self.algorithm.allowed(state), self.algorithm.temperature(state)
+    def _shown(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, Shown]:
+        """What is evaluated: the model, and what the algorithm wants to see beside it."""
+        a = self.algorithm
+        main = Shown(
+            a.model(state),
+            buffers,
+            a.allowed(state),
+            a.temperature(state),
+            a.frozen(state, self.problem),
+        )
+        return {"": main} | {name: replace(main, w=w) for name, w in a.also(state).items()}
+
+    def _evaluate(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, Pending]:
+        shown = self._shown(state, buffers)
+        return {name: self.backend.evaluate(model) for name, model in shown.items()}
 
     def interrupted(self, alone: Evaluator | None) -> None:
         """Keep what is finished after an exception, without the workers, who may be in disorder."""
         self.store.discard()
         if self._waiting is not None:
             report, entries, pending = self._waiting
-            if pending is not None and alone is not None:
-                shown = self._shown(report.state)
-                pending = Done(alone.chunks(report.weights, self.progress.buffers, *shown))
+            if pending and alone is not None:
+                shown = self._shown(report.state, self.progress.buffers)
+                done = {name: Done(alone.chunks(model)) for name, model in shown.items()}
+                pending = dict[str, Pending](done)
             self._waiting = (report, entries, pending)
             self._settle()
         self.save()
@@ -188,7 +128,7 @@ class Engine:
         drawn, once = self._draw(t)
         able = [c for c in drawn if self._works(c, t)]
         if once:
-            progress.counted.update(c for c in drawn if c not in able)
+            progress.counted.update(c for c in drawn if not self.settings.sizes[c])
         if not able:
             return progress.state, progress.buffers, (), False
         cohort = Cohort(
@@ -213,7 +153,7 @@ class Engine:
         """The cohort, and whether it was drawn from those not counted yet."""
         progress, who = self.progress, self.settings.participation
         if self.algorithm.sampling(progress.state) == "once":
-            left = np.setdiff1d(np.arange(who.population), list(progress.counted))
+            left = np.setdiff1d(who.everybody(), list(progress.counted))
             if len(left):
                 return who.draw(t, self.settings.seed, left), True
             progress.state = self.algorithm.exhausted(progress.state, self.problem)
@@ -223,9 +163,10 @@ class Engine:
 
     def _works(self, client: int, t: int) -> bool:
         n = int(self.settings.sizes[client])
-        if n == 0 or self._local is None:
+        local = self.algorithm.local_now(self.progress.state)
+        if n == 0 or local is None:
             return n > 0
-        return self._local.steps_for(n, self.settings.seed, t, client) > 0
+        return local.steps_for(n, self.settings.seed, t, client) > 0
 
     def _deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
         outcome = self.backend.deliver(exchange, clients)
@@ -269,10 +210,8 @@ class Engine:
             seconds=0.0,
         )
 
-    def _flush(
-        self, t: int, weights: Vec, state: Any, cohort: tuple[int, ...], pending: Pending | None
-    ) -> None:
-        self._waiting = (self._report(t, weights, state, cohort), self._entries, pending)
+    def _flush(self, t: int, weights: Vec, state: Any, cohort: tuple[int, ...]) -> None:
+        self._waiting = (self._report(t, weights, state, cohort), self._entries, {})
         self._entries = []
         self._settle()
 
@@ -281,7 +220,7 @@ class Engine:
         if self._waiting is None:
             return True
         report, entries, pending = self._waiting
-        metrics = self.settings.combine(pending.chunks()) if pending is not None else {}
+        metrics = self._metrics(report.state, pending)
         self._waiting = None  # only now: an interruption while waiting must not lose the round
         seconds = time.perf_counter() - self._clock
         report = replace(report, metrics=metrics, seconds=seconds)
@@ -310,6 +249,15 @@ class Engine:
             self._stop = bool(self.on_round(copied)) or self._stop
         return math.isfinite(metrics.get("loss", 0.0))
 
+    def _metrics(self, state: Any, pending: dict[str, Pending]) -> Metrics:
+        metrics: Metrics = {}
+        for name, evaluation in pending.items():
+            measured = self.settings.combine(evaluation.chunks())
+            wanted = ("accuracy", "loss") if name else tuple(measured)
+            prefix = f"{name}_" if name else ""
+            metrics |= {f"{prefix}{k}": measured[k] for k in wanted if k in measured}
+        return metrics | dict(self.algorithm.log(state)) if metrics else {}
+
     def save(self) -> None:
         """Write a checkpoint of the last finished round."""
         if self.recorder is None:
@@ -329,27 +277,19 @@ class Engine:
         )
         self.store.saved()
 
-    def _finished(self, status: Status, diverged_at: int | None, state: Any) -> Finished:
-        return Finished(status, diverged_at, self.progress, self.algorithm.model(state))
+    def _finished(
+        self,
+        status: Status,
+        diverged_at: int | None,
+        state: Any = None,
+        buffers: tuple[Tensor, ...] | None = None,
+    ) -> Finished:
+        state = self.progress.state if state is None else state
+        buffers = self.progress.buffers if buffers is None else buffers
+        rest = dict(zip(self.problem.moving, buffers, strict=True))
+        rest |= self.algorithm.frozen(state, self.problem)
+        return Finished(status, diverged_at, self.progress, self.algorithm.model(state), rest)
 
 
 def _times(size: Size, n: int) -> Size:
     return Size(size.tensors * n, size.numbers * n)
-
-
-def fingerprint(weights: Vec, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Short hash of the final weights and of every logged number but timings."""
-    digest = hashlib.sha256(weights.detach().cpu().contiguous().numpy().tobytes())
-    for row in rows:
-        for name in sorted(row):
-            if name != "seconds":
-                digest.update(name.encode() + _bytes(row[name]))
-    return digest.hexdigest()[:16]
-
-
-def _bytes(value: Any) -> bytes:
-    if isinstance(value, (list, tuple)):
-        return b"".join(_bytes(v) for v in value)
-    if isinstance(value, Mapping):
-        return b"".join(str(k).encode() + _bytes(v) for k, v in sorted(value.items()))
-    return struct.pack("<d", value) if isinstance(value, (int, float)) else str(value).encode()

@@ -57,7 +57,8 @@ def panels(titled: Mapping[str, Panel], path: Path) -> Path:
         axis.set_title(title)
     measured = any(r.accuracy for runs in titled.values() for rs in runs.values() for r in rs)
     axes[0].set_ylabel("test accuracy" if measured else "test loss")
-    axes[-1].legend(frameon=False, loc="lower right" if measured else "upper right")
+    if axes[-1].get_legend_handles_labels()[0]:
+        axes[-1].legend(frameon=False, loc="lower right" if measured else "upper right")
     return save(figure, path)
 
 

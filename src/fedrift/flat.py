@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -126,6 +127,18 @@ def count(x: Any) -> int:
     return next(iter(x.values() if isinstance(x, dict) else x)).shape[0]
 
 
+def fresh(make: Callable[[], nn.Module]) -> nn.Module:
+    """A module of one's own, even if the factory gives the same one every time."""
+    return copy.deepcopy(make())
+
+
+def call(module: nn.Module, x: Inputs) -> Any:
+    """The module's output for one input, several, or named ones."""
+    if isinstance(x, Tensor):
+        return module(x)
+    return module(**x) if isinstance(x, dict) else module(*x)
+
+
 class FlatModel:
     """A module whose trainable parameters are views of one vector `w`: training moves `w` itself.
 
@@ -144,9 +157,12 @@ class FlatModel:
         device: str = "cpu",
         moving: tuple[str, ...] = (),
         head: str | None = None,
+        example: Inputs | None = None,
     ) -> None:
         with torch.random.fork_rng(devices=[]):  # building must not move the caller's generator
-            module = make()
+            module = fresh(make)
+        if example is not None:  # a lazy module takes its shapes from a batch
+            call(module.to(device=device, dtype=dtype).eval(), example)
         self.module = module.to(device=device, dtype=dtype)
         self.layout, self.loss_of, self.temperature = layout, loss, 1.0
         parameters = dict(module.named_parameters())
@@ -168,7 +184,7 @@ class FlatModel:
             isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()
         )
         self._head = head
-        self._all = parameters
+        self._all = {**buffers, **parameters}
         self._views: dict[int, tuple[Vec, list[Tensor]]] = {}
 
     def __reduce__(self) -> NoReturn:
@@ -176,24 +192,24 @@ class FlatModel:
 
     def output(self, x: Inputs) -> Any:
         """The module's output at the bound w, logits divided by the temperature."""
-        if isinstance(x, Tensor):
-            out = self.module(x)
-        elif isinstance(x, dict):
-            out = self.module(**x)
-        else:
-            out = self.module(*x)
+        out = call(self.module, x)
         return out if self.temperature == 1.0 else out / self.temperature
 
     def gradients(self, batch: Batch) -> Sequence[Tensor]:
         """Gradients of the mean loss at the bound w, one tensor per parameter, freshly made."""
         n = count(batch[0])
-        if n <= CHUNK or self.has_batch_norm or not isinstance(batch[1], Tensor):
+        target = batch[1]
+        is_mean = self.loss_of is nn.functional.cross_entropy  # another may weigh its samples
+        if n <= CHUNK or self.has_batch_norm or not is_mean or not isinstance(target, Tensor):
             return self._gradients(batch)
+        labelled = max(1, int((target >= 0).sum()))
         total: list[Tensor] = []
         for start in range(0, n, CHUNK):  # weighted by size: the mean of chunk means is biased
             some = slice(start, start + CHUNK)
-            part = (take(batch[0], some), batch[1][some])
-            share = count(part[0]) / n
+            part = (take(batch[0], some), target[some])
+            share = int((part[1] >= 0).sum()) / labelled
+            if not share:
+                continue
             if total:
                 add_each(total, self._gradients(part), share)
             else:

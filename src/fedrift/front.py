@@ -63,8 +63,7 @@ def split(
     shift: str | None = None,
 ) -> Split:
     """Divide samples among clients: `fr.split(x, y, "dirichlet:0.1", clients=100)`."""
-    x_tree = given.tensors(x, torch.get_default_dtype(), "x")
-    y_tree = given.tensors(y, torch.get_default_dtype(), "y")
+    x_tree, y_tree = given.tensors(x, None, "x"), given.tensors(y, None, "y")
     if count(x_tree) != count(y_tree):
         raise InputError(f"x has {count(x_tree)} samples but y has {count(y_tree)}")
     labels = y_tree.numpy() if isinstance(y_tree, Tensor) and y_tree.dim() == 1 else None
@@ -115,6 +114,8 @@ def run(
 ) -> Result:
     """Simulate a federation and return its `Result`; every argument is described in the README."""
     settings = {key: value for key, value in locals().items() if key in SETTINGS}
+    if on_round is not None and not callable(on_round):
+        raise InputError(f"on_round={on_round!r} must be a function of a RoundReport")
     return session.execute(
         _settled(algorithm, settings),
         workers=workers,
@@ -178,7 +179,7 @@ def _settled(algorithm: str | Algorithm[Any, Any], given_: Mapping[str, Any]) ->
         who={
             "per_round": said["per_round"],
             "fraction": said["fraction"],
-            "participants": None if schedule is None else [list(p) for p in schedule],
+            "participants": _lists(schedule),
             "sampling": said["sampling"],
         },
         weights=said["weights"],
@@ -211,6 +212,12 @@ def run_spec(
         out=None if folder is None else Path(folder),
         observer=observer,
     )
+
+
+def _lists(schedule: Any) -> Any:
+    if not isinstance(schedule, Sequence) or isinstance(schedule, str):
+        return schedule
+    return [list(ids) if isinstance(ids, Sequence) else ids for ids in schedule]
 
 
 def _whole(value: Any, field: str) -> None:

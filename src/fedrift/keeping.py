@@ -23,7 +23,7 @@ from fedrift.experiment import Spec
 from fedrift.problem import Problem
 from fedrift.results import SPEC, RunFolder
 from fedrift.results import load as load_folder
-from fedrift.shared import tree_to_packed
+from fedrift.shared import tensor_digest, tree_to_packed
 from fedrift.version import VERSION
 
 SHORTEST = 10.0  # seconds between checkpoints
@@ -109,8 +109,8 @@ def identity(
     digest = hashlib.sha256(problem.w0.cpu().numpy().tobytes())
     digest.update(re.sub(r" at 0x[0-9a-f]+", "", repr(algorithm)).encode())
     digest.update(repr(sorted(settings.items())).encode())
-    digest.update(split.sizes.tobytes())
+    for part in split.parts:
+        digest.update(len(part).to_bytes(8, "little") + part.tobytes())
     for leaf in (tree_to_packed(split.x, "x") | tree_to_packed(split.y, "y")).values():
-        few = leaf[:: max(1, len(leaf) // 256)].contiguous()  # all of it would take seconds
-        digest.update(repr(tuple(leaf.shape)).encode() + few.numpy().tobytes())
+        digest.update(tensor_digest(leaf).encode())
     return digest.hexdigest()[:16]

@@ -111,9 +111,10 @@ def _build(hint: Any, packed: Mapping[str, Any], path: str, like: Any) -> Any:
         hint = next(a for a in get_args(hint) if a is not type(None))
         return _build(hint, packed, path, like)
     if get_origin(hint) is tuple:
-        inner = get_args(hint)[0]
-        places = [f"{path}.{i}" for i in range(packed[f"{path}#"])]
-        return tuple(_build(inner, packed, place, None) for place in places)
+        number, kinds = packed[f"{path}#"], get_args(hint)
+        if len(kinds) == 2 and kinds[1] is Ellipsis:
+            kinds = (kinds[0],) * number
+        return tuple(_build(kinds[i], packed, f"{path}.{i}", None) for i in range(number))
     if hint is Any and is_dataclass(like):
         hint = type(like)
     if is_dataclass(hint):

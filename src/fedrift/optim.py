@@ -15,7 +15,7 @@ from fedrift.messages import state
 
 @state
 class OptState:
-    """What an optimizer remembers: its vectors, and how many steps it has made."""
+    """What an optimizer remembers: its vectors, and how many local steps it has made."""
 
     slots: tuple[Vec, ...] = ()
     count: Tensor
@@ -191,14 +191,14 @@ class Staircase:
 
 @dataclass(frozen=True)
 class Cosine:
-    """From lr down to lr·floor over `total` rounds."""
+    """From lr towards lr·floor over `total` rounds; never 0, since formulas divide by the rate."""
 
     lr: float
     total: int
     floor: float = 0.0
 
     def at(self, round: int, step: int) -> float:
-        share = min(1.0, round / max(1, self.total - 1))
+        share = min(1.0, round / self.total)
         return self.lr * (self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * share)))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from fedrift.errors import InputError
 from fedrift.streams import stream
 
+TRIES = 1000
 Kind = Literal["fixed", "bernoulli", "cyclic", "explicit"]
 
 
@@ -26,6 +27,19 @@ class Participation:
     size: int
     share: float
     schedule: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def is_full(self) -> bool:
+        """All clients take part in every round."""
+        if self.kind == "explicit":
+            return all(len(ids) == self.population for ids in self.schedule)
+        return self.share >= 1.0 if self.kind == "bernoulli" else self.size == self.population
+
+    def everybody(self) -> np.ndarray:
+        """All who can ever be drawn."""
+        if self.kind == "explicit":
+            return np.unique(np.concatenate([np.array(ids, int) for ids in self.schedule]))
+        return np.arange(self.population)
 
     def draw(self, round: int, seed: int, left: np.ndarray | None = None) -> tuple[int, ...]:
         """The cohort of a round (from 0); `left` restricts it to clients not counted yet."""
@@ -45,10 +59,11 @@ class Participation:
         return tuple(sorted(int(i) for i in ids))
 
     def _coins(self, rng: np.random.Generator, pool: int) -> np.ndarray:
-        while True:
+        for _ in range(TRIES):
             chosen = np.flatnonzero(rng.random(pool) < self.share)
             if len(chosen):
                 return chosen
+        return rng.integers(0, pool, 1)  # the share is so small that nobody would ever come
 
     def _turn(self, round: int, seed: int) -> tuple[int, ...]:
         order = stream(seed, "groups").permutation(self.population)
@@ -67,15 +82,17 @@ def participation(
     sampling: str = "fixed",
 ) -> Participation:
     """Check and settle the options of a run; nothing given means everybody."""
+    if fraction is not None and not (_is_number(fraction) and 0.0 < fraction <= 1.0):
+        raise InputError(f"fraction={fraction!r} must be a number above 0 and at most 1")
     if participants is not None:
+        if sampling != "fixed":
+            raise InputError(f"sampling='{sampling}' has no meaning with participants; drop one")
         return _explicit(population, rounds, participants, fraction, per_round)
     if per_round is not None and fraction is not None:
         raise InputError(f"per_round={per_round} and fraction={fraction}: give one of them")
-    if fraction is not None and not 0.0 < fraction <= 1.0:
-        raise InputError(f"fraction={fraction} must be above 0 and at most 1")
-    if per_round is not None and not 1 <= per_round <= population:
+    if per_round is not None and not (_is_whole(per_round) and 1 <= per_round <= population):
         raise InputError(
-            f"per_round={per_round} must be between 1 and the number of clients, {population}"
+            f"per_round={per_round!r} must be a whole number from 1 to {population}, the clients"
         )
     if sampling not in ("fixed", "bernoulli", "cyclic"):
         raise InputError(f"sampling='{sampling}' must be fixed, bernoulli or cyclic")
@@ -88,6 +105,14 @@ def participation(
     return Participation(population, sampling, size, constant)
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or _is_whole(value)
+
+
 def _explicit(
     population: int,
     rounds: int,
@@ -97,12 +122,18 @@ def _explicit(
 ) -> Participation:
     if per_round is not None:
         raise InputError("participants and per_round: the schedule says who takes part; drop one")
+    listed = isinstance(participants, (list, tuple))
+    if not listed or not all(isinstance(ids, (list, tuple)) for ids in participants):
+        raise InputError(f"participants={participants!r} must be a list of lists, one a round")
     if len(participants) < rounds:
         raise InputError(
             f"participants lists {len(participants)} rounds, but rounds={rounds}: one list a round"
         )
     schedule: list[tuple[int, ...]] = []
     for t, names in enumerate(participants[:rounds]):
+        strange = next((i for i in names if not _is_whole(i)), None)
+        if strange is not None:
+            raise InputError(f"participants[{t}] names {strange!r}; client ids are whole numbers")
         ids = sorted(int(i) for i in names)
         wrong = [i for i in ids if not 0 <= i < population]
         if wrong or len(set(ids)) != len(ids):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedrift.errors import InputError
-from fedrift.flat import Batch, FlatModel, Inputs, Layout, Loss, Rest, Vec, flatten
+from fedrift.flat import Batch, FlatModel, Inputs, Layout, Loss, Rest, Vec, call, flatten, fresh
 from fedrift.local import LocalStep
 
 Part = Literal["all", "head", "features"]
@@ -28,8 +28,12 @@ class Problem:
     rest: Rest
     population: int
     participation: float
-    """C of the papers: the expected cohort divided by the population."""
+    """C of the papers, as configured: the fraction, or clients a round ÷ all clients."""
     rounds: int
+    samples: int = 0
+    """Of all clients together."""
+    is_full: bool = False
+    """Everybody takes part in every round."""
     moving: tuple[str, ...] = ()
     """Names of the buffers that training moves: running statistics."""
     part: Part = "all"
@@ -37,6 +41,8 @@ class Problem:
     head: str | None = None
     feature_dim: int | None = None
     device: str = "cpu"
+    example: Inputs | None = None
+    """Two inputs, for a lazy module that takes its shapes from them."""
     _bound: list[tuple[FlatModel, LocalStep]] = field(default_factory=list, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -53,6 +59,7 @@ class Problem:
                 device=self.device,
                 moving=self.moving,
                 head=self.head,
+                example=self.example,
             )
             self._bound.append((model, LocalStep(model)))
         return self._bound[0]
@@ -66,11 +73,13 @@ class Problem:
     def step(self) -> LocalStep:
         return self._bind()[1]
 
-    def module(self, w: Vec) -> nn.Module:
-        """A fresh module with the weights w, free of any view."""
+    def module(self, w: Vec, moved: Mapping[str, Tensor]) -> nn.Module:
+        """A fresh module with the weights w and what else a run has moved, free of any view."""
         with torch.random.fork_rng(devices=[]):
-            module = self.make().to(dtype=self.w0.dtype)
-        tensors = {**self.rest, **self.layout.named(w)}
+            module = fresh(self.make).to(dtype=self.w0.dtype)
+        if self.example is not None:
+            call(module.eval(), self.example)
+        tensors = {**self.rest, **moved, **self.layout.named(w)}
         with torch.no_grad():
             for name, value in (*module.named_parameters(), *module.named_buffers()):
                 if name in tensors:
@@ -119,6 +128,8 @@ def define(
     population: int,
     participation: float,
     rounds: int,
+    samples: int = 0,
+    is_full: bool = False,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     head: str | None = None,
@@ -127,12 +138,13 @@ def define(
     """Build the model once, look at it with a probe batch, and describe it."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(init_seed)
-        module = make()
-        if not isinstance(module, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        module = fresh(make)
+        if not isinstance(module, nn.Module):
             raise InputError(f"model: the factory returned a {type(module).__name__}, not a module")
         module = module.to(dtype=dtype)
-        if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
-            _probe_output(module.eval(), probe[0])  # a lazy module takes its shapes from a batch
+        lazy = any(map(is_lazy, (*module.parameters(), *module.buffers())))
+        if lazy:
+            _probe_output(module.eval(), probe[0])
         before = {n: b.detach().clone() for n, b in module.named_buffers()}
         output = _probe_output(module.train(), probe[0])
     layout = Layout.of(module)
@@ -153,23 +165,20 @@ def define(
         population=population,
         participation=participation,
         rounds=rounds,
+        samples=samples,
+        is_full=is_full,
         moving=moving,
         classes=classes,
         head=head if width else None,
         feature_dim=width,
         device=device,
+        example=probe[0] if lazy else None,
     )
-
-
-def _call(module: nn.Module, x: Inputs) -> Any:
-    if isinstance(x, Tensor):
-        return module(x)
-    return module(**x) if isinstance(x, dict) else module(*x)
 
 
 def _probe_output(module: nn.Module, x: Inputs) -> Any:
     try:
-        return _call(module, x)
+        return call(module, x)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         shapes = tuple(x.shape) if isinstance(x, Tensor) else "several inputs"
         raise InputError(
@@ -200,7 +209,7 @@ def _feature_width(module: nn.Module, head: str, x: Inputs) -> int | None:
     caught: list[tuple[Any, Any]] = []
     hook = layer.register_forward_hook(lambda _, args, out: caught.append((args[0], out)))
     with torch.no_grad():
-        output = _call(module.eval(), x)
+        output = call(module.eval(), x)
     hook.remove()
     if len(caught) != 1 or caught[0][0].dim() != 2 or not torch.equal(caught[0][1], output):
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedrift.engine import Status, fingerprint
 from fedrift.flat import Vec
@@ -29,6 +29,8 @@ class Result:
     ledger: Ledger
     seconds: float
     problem: Problem
+    rest: Mapping[str, Tensor]
+    """Buffers and frozen parameters that the run has moved, by name."""
     about: Mapping[str, Any]
     """What was run: algorithm, data, seed and the like."""
     notes: tuple[str, ...] = ()
@@ -57,7 +59,11 @@ class Result:
 
     def module(self) -> nn.Module:
         """A module of the run's kind with the final weights."""
-        return self.problem.module(self.weights)
+        return self.problem.module(self.weights, self.rest)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every parameter and buffer that the run has decided, by name."""
+        return {**self.problem.layout.named(self.weights), **self.rest}
 
     def summary(self) -> dict[str, Any]:
         """One object with everything that fits on a line each."""
@@ -102,5 +108,5 @@ class Result:
             for row in self.ledger.rows():
                 made.append_ledger(row)
             summary = {**self.summary(), "folder": str(folder)}
-            keeping.Keeper(made).finish(self.problem.layout.named(self.weights), summary)
+            keeping.Keeper(made).finish(self.tensors(), summary)
         return Path(folder)

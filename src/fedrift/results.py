@@ -129,7 +129,7 @@ class RunFolder:
         import numpy as np
         from safetensors.numpy import save
 
-        whole = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+        whole = {name: np.array(tensor, order="C") for name, tensor in tensors.items()}
         self.write_bytes(MODEL, save(whole))
 
     def write_text(self, name: str, text: str) -> None:

@@ -2,70 +2,41 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fedrift import backends, checkpoint, keeping, metrics
-from fedrift.algorithm import Algorithm, local_of
+from fedrift import checkpoint, keeping, metrics
 from fedrift.backends.inprocess import InProcess
 from fedrift.backends.pool import Pool
-from fedrift.backends.processes import Processes
+from fedrift.backends.processes import Processes, check_sendable
 from fedrift.backends.visit import Backend, Chunk, Evaluator, Visitor
-from fedrift.data.resident import Split
-from fedrift.engine import Engine, Finished, Observer, Plan, Progress, RoundReport, Settings
+from fedrift.engine import Engine, Finished, Observer, Progress, RoundReport, Settings
 from fedrift.errors import InputError
-from fedrift.experiment import Spec
-from fedrift.flat import count, take
 from fedrift.ledger import Entry, Ledger
-from fedrift.participation import Participation
-from fedrift.problem import Problem
+from fedrift.planning import Task, UserMetric, cost_of, plan, workers_for
 from fedrift.result import Result
 from fedrift.results import RunFolder
 from fedrift.results import load as load_folder
-from fedrift.site import Augment
 from fedrift.store import Store
 
-WORTH_WORKERS = 3.0  # seconds of work below which starting workers costs more than they save
-PROCESS_BYTES = 160 << 20  # what an idle process with torch holds for itself
-
-UserMetric = Callable[[Any, Any], Any]
-
-
-@dataclass(frozen=True)
-class Task:
-    """A run with everything settled but where it is computed."""
-
-    algorithm: Algorithm[Any, Any]
-    problem: Problem
-    split: Split
-    test: tuple[Any, Any] | None
-    participation: Participation
-    rounds: int
-    seed: int
-    eval_every: int
-    spec: Spec
-    about: Mapping[str, Any]
-    augment: Augment | None = None
-    metrics: Mapping[str, UserMetric] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+__all__ = ["Task", "UserMetric", "execute", "one_thread"]
 
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """Results depend on the number of threads, so there is one; the caller's is restored."""
-    before = torch.get_num_threads()
+    """Results depend on the number of threads, so there is one. The caller's number of threads
+    and torch's generator, which dropout draws from, are restored."""
+    before, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        torch.set_rng_state(state)
 
 
 def execute(
@@ -80,29 +51,43 @@ def execute(
 ) -> Result:
     """Run the task, on a pool if there is one, or go on with what its folder holds of it."""
     with one_thread():
-        task.algorithm.check(task.problem)
-        settings = {"rounds": task.rounds, "seed": task.seed, "eval_every": task.eval_every}
-        identity = keeping.identity(task.algorithm, task.problem, task.split, settings)
+        _check(task)
+        number = pool.workers if pool is not None else workers_for(task, workers, backend)
+        if number:
+            check_sendable(task.algorithm, task.problem, task.augment)
+        identity = keeping.identity(task.algorithm, task.problem, task.split, task.deciding())
         folder, again = None, False
         if out is not None:
             environment = keeping.environment(identity, task.notes)
             folder, again = keeping.open_folder(out, task.spec, environment)
         try:
-            if folder is not None and again and load_folder(folder.path).summary:
+            if folder is not None and again and _is_complete(folder):
                 return _reread(task, folder)
             if folder is not None and not again:
                 folder.write_clients(keeping.clients(task.split, task.problem.classes))
-            return _execute(task, folder, again, workers, backend, observer, on_round, pool)
+            return _execute(task, folder, again, number, backend, observer, on_round, pool)
         finally:
             if folder is not None:
                 folder.close()
+
+
+def _is_complete(folder: RunFolder) -> bool:
+    """Nothing is left to do: a run that was stopped goes on."""
+    return load_folder(folder.path).status in ("done", "diverged")
+
+
+def _check(task: Task) -> None:
+    try:
+        task.algorithm.check(task.problem)
+    except InputError as error:
+        raise InputError(f"{task.about['algorithm']}: {error}") from None
 
 
 def _execute(
     task: Task,
     folder: RunFolder | None,
     again: bool,
-    workers: int | str,
+    number: int,
     kind: str,
     observer: Observer | None,
     on_round: Callable[[RoundReport], bool | None] | None,
@@ -115,7 +100,6 @@ def _execute(
     if task.test is not None:
         evaluator = Evaluator(problem, *task.test, metrics.evaluate_chunk, bool(task.metrics))
     progress = _begin(task, store, folder, again)
-    number = pool.workers if pool is not None else _workers(task, workers, kind)
     if observer is not None:
         observer.started(plan(task, store, number, progress.round))
     chosen = _backend(visitor, store, evaluator, number, task, kind, pool)
@@ -149,8 +133,7 @@ def _execute(
         store.close()
     result = _result(task, finished, folder)
     if folder is not None:
-        named = problem.layout.named(result.weights)
-        keeping.Keeper(folder).finish(named, result.summary())
+        keeping.Keeper(folder).finish(result.tensors(), result.summary())
     return result
 
 
@@ -180,55 +163,6 @@ def _begin(task: Task, store: Store, folder: RunFolder | None, again: bool) -> P
     )
 
 
-def _workers(task: Task, workers: int | str, kind: str) -> int:
-    if kind == "in-process" or workers == 0:
-        return 0
-    if isinstance(workers, int):
-        return workers
-    if workers != "auto":
-        raise InputError(f"workers='{workers}' must be 'auto' or a whole number")
-    number = min(backends.cores(), task.participation.size)
-    if kind == "processes":
-        return max(1, number)
-    return number if number > 1 and _seconds(task) > WORTH_WORKERS else 0
-
-
-def _seconds(task: Task) -> float:
-    """A guess at the time the whole run would take in one process."""
-    biggest = int(task.split.sizes.argmax())
-    size = min(32, int(task.split.sizes[biggest]))
-    batch = (
-        take(task.split.x, task.split.parts[biggest][:size]),
-        take(task.split.y, task.split.parts[biggest][:size]),
-    )
-    model = task.problem.model
-    model.module.eval()  # moves no running statistics
-    model.w.copy_(task.problem.w0)
-    model.gradients(batch)
-    start = time.perf_counter()
-    model.gradients(batch)
-    seconds = (time.perf_counter() - start) / size
-    cost = cost_of(task)
-    mean = sum(cost(c, 0) for c in range(0, len(task.split), max(1, len(task.split) // 100)))
-    visits = mean / len(range(0, len(task.split), max(1, len(task.split) // 100)))
-    tests = count(task.test[0]) / task.eval_every / 3 if task.test is not None else 0.0
-    return seconds * task.rounds * (visits * task.participation.size + tests)
-
-
-def cost_of(task: Task) -> Callable[[int, int], float]:
-    """Examples a visit will differentiate, to start the longest first."""
-    local, sizes = local_of(task.algorithm), task.split.sizes
-
-    def cost(client: int, round: int) -> float:
-        n = int(sizes[client])
-        if local is None:
-            return n
-        batch = min(n, local.batch_size or n)
-        return local.steps_for(n, task.seed, round, client) * batch
-
-    return cost
-
-
 def _backend(
     visitor: Visitor,
     store: Store,
@@ -242,38 +176,12 @@ def _backend(
         return Processes(visitor, store, evaluator, pool, cost_of(task), owns_pool=False)
     if workers == 0:
         return InProcess(visitor, store, evaluator, wire=kind == "wire")
-    return Processes(visitor, store, evaluator, Pool(workers), cost_of(task))
-
-
-def plan(task: Task, store: Store, workers: int, resumed_from: int) -> Plan:
-    """What the run will hold in memory and on disk."""
-    vector = task.problem.w0.nbytes
-    data = sum(t.nbytes for t in _leaves((task.split.x, task.split.y, task.test)))
-    cohort = task.participation.size
-    state = store.row_bytes()
-    visited = min(task.problem.population, cohort * task.rounds)
-    server = 12 * vector
-    memory = PROCESS_BYTES * (workers + 1) + data * (2 if workers else 1) + server
-    memory += max(1, workers) * 10 * vector
-    return Plan(
-        parameters=task.problem.layout.size,
-        clients=task.problem.population,
-        samples=int(task.split.sizes.sum()),
-        cohort=cohort,
-        workers=workers,
-        memory_bytes=memory,
-        disk_bytes=state * (visited + 2 * cohort) if state else 0,
-        resumed_from=resumed_from,
-        notes=task.notes,
-    )
-
-
-def _leaves(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, dict):
-        return [leaf for v in tree.values() for leaf in _leaves(v)]
-    return [leaf for v in tree for leaf in _leaves(v)] if isinstance(tree, tuple) else []
+    own = Pool(workers)
+    try:
+        return Processes(visitor, store, evaluator, own, cost_of(task))
+    except BaseException:
+        own.close()
+        raise
 
 
 def _combine(task: Task, chunks: Sequence[Chunk]) -> dict[str, Any]:
@@ -298,6 +206,7 @@ def _result(task: Task, finished: Finished, folder: RunFolder | None) -> Result:
         ledger=progress.ledger,
         seconds=progress.seconds,
         problem=task.problem,
+        rest=finished.rest,
         about=task.about,
         notes=task.notes,
         folder=None if folder is None else folder.path,
@@ -308,7 +217,8 @@ def _reread(task: Task, folder: RunFolder) -> Result:
     """The result of a run that was finished before."""
     record = load_folder(folder.path)
     weights = record.weights()
-    flat = torch.cat([torch.from_numpy(weights[n]).reshape(-1) for n in task.problem.layout.names])
+    names = task.problem.layout.names
+    flat = torch.cat([torch.from_numpy(weights[n]).reshape(-1) for n in names])
     progress = Progress(
         None,
         (),
@@ -318,5 +228,6 @@ def _reread(task: Task, folder: RunFolder) -> Result:
         ledger=Ledger([Entry.of(row) for row in record.ledger]),
     )
     summary = record.summary
-    done = Finished(summary["status"], summary["diverged_at"], progress, flat)
+    rest = {n: torch.from_numpy(v) for n, v in weights.items() if n not in names}
+    done = Finished(summary["status"], summary["diverged_at"], progress, flat, rest)
     return _result(task, done, folder)

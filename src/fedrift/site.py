@@ -115,6 +115,8 @@ class Site:
     def _ready(self, purpose: str) -> LocalStep:
         step = self.problem.step
         module = self.problem.model.module.train()
+        if self.problem.part == "head":  # the extractor is frozen, its statistics too
+            module.eval()
         if self._pairs and self.n == 1:  # nothing to normalise over
             for part in module.modules():
                 if isinstance(part, nn.modules.batchnorm._BatchNorm):
@@ -131,32 +133,27 @@ class Site:
             yield (x, y) if self._augment is None else self._augment(x, y, *changing)
 
     @torch.no_grad()
-    def full_grad(self, w: Vec, moves_buffers: bool = False) -> Vec:
-        """Exact gradient of the mean loss over all samples, without weight decay."""
+    def full_grad(self, w: Vec) -> Vec:
+        """Exact gradient of the mean loss over all samples, without decay or augmentation."""
         step, model = self._ready("full"), self.problem.model
         held = model.buffers()
         batch = self._data.batch(None)
         step.begin(0, 0.0, batch)
         step.seed()
         g = model.grad_at(w, batch).clone()
-        if moves_buffers:
-            self.has_trained = True
-        else:
-            model.load_buffers(held)
+        model.load_buffers(held)
         self.work.add(Work(gradients=self.n))
         return g
 
     @torch.no_grad()
-    def minibatch_grad(self, w: Vec, batch_size: int | None, moves_buffers: bool = True) -> Vec:
-        """Gradient on one seeded minibatch, or on all samples if batch_size is None."""
-        if batch_size is None or batch_size >= self.n:
-            return self.full_grad(w, moves_buffers)
+    def minibatch_grad(self, w: Vec, batch_size: int | None) -> Vec:
+        """Gradient on one training batch, augmented like any; the whole client if None."""
         step, model = self._ready("dropout"), self.problem.model
         batch = next(self._batches(batch_size, 1, "order"))
         step.begin(0, 0.0, batch)
         step.seed()
         g = model.grad_at(w, batch).clone()
-        self.has_trained = self.has_trained or moves_buffers
+        self.has_trained = True
         self.work.add(Work(gradients=count(batch[0])))
         return g
 

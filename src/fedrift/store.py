@@ -95,6 +95,8 @@ class Rows:
 
     def write(self, slot: int, state: Any) -> None:
         row, packed = self._row(slot), pack(state)
+        if any(packed.get(path) != length for path, length in self.layout.constants):
+            raise TypeError("a client state changed the length of a tuple: keep its shape fixed")
         for i, (path, place, piece) in enumerate(self._pieces(row)):
             value = packed[path]
             row[i] = value is not None
@@ -159,6 +161,11 @@ class Table:
         if client in self._pending:
             self._free.append(self._pending[client])
         self._pending[client] = slot
+
+    def drop(self, client: int) -> None:
+        """Its reply was dropped: what an earlier exchange of the round wrote is void too."""
+        if client in self._pending:
+            self._free.append(self._pending.pop(client))
 
     def commit(self) -> None:
         for client, slot in self._pending.items():

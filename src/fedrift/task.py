@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from fedrift import build, keeping, models
-from fedrift.algorithm import Algorithm
+from fedrift.algorithm import Algorithm, local_of
 from fedrift.data import given
 from fedrift.data.augment import mixed_loss, parse_augment
 from fedrift.data.resident import Split
 from fedrift.errors import InputError
 from fedrift.experiment import Spec
-from fedrift.flat import take
+from fedrift.flat import count, take
 from fedrift.participation import participation
 from fedrift.prepare import Prepared
 from fedrift.problem import Problem, define
@@ -77,6 +78,7 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
         eval_every=spec.eval_every,
         head=spec.head,
         spec=replace(spec, model=ready.model),
+        black=tuple(-m / s for m, s in zip(data.mean, data.std, strict=True)),
     )
 
 
@@ -99,14 +101,18 @@ def settle(
     eval_every: int,
     head: str | None,
     spec: Spec | None,
+    black: tuple[float, ...] = (),
 ) -> Task:
     """Everything both front doors share: checks, the model bound to its data, the algorithm."""
     build.check_numbers(local)
+    _check_kinds(loss, metrics, local.get("schedule"), augment)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise InputError(f"seed={seed!r} must be a whole number of at least 0")
     chosen = participation(len(held), rounds, **who)
     _per_client(local, len(held))
     changes = parse_augment(augment)
+    if changes.crop is not None and black:
+        changes = replace(changes, crop=replace(changes.crop, black=black))
     changes.check(held.x, held.y)
     objective = loss if loss is not None else nn.functional.cross_entropy
     describe = partial(
@@ -115,19 +121,21 @@ def settle(
         init_seed=torch_seed(seed, "init"),
         population=len(held),
         participation=chosen.share,
+        samples=int(held.sizes.sum()),
+        is_full=chosen.is_full,
         rounds=rounds,
         dtype=dtype,
         device=device,
         head=head,
         classification=_has_labels(held.y),
     )
-    problem, held, test, notes = _bind(partial(describe, make), held, test)
+    labels = partial(_check_labels, strict=loss is None)
+    problem, held, test, notes = _bind(partial(describe, make), held, test, labels)
 
     def describe_again(make: Callable[[], nn.Module], head: str) -> Problem:
         first = np.concatenate(held.parts)[:2]
         return describe(make, head=head, probe=(take(held.x, first), take(held.y, first)))
 
-    _check_labels(problem, held, test, loss is None)
     if isinstance(algorithm, Algorithm):
         said = [k for k, v in local.items() if v is not None] + (["weights"] if weights else [])
         if said:
@@ -138,6 +146,9 @@ def settle(
     else:
         named = Spec(algorithm=algorithm, weights=weights).algorithm_named
         made, name = build.build(named, local, rounds), str(named)
+    used = local_of(made)
+    if used is not None and used.batch_size == 1 and problem.model.has_batch_norm:
+        raise InputError("batch_size=1 gives batch normalisation nothing to average; use 2 or more")
     problem = made.adapt(problem, describe_again)
     made = made.prepare(problem)
     about = {"algorithm": name, "rounds": rounds, "seed": seed}
@@ -164,45 +175,69 @@ def settle(
 
 
 def _bind(
-    describe: Callable[..., Problem], held: Split, test: tuple[Any, Any] | None
+    describe: Callable[..., Problem],
+    held: Split,
+    test: tuple[Any, Any] | None,
+    check: Callable[[Problem, Split, tuple[Any, Any] | None], None],
 ) -> tuple[Problem, Split, tuple[Any, Any] | None, tuple[str, ...]]:
     """Try the model on two samples: channels-last images first, then as they came."""
     first = np.concatenate(held.parts)[:2]
     try:
-        return *_bound(describe, held, test, first, given.channels_last), ()
+        return *_bound(describe, held, test, check, first, given.channels_last), ()
     except InputError:
         if not given.has_images(held.x):
             raise
     notes = ("the model takes no channels-last images: slower convolutions",)
-    return *_bound(describe, held, test, first, given.contiguous), notes
+    return *_bound(describe, held, test, check, first, given.contiguous), notes
 
 
 def _bound(
     describe: Callable[..., Problem],
     held: Split,
     test: tuple[Any, Any] | None,
+    check: Callable[[Problem, Split, tuple[Any, Any] | None], None],
     first: np.ndarray,
     arrange: Callable[[Any], Any],
 ) -> tuple[Problem, Split, tuple[Any, Any] | None]:
     data = Split(arrange(held.x), held.y, held.parts, held.note)
     probe = take(data.x, first), take(data.y, first)
     problem = describe(probe=probe)
-    _try(problem, probe)
-    return problem, data, None if test is None else (arrange(test[0]), test[1])
+    check(problem, data, test)
+    _try(problem, probe, "loss")
+    if test is None or not count(test[0]):
+        return problem, data, None
+    test = arrange(test[0]), test[1]
+    _try(problem, (take(test[0], slice(2)), take(test[1], slice(2))), "test")
+    return problem, data, test
 
 
-def _try(problem: Problem, probe: tuple[Any, Any]) -> None:
+def _try(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
     try:
         model = problem.model
         held = model.buffers()
         model.w.copy_(problem.w0)
-        model.gradients(probe)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Using a target size")  # broadcast by mistake
+            model.gradients(probe)
         model.load_buffers(held)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError, UserWarning) as error:
         labels = probe[1].tolist() if isinstance(probe[1], Tensor) else "…"
         raise InputError(
-            f"loss: cannot be computed for the model's output and the targets {labels}: {error}"
+            f"{field}: no loss can be computed from the model's output for two samples and the "
+            f"targets {labels}: {error}"
         ) from error
+
+
+def _check_kinds(loss: Any, metrics: Any, schedule: Any, augment: Any) -> None:
+    if loss is not None and not callable(loss):
+        raise InputError(f"loss={loss!r} must be a function of output and target")
+    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+        raise InputError(f"metrics={metrics!r} must map names to functions of output and target")
+    if schedule is not None and not isinstance(schedule, str):
+        raise InputError(f"schedule={schedule!r} must be a text such as 'exp:0.9'")
+    texts = [augment] if isinstance(augment, str) else augment or []
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(t, str) for t in texts):
+        raise InputError(f"augment={augment!r} must be a list of texts such as ['crop:4', 'flip']")
 
 
 def _has_labels(y: Any) -> bool:

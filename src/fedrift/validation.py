@@ -18,7 +18,7 @@ def hold_out(data: DataSet) -> DataSet:
     held = np.zeros(len(data.y), dtype=bool)
     for label in np.unique(data.y):
         members = np.flatnonzero(data.y == label)
-        held[rng.permutation(members)[: int(round(SHARE * len(members)))]] = True
+        held[rng.permutation(members)[: round(SHARE * len(members))]] = True
     users = None if data.users is None else data.users[~held]
     return replace(
         data,

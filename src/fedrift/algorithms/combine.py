@@ -7,18 +7,28 @@ rate is lowest; the authors' code captures after its first, highest-rate round (
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from fedrift.algorithm import Algorithm, Cohort, Redefine, Sampling, map_local
+from fedrift.algorithm import (
+    Algorithm,
+    Cohort,
+    Redefine,
+    Sampling,
+    local_of,
+    map_local,
+    parts,
+)
 from fedrift.errors import InputError
 from fedrift.flat import Vec
+from fedrift.local import Local
 from fedrift.messages import state
 from fedrift.optim import Adam, Schedule, rate
-from fedrift.pieces import ASAM, SAM
+from fedrift.pieces import ASAM, SAM, Gradient, Plain
 from fedrift.problem import Problem
 
 
@@ -47,7 +57,7 @@ class Averaged:
 
 
 class Wrapper(Algorithm[Any, Any]):
-    """Everything but the round is the inner algorithm's."""
+    """All but the round and the model that is shown is the inner algorithm's."""
 
     inner: Algorithm[Any, Any]
 
@@ -67,6 +77,15 @@ class Wrapper(Algorithm[Any, Any]):
 
     def temperature(self, s: Any) -> float:
         return self.inner.temperature(s.inner)
+
+    def local_now(self, s: Any) -> Local | None:
+        return self.inner.local_now(s.inner)
+
+    def frozen(self, s: Any, p: Problem) -> Mapping[str, Tensor]:
+        return self.inner.frozen(s.inner, p)
+
+    def log(self, s: Any) -> Mapping[str, float]:
+        return self.inner.log(s.inner)
 
     def adapt(self, p: Problem, redefine: Redefine) -> Problem:
         return self.inner.adapt(p, redefine)
@@ -92,7 +111,7 @@ class SWA(Wrapper):
     official_offset: bool = False
 
     def begins(self, p: Problem) -> int:
-        return int(self.start * p.rounds) if self.start < 1 else int(self.start)
+        return int(self.start * p.rounds + 1e-9) if self.start < 1 else int(self.start)
 
     def prepare(self, p: Problem) -> SWA:
         inner = self.inner.prepare(p)
@@ -170,7 +189,7 @@ def with_sam(
 
     rho: length of the ascent
     """
-    return map_local(inner, lambda local: replace(local, gradient=SAM(rho)))
+    return _with_rule(inner, SAM(rho))
 
 
 def with_asam(
@@ -183,7 +202,19 @@ def with_asam(
     rho: length of the ascent in scaled coordinates
     eta_a: added to |w|, so that small weights move too
     """
-    return map_local(inner, lambda local: replace(local, gradient=ASAM(rho, eta_a)))
+    return _with_rule(inner, ASAM(rho, eta_a))
+
+
+def _with_rule(inner: Algorithm[Any, Any], rule: Gradient) -> Algorithm[Any, Any]:
+    for _, node in parts(inner):
+        local = getattr(node, "local", None)
+        plain = isinstance(local, Local) and isinstance(local.gradient, Plain)
+        if isinstance(local, Local) and not (plain and node.takes_gradient_rule):
+            kind = type(node).__name__
+            raise InputError(f"sam, asam: {kind} already says where its gradient is taken")
+    if local_of(inner) is None:
+        raise InputError("sam, asam: there are no local steps to change")
+    return map_local(inner, lambda local: replace(local, gradient=rule))
 
 
 def with_server_adam(

@@ -15,11 +15,16 @@ from fedrift.errors import InputError
 from fedrift.flat import Vec
 from fedrift.local import Local
 from fedrift.messages import Mean, message, state
-from fedrift.optim import SGD, Adam, Optimizer, OptState, apply, rate
+from fedrift.optim import SGD, Adam, Optimizer, OptState, Schedule, apply
 from fedrift.problem import Problem
 from fedrift.site import Site
 
-LR, DECAY = 4e-4, 0.1  # of AdamW, unless the run or an option says otherwise
+
+class Usual(float):
+    """A default that can be told from the same number said on purpose."""
+
+
+LR, DECAY = Usual(4e-4), Usual(0.1)  # of AdamW, unless the run or an option says otherwise
 
 
 @message
@@ -61,6 +66,16 @@ class WarmCosine:
         return self.lr * 0.5 * (1.0 + math.cos(math.pi * share))
 
 
+def with_total(lr: float | Schedule, total: int) -> float | Schedule:
+    """The schedule told of the client's number of inner steps, also inside another schedule."""
+    if isinstance(lr, WarmCosine):
+        return replace(lr, total=total)
+    inner = getattr(lr, "lr", None)
+    if inner is None or isinstance(inner, float):
+        return lr
+    return replace(lr, lr=with_total(inner, total))  # type: ignore[type-var]
+
+
 @dataclass(frozen=True)
 class DiLoCo(Algorithm[Server, Client]):
     """Long runs of an inner optimizer that remembers, few outer steps with Nesterov momentum."""
@@ -82,9 +97,8 @@ class DiLoCo(Algorithm[Server, Client]):
 
     def train(self, site: Site, down: Down, mine: Client) -> tuple[Up, Client]:
         local = self.local
-        if isinstance(local.lr, WarmCosine):
-            visits = max(1, round(site.problem.rounds * site.problem.participation))
-            local = replace(local, lr=replace(local.lr, total=visits * site.steps(local)))
+        visits = max(1, round(site.problem.rounds * site.problem.participation))
+        local = replace(local, lr=with_total(local.lr, visits * site.steps(local)))
         run = site.train(local, down.w, opt=mine.opt)
         return Up(delta=run.delta), Client(opt=run.opt)
 
@@ -108,7 +122,7 @@ def diloco(
 
     inner: optimizer of the clients
     inner_lr: its rate (4e-4); the run's lr says the same
-    inner_wd: its decoupled weight decay (0.1); the run's weight_decay says the same
+    inner_wd: its weight decay (0.1), decoupled for AdamW; the run's weight_decay says the same
     beta1: decay of AdamW's first moment
     beta2: decay of AdamW's second moment
     eps: AdamW's ε
@@ -118,13 +132,18 @@ def diloco(
     server_lr: rate of the outer step
     server_momentum: Nesterov momentum of the outer step
     """
-    if inner_lr is not None and local.lr != LR:
-        raise InputError(f"diloco: lr={local.lr} and inner_lr={inner_lr} say the same: keep one")
-    lr = rate(local.lr, 0) if inner_lr is None else inner_lr
+    base = local.lr if isinstance(local.lr, float) else getattr(local.lr, "lr", 0.0)
+    if inner_lr is not None and not isinstance(base, Usual):
+        raise InputError(f"diloco: lr={base} and inner_lr={inner_lr} say the same: keep one")
     known = local.optimizer if isinstance(local.optimizer, SGD) else SGD()
-    if inner_wd is not None and known.weight_decay != DECAY:
+    if inner_wd is not None and not isinstance(known.weight_decay, Usual):
         raise InputError("diloco: weight_decay and inner_wd say the same: keep one")
-    decay = known.weight_decay if inner_wd is None else inner_wd
+    if known.momentum:
+        raise InputError("diloco: momentum is refused: the inner optimizer has its own; set 0")
+    if (warmup or schedule == "cosine") and not isinstance(local.lr, float):
+        raise InputError("diloco: a schedule over rounds and one over inner steps: keep one")
+    lr = float(base if inner_lr is None else inner_lr)
+    decay = float(known.weight_decay if inner_wd is None else inner_wd)
     if inner == "adamw":
         optimizer: Optimizer = Adam(1.0, beta1, beta2, eps, 0.0, True, decay)
     else:
@@ -132,7 +151,9 @@ def diloco(
     changed = replace(local, optimizer=optimizer, clip=local.clip if clip is None else clip)
     if warmup or schedule == "cosine":
         changed = replace(changed, lr=WarmCosine(lr, warmup, schedule == "cosine"))
-    elif inner_lr is not None:
+    elif isinstance(local.lr, float):
         changed = replace(changed, lr=lr)
+    else:
+        changed = replace(changed, lr=replace(local.lr, lr=lr))  # type: ignore[type-var]
     outer = SGD(lr=server_lr, momentum=server_momentum, nesterov=server_momentum > 0)
     return DiLoCo(local=changed, outer=outer, weights=weights)

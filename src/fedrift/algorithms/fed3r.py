@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from fedrift.algorithm import Algorithm, Cohort, Redefine, Sampling
-from fedrift.algorithms.random_features import append, layer_of, median_distance, set_scale
+from fedrift.algorithm import Algorithm, Cohort, Redefine, Sampling, Weights
+from fedrift.algorithms.random_features import append, layer_of, median_distance, scale
 from fedrift.errors import InputError
 from fedrift.flat import Vec
 from fedrift.messages import Mean, Sum, message, state
@@ -29,7 +29,7 @@ class Down:
 
 @message
 class UpScale:
-    distance: Mean[float]  # median distance between a client's features
+    distance: Mean[float | None]  # median distance between a client's features, if it has two
 
 
 @message
@@ -59,7 +59,7 @@ class Fed3R(Algorithm[Server, Client]):
     bias: append a 1 to the features
     normalise: divide each class's weights by their length, against imbalance
     features: number of random features that replace the head's input; 0: none
-    sigma: bandwidth of their Gaussian kernel; auto: median distance between features
+    sigma: bandwidth of their Gaussian kernel; auto: mean of the first clients' median distances
     """
 
     ridge: Annotated[float, "> 0"] = 0.01
@@ -67,6 +67,7 @@ class Fed3R(Algorithm[Server, Client]):
     normalise: bool = True
     features: Annotated[int, ">= 0"] = 0
     sigma: Annotated[float, "> 0"] | Literal["auto"] = "auto"
+    weights: Weights = "samples"
 
     def check(self, p: Problem) -> None:
         if self.bias and p.head_names()[1] not in p.layout.names:
@@ -92,12 +93,11 @@ class Fed3R(Algorithm[Server, Client]):
         return Client()
 
     def round(self, s: Server, cohort: Cohort) -> Server:
-        p, w, sigma = cohort.problem, s.w, s.sigma
-        if self.features and not sigma:
-            auto = self.sigma == "auto"
-            sigma = cohort.ask(self.measure, Down(w=w)).distance if auto else float(self.sigma)
-            w = set_scale(p, w, sigma)
-        up = cohort.ask(self.statistics, Down(w=w))
+        p, sigma = cohort.problem, s.sigma
+        if self.features:
+            sigma = sigma or self._bandwidth(s.w, cohort)
+            cohort.frozen = scale(p, sigma)
+        up = cohort.ask(self.statistics, Down(w=s.w))
         upper = torch.zeros_like(s.a)
         upper[tuple(torch.triu_indices(*s.a.shape))] = up.a
         a, b = s.a + upper + upper.triu(1).T, s.b + up.b
@@ -105,7 +105,16 @@ class Fed3R(Algorithm[Server, Client]):
         if self.normalise:
             length = head[: p.feature_dim].norm(dim=0)
             head = head / torch.where(length > 0, length, 1e-6)
-        return Server(w=p.put_head(w, head), a=a, b=b, sigma=sigma)
+        return Server(w=p.put_head(s.w, head), a=a, b=b, sigma=sigma)
+
+    def frozen(self, s: Server, p: Problem) -> dict[str, Tensor]:
+        return scale(p, s.sigma) if s.sigma else {}
+
+    def _bandwidth(self, w: Vec, cohort: Cohort) -> float:
+        if self.sigma != "auto":
+            return self.sigma
+        distance = cohort.ask(self.measure, Down(w=w)).distance
+        return distance or 1.0  # all features equal, or no client with two samples
 
     def measure(self, site: Site, down: Down, mine: Client) -> tuple[UpScale, Client]:
         layer = layer_of(site.problem)

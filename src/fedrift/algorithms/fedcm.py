@@ -51,7 +51,7 @@ class FedCM(Algorithm[Server, None]):
     weights: Weights = "uniform"
 
     def check(self, p: Problem) -> None:
-        refuse_memory(self.local, "fedcm", "Δ̄ divides displacements by rate × steps")
+        refuse_memory(self.local, "Δ̄ divides displacements by rate × steps")
 
     def server(self, p: Problem) -> Server:
         return Server(w=p.w0, m=torch.zeros_like(p.w0))

@@ -1,7 +1,7 @@
 """FedDyn: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, ICLR 2021, Algorithm 1.
 
 The same α for every client (the authors' code scales it by size). The model sent to clients is
-the one evaluated; the authors' example plots the mean of all client models.
+evaluated, and the cohort's mean model beside it; the authors' example plots that of all clients.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Up:
 class Server:
     w: Vec
     h: Vec  # mean of all h_i
+    mean: Vec  # mean_S w_i, before h is taken off
 
 
 @state
@@ -53,10 +54,10 @@ class FedDyn(Algorithm[Server, Client]):
     weights: Weights = "uniform"
 
     def check(self, p: Problem) -> None:
-        uniform_only(self, "feddyn")
+        uniform_only(self)
 
     def server(self, p: Problem) -> Server:
-        return Server(w=p.w0, h=torch.zeros_like(p.w0))
+        return Server(w=p.w0, h=torch.zeros_like(p.w0), mean=p.w0)
 
     def client(self, p: Problem) -> Client:
         return Client(h=torch.zeros_like(p.w0))
@@ -64,7 +65,10 @@ class FedDyn(Algorithm[Server, Client]):
     def round(self, s: Server, cohort: Cohort) -> Server:
         up = cohort.ask(self.train, Down(w=s.w))
         w, h = server_step(s.w, s.h, up.delta, self.alpha, cohort)
-        return Server(w=w, h=h)
+        return Server(w=w, h=h, mean=s.w + up.delta)
+
+    def also(self, s: Server) -> dict[str, Vec]:
+        return {"mean": s.mean}
 
     def train(self, site: Site, down: Down, mine: Client) -> tuple[Up, Client]:
         run = site.train(self.local, down.w, Linear(-mine.h), Prox(self.alpha))

@@ -37,6 +37,7 @@ class Server:
     up: Vec | None = None
     c: float = 0.0
     window: tuple[int, ...] = ()  # bits of the last W rounds: were clients far apart?
+    dist: float = 0.0  # mean ‖w − w_i‖ of the last round, to choose the threshold by
 
 
 @dataclass(frozen=True)
@@ -68,16 +69,21 @@ class FedGF(Algorithm[Server, None]):
     threshold: float = 0.2
     window: Annotated[int, ">= 1"] = 30
     weights: Weights = "samples"
+    takes_gradient_rule = False
 
     def server(self, p: Problem) -> Server:
         return Server(w=p.w0)
 
     def round(self, s: Server, cohort: Cohort) -> Server:
         up = cohort.ask(self.train, Down(w=s.w, up=s.up, c=s.c))
-        window = (*s.window, int(up.drift / cohort.replies > self.threshold))[-self.window :]
+        dist = up.drift / cohort.replies
+        window = (*s.window, int(dist > self.threshold))[-self.window :]
         w = s.w + up.delta
         ahead = w + self.rho_g * unit(s.w - w)
-        return Server(w=w, up=ahead, c=sum(window) / len(window), window=window)
+        return Server(w=w, up=ahead, c=sum(window) / len(window), window=window, dist=dist)
+
+    def log(self, s: Server) -> dict[str, float]:
+        return {"dist": s.dist, "c": s.c}
 
     def train(self, site: Site, down: Down, mine: None) -> tuple[Up, None]:
         run = site.train(self.local, down.w, gradient=Toward(self.rho, down.up, down.c))

@@ -57,7 +57,7 @@ class FedNova(Algorithm[Server, None]):
         optimizer = self.local.optimizer
         if not isinstance(optimizer, SGD) or optimizer.nesterov or self.local.clip is not None:
             raise InputError(
-                "fednova: ‖a‖₁ is known for SGD with momentum only; drop clip, use plain momentum"
+                "‖a‖₁ is known for SGD with momentum only; drop clip, use plain momentum"
             )
 
     def server(self, p: Problem) -> Server:

@@ -40,6 +40,10 @@ class FedSGD(Algorithm[Server, None]):
 
     local: Local = Local(batch_size=None)
     weights: Weights = "samples"
+    takes_gradient_rule = False
+
+    def local_now(self, s: Server) -> None:
+        return None  # no steps, so nobody is left out for having none
 
     def server(self, p: Problem) -> Server:
         return Server(w=p.w0)

@@ -1,7 +1,7 @@
 """FedSMOO: Sun, Shen, Chen, Ding, Tao, ICML 2023, Algorithm 1.
 
-s̃_i = μ_i − ŝ of the last step, as in the paper; the authors' simulator leaves −ŝ out
-(`drop_last_perturbation`).
+s̃_i = μ_i − ŝ of the last step, as in independent reimplementations; the authors' simulator leaves
+−ŝ out (`drop_last_perturbation`).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Server:
     w: Vec
     h: Vec  # Λ, mean of all λ_i
     s: Vec
+    mean: Vec  # mean_S w_i
 
 
 @state
@@ -73,13 +74,14 @@ class FedSMOO(Algorithm[Server, Client]):
     r: Annotated[float, ">= 0"] = 0.1
     drop_last_perturbation: bool = False
     weights: Weights = "uniform"
+    takes_gradient_rule = False
 
     def check(self, p: Problem) -> None:
-        uniform_only(self, "fedsmoo")
+        uniform_only(self)
 
     def server(self, p: Problem) -> Server:
         zero = torch.zeros_like(p.w0)
-        return Server(w=p.w0, h=zero, s=zero.clone())
+        return Server(w=p.w0, h=zero, s=zero.clone(), mean=p.w0)
 
     def client(self, p: Problem) -> Client:
         zero = torch.zeros_like(p.w0)
@@ -88,7 +90,10 @@ class FedSMOO(Algorithm[Server, Client]):
     def round(self, s: Server, cohort: Cohort) -> Server:
         up = cohort.ask(self.train, Down(w=s.w, s=s.s))
         w, h = server_step(s.w, s.h, up.delta, self.gamma, cohort)
-        return Server(w=w, h=h, s=self.r * unit(up.s))
+        return Server(w=w, h=h, s=self.r * unit(up.s), mean=s.w + up.delta)
+
+    def also(self, s: Server) -> dict[str, Vec]:
+        return {"mean": s.mean}
 
     def train(self, site: Site, down: Down, mine: Client) -> tuple[Up, Client]:
         rule = Perturbed(self.r, down.s, mine.mu)

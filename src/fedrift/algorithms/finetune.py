@@ -7,6 +7,7 @@ the first cohort of the second stage.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from fedrift.algorithm import Algorithm, Cohort, Redefine, Sampling
 from fedrift.algorithms.fed3r import Fed3R
 from fedrift.flat import Vec
+from fedrift.local import Local
 from fedrift.messages import Mean, message, state
 from fedrift.problem import Part, Problem
 from fedrift.site import Site
@@ -36,7 +38,8 @@ class Up:
 @state
 class Stages:
     first: Any
-    second: Any | None = None
+    second: Any  # waits until the first stage is done
+    is_tuning: bool = False
     temperature: float = 0.0  # 0: not chosen yet
 
 
@@ -69,36 +72,44 @@ class FineTune(Algorithm[Stages, None]):
         return replace(self, second=self.second.prepare(view), places=tuple(places))
 
     def sampling(self, s: Stages) -> Sampling:
-        return "once" if s.second is None else self.second.sampling(s.second)
+        return self.second.sampling(s.second) if s.is_tuning else "once"
 
     def allowed(self, s: Stages) -> Tensor | None:
         return self.first.allowed(s.first)
 
     def temperature(self, s: Stages) -> float:
-        return 1.0 if s.second is None else s.temperature or 1.0
+        return s.temperature or 1.0 if s.is_tuning else 1.0
+
+    def local_now(self, s: Stages) -> Local | None:
+        return self.second.local_now(s.second) if s.is_tuning else None
+
+    def frozen(self, s: Stages, p: Problem) -> Mapping[str, Tensor]:
+        return self.first.frozen(s.first, p)
 
     def server(self, p: Problem) -> Stages:
-        return Stages(first=self.first.server(p))
+        second = self.second.server(self.view("second", p))
+        return Stages(first=self.first.server(p), second=second)
 
     def exhausted(self, s: Stages, p: Problem) -> Stages:
         """Everybody has been counted: the second stage starts from the closed-form classifier."""
         start = self.view("second", replace(p, w0=self.first.model(s.first)))
         second = self.second.server(start)
-        return Stages(first=s.first, second=second, temperature=self.fixed or 0.0)
+        return replace(s, second=second, is_tuning=True, temperature=self.fixed or 0.0)
 
     def round(self, s: Stages, cohort: Cohort) -> Stages:
-        if s.second is None:
-            return Stages(first=self.first.round(s.first, cohort))
+        if not s.is_tuning:
+            return replace(s, first=self.first.round(s.first, cohort))
         p, w = cohort.problem, self.first.model(s.first)
         temperature = s.temperature
+        cohort.frozen = self.first.frozen(s.first, p)
         if not temperature:
             losses = cohort.ask(self.calibrate, Down(w=w)).losses
             temperature = GRID[int(losses.argmin())]
         cohort.problem = self.view("second", p)
         cohort.temperature = temperature
-        cohort.frozen = self._decided(p, w)
+        cohort.frozen = {**self.first.frozen(s.first, p), **self._decided(p, w)}
         second = self.second.round(s.second, cohort)
-        return Stages(first=s.first, second=second, temperature=temperature)
+        return replace(s, second=second, temperature=temperature)
 
     def _decided(self, p: Problem, w: Vec) -> dict[str, Tensor]:
         """What is frozen in the second stage but differs from the start: the classifier."""
@@ -120,7 +131,7 @@ class FineTune(Algorithm[Stages, None]):
 
     def model(self, s: Stages) -> Vec:
         whole = self.first.model(s.first)
-        if s.second is None:
+        if not s.is_tuning:
             return whole
         joined, part = whole.clone(), self.second.model(s.second)
         for (a, b), values in zip(
@@ -146,7 +157,7 @@ def fed3rft(
     bias: append a 1 to the features
     normalise: divide each class's weights by their length, against imbalance
     features: number of random features that replace the head's input; 0: none
-    sigma: bandwidth of their Gaussian kernel; auto: median distance between features
+    sigma: bandwidth of their Gaussian kernel; auto: mean of the first clients' median distances
     train: what the second stage trains: everything, the head, or all but the head
     temperature: divides the logits in the second stage; auto: chosen from a grid
     """

@@ -71,7 +71,7 @@ class GHBM(Algorithm[RingServer, None]):
     weights: Weights = "samples"
 
     def check(self, p: Problem) -> None:
-        refuse_memory(self.local, "ghbm", WHY)
+        refuse_memory(self.local, WHY)
 
     def server(self, p: Problem) -> RingServer:
         return RingServer(w=p.w0, m=torch.zeros_like(p.w0))
@@ -103,7 +103,7 @@ class LocalGHBM(Algorithm[Server, Anchor]):
     weights: Weights = "samples"
 
     def check(self, p: Problem) -> None:
-        refuse_memory(self.local, "localghbm", WHY)
+        refuse_memory(self.local, WHY)
 
     def server(self, p: Problem) -> Server:
         return Server(w=p.w0)
@@ -137,7 +137,7 @@ class FedHBM(Algorithm[Server, Anchor]):
     weights: Weights = "samples"
 
     def check(self, p: Problem) -> None:
-        refuse_memory(self.local, "fedhbm", WHY)
+        refuse_memory(self.local, WHY)
 
     def server(self, p: Problem) -> Server:
         return Server(w=p.w0)

@@ -64,7 +64,8 @@ class Client:
 
 
 def base(local: Local, beta: float, form: Form) -> Local:
-    """The local settings with the base optimizer: plain SGD, or momentum if β > 0."""
+    """The local settings with momentum, whose state the server keeps, as the base optimizer."""
+    refuse_memory(local, "its momentum is the server's: set beta")
     decay = local.optimizer.weight_decay if isinstance(local.optimizer, SGD) else 0.0
     return replace(local, optimizer=Momentum(beta, ema=form == "ema", weight_decay=decay))
 
@@ -82,7 +83,7 @@ class Mime(Algorithm[Server, Client]):
 
     def check(self, p: Problem) -> None:
         if not isinstance(self.local.optimizer, Momentum):
-            refuse_memory(self.local, "mime", "its momentum is the server's: use mimemom")
+            refuse_memory(self.local, "its momentum is the server's (mimemom)")
 
     def server(self, p: Problem) -> Server:
         return Server(w=p.w0, opt=self.local.optimizer.init(p.w0))
@@ -119,7 +120,7 @@ class MimeLite(Algorithm[Server, None]):
 
     def check(self, p: Problem) -> None:
         if not isinstance(self.local.optimizer, Momentum):
-            refuse_memory(self.local, "mimelite", "its momentum is the server's: use mimelitemom")
+            refuse_memory(self.local, "its momentum is the server's (mimelitemom)")
 
     def server(self, p: Problem) -> Server:
         return Server(w=p.w0, opt=self.local.optimizer.init(p.w0))

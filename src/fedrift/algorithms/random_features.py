@@ -1,7 +1,7 @@
 """Random features (Rahimi, Recht, NeurIPS 2007) between a model's body and its head, for Fed3R-RF.
 
 z(x) = √(2/R) cos(Ωᵀφ(x)/σ + θ) approximates the Gaussian kernel of bandwidth σ. Ω and θ are fixed
-buffers, the same for everybody: a federation needs to send only their seed.
+buffers drawn with the initial weights, the same for everybody: sending their seed is enough.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fedrift.algorithm import Redefine
-from fedrift.flat import Vec
 from fedrift.problem import Problem
 
-SEED = 0
 SOME = 200  # samples a client measures distances between
 
 
@@ -27,13 +25,13 @@ class RandomFeatures(nn.Module):
 
     omega: Tensor
     theta: Tensor
+    scale: Tensor
 
     def __init__(self, width: int, number: int) -> None:
         nn.Module.__init__(self)
-        g = torch.Generator().manual_seed(SEED)
-        self.register_buffer("omega", torch.randn(width, number, generator=g))
-        self.register_buffer("theta", 2 * math.pi * torch.rand(number, generator=g))
-        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("omega", torch.randn(width, number))
+        self.register_buffer("theta", 2 * math.pi * torch.rand(number))
+        self.register_buffer("scale", torch.ones(1))
 
     def forward(self, x: Tensor) -> Tensor:
         number = self.omega.shape[1]
@@ -64,14 +62,12 @@ def layer_of(p: Problem) -> str:
     return (p.head or "").removesuffix("1") + "0"
 
 
-def set_scale(p: Problem, w: Vec, sigma: float) -> Vec:
-    """w with the bandwidth of its random features set."""
-    new = w.clone()
-    p.layout.named(new)[f"{layer_of(p)}.scale"].fill_(1 / sigma)
-    return new
+def scale(p: Problem, sigma: float) -> dict[str, Tensor]:
+    """The bandwidth as the model holds it."""
+    return {f"{layer_of(p)}.scale": torch.full((1,), 1 / sigma, dtype=p.w0.dtype)}
 
 
-def median_distance(phi: Tensor, rng: np.random.Generator) -> float:
-    """Median distance between some of the rows; 1 if there is only one."""
+def median_distance(phi: Tensor, rng: np.random.Generator) -> float | None:
+    """Median distance between some of the rows; None if there is only one."""
     few = phi[torch.from_numpy(rng.permutation(len(phi))[:SOME])].double()
-    return float(torch.pdist(few).median()) if len(few) > 1 else 1.0
+    return float(torch.pdist(few).median()) if len(few) > 1 else None

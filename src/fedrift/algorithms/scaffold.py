@@ -2,7 +2,8 @@
 
 The objective is the plain mean over clients; `objective=samples` weighs them by size and then
 needs everybody in every round. Local momentum breaks option II, whose c_i is a displacement
-divided by rate × steps; `momentum_repair` offers the two ways out.
+divided by rate × steps; `momentum_repair` offers two ways out: `raw` keeps the exact fixed point,
+`outside`, which some public code uses, ends a little off it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fedrift.flat import Vec
 from fedrift.local import Local, Run
 from fedrift.messages import Mean, message, state
 from fedrift.optim import SGD, Optimizer, OptState, apply
-from fedrift.pieces import Linear
+from fedrift.pieces import Linear, Plain
 from fedrift.problem import Problem
 from fedrift.site import Site
 
@@ -71,14 +72,19 @@ class Scaffold(Algorithm[Server, Client]):
         return self.objective
 
     def check(self, p: Problem) -> None:
+        is_scaffold = isinstance(self.local.gradient, Plain)  # FedGAMMA has no such options
         if self.weights != "uniform":
-            raise InputError("scaffold: weights=samples is not its rule; use objective=samples")
-        if self.objective == "samples" and p.participation < 1.0:
-            raise InputError("scaffold: objective=samples needs all clients in every round")
+            instead = "use objective=samples" if is_scaffold else "leave it out"
+            raise InputError(f"weights=samples is not its rule; {instead}")
+        if self.objective == "samples" and not p.is_full:
+            raise InputError("objective=samples needs all clients in every round")
+        if self.option == "I" and self.momentum_repair == "outside":
+            raise InputError("momentum_repair=outside repairs option II; option=I needs no repair")
         if self.option == "II" and self.local.has_memory and self.momentum_repair == "none":
+            more = ", option=I, or momentum_repair=raw or outside" if is_scaffold else ""
             raise InputError(
-                "scaffold: with local momentum, option II mistakes the longer steps for a larger "
-                "gradient; set momentum=0, option=I, or momentum_repair=raw or outside"
+                "with local momentum, option II mistakes the longer steps for a larger gradient; "
+                f"set momentum=0{more}"
             )
 
     def server(self, p: Problem) -> Server:
@@ -90,7 +96,8 @@ class Scaffold(Algorithm[Server, Client]):
     def round(self, s: Server, cohort: Cohort) -> Server:
         up = cohort.ask(self.train, Down(w=s.w, c=s.c))
         w, opt = apply(self.outer, s.w, -self.server_lr * up.delta, s.opt)
-        share = cohort.replies / cohort.population if self.objective == "uniform" else 1.0
+        everybody = cohort.population if self.objective == "uniform" else cohort.problem.samples
+        share = cohort.weight / everybody
         return Server(w=w, c=s.c + share * up.dc, opt=opt)  # c + (1/N) Σ_S Δc_i
 
     def train(self, site: Site, down: Down, mine: Client) -> tuple[Up, Client]:

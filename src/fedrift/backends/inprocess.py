@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fedrift.algorithm import Exchange, Outcome, owner_of
+from fedrift.algorithm import owner_of
 from fedrift.backends.visit import Call, Done, Evaluator, Fold, Reply, Visitor
-from fedrift.flat import Vec
+from fedrift.exchange import Exchange, Outcome, Shown
 from fedrift.messages import Packed, pack, unpack
 from fedrift.store import Store
 
@@ -35,10 +35,12 @@ class InProcess:
         for client in sorted(clients):
             reply = self._visit(call, exchange, client, path)
             counts = fold.add(client, int(sizes[client]), reply)
-            if counts and table is not None:
+            if table is not None and counts:
                 slot = table.reserve()
                 table.rows.write(slot, reply.mine)
                 table.keep(client, slot)
+            elif table is not None:
+                table.drop(client)
         return fold.outcome()
 
     def _visit(self, call: Call, exchange: Exchange, client: int, path: str) -> Reply:
@@ -62,11 +64,8 @@ class InProcess:
         new = unpack(kinds.state, _copied(pack(reply.mine)))
         return Reply(up, new, reply.buffers, reply.work, reply.is_finite)
 
-    def evaluate(
-        self, w: Vec, buffers: Sequence[Tensor], allowed: Tensor | None, temperature: float
-    ) -> Done:
-        evaluator = self._evaluator
-        return Done([] if evaluator is None else evaluator.chunks(w, buffers, allowed, temperature))
+    def evaluate(self, shown: Shown) -> Done:
+        return Done([] if self._evaluator is None else self._evaluator.chunks(shown))
 
     def close(self) -> None:
         return None

@@ -157,9 +157,11 @@ class Pool:
                 if len(peer.jobs) < depth and self._queue:
                     if depth == 2 and len(self._queue) <= len(self.peers):
                         return
-                    self._give(peer, heapq.heappop(self._queue))
+                    if not self._give(peer, heapq.heappop(self._queue)):
+                        return self._feed()  # another worker has taken its place
 
-    def _give(self, peer: Peer, job: Job) -> None:
+    def _give(self, peer: Peer, job: Job) -> bool:
+        """False if the worker turned out to be dead and was replaced."""
         run = job.run
         peer.jobs.append(job)
         try:
@@ -174,6 +176,8 @@ class Pool:
             peer.pipe.send((job.kind, (run.name, task)))
         except OSError:
             self._replace(peer)
+            return False
+        return True
 
     def _introduce(self, peer: Peer, run: Known) -> None:
         for name, block in (self._blocks | run.blocks).items():

@@ -12,18 +12,19 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import torch
-from torch import Tensor
 
-from fedrift.algorithm import Exchange, Outcome, owner_of
+from fedrift.algorithm import owner_of
 from fedrift.backends.pool import Job, Known, Peer, Pool
 from fedrift.backends.visit import Call, Chunk, Evaluator, Fold, Reply, Visitor
 from fedrift.backends.worker import Ask, Evaluation, Setup, Visit
 from fedrift.data.resident import Split
 from fedrift.errors import InputError
-from fedrift.flat import Vec
+from fedrift.exchange import Exchange, Outcome, Shown
 from fedrift.messages import Packed, pack, unpack
 from fedrift.shared import Block, skeleton, tree_to_packed
 from fedrift.store import Store, Table
+
+SHOWN = 4  # models that may be under evaluation at once
 
 Cost = Callable[[int, int], float]
 Answer = tuple[Peer, Job, Any]
@@ -67,8 +68,11 @@ class Processes:
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         number = pool.number()
         name = f"run {number}"
-        blocks = {f"{name} {kind}": Block() for kind in ("setup", "split", "down", "evaluation")}
-        self._down, self._shown = blocks[f"{name} down"], blocks[f"{name} evaluation"]
+        self._shown = [f"{name} evaluation {i}" for i in range(SHOWN)]
+        self._evaluations = 0
+        kinds = [f"{name} {kind}" for kind in ("setup", "split", "down")]
+        blocks = {kind: Block() for kind in (*kinds, *self._shown)}
+        self._down = blocks[f"{name} down"]
         blob = _described(visitor, visitor.clients, evaluator, store, pool, blocks, name)
         setup = torch.from_numpy(np.frombuffer(blob, np.uint8).copy())
         self._run = Known(
@@ -148,17 +152,21 @@ class Processes:
             table.keep(client, job.task.write)
         elif table is not None:
             table.release(job.task.write)
+            table.drop(client)
         peer.free.append(job.task.slot)
 
-    def evaluate(
-        self, w: Vec, buffers: Sequence[Tensor], allowed: Tensor | None, temperature: float
-    ) -> Evaluating:
+    def evaluate(self, shown: Shown) -> Evaluating:
         """Queue the chunks of an evaluation; they fill workers that have no visit to do."""
-        packed: Packed = {"w": w, **{f"buffer.{i}": b for i, b in enumerate(buffers)}}
-        if allowed is not None:
-            packed["allowed"] = allowed
-        where, under_way = self._shown.put(packed), Evaluating(self._chunks)
-        tasks = [Evaluation(i, where, temperature) for i in range(self._chunks)]
+        if not self._chunks:
+            return Evaluating(0)
+        packed: Packed = {"w": shown.w, **{f"buffer.{i}": b for i, b in enumerate(shown.buffers)}}
+        packed |= {f"frozen/{name}": value for name, value in shown.frozen.items()}
+        if shown.allowed is not None:
+            packed["allowed"] = shown.allowed
+        name = self._shown[self._evaluations % len(self._shown)]
+        self._evaluations += 1
+        where, under_way = self._run.blocks[name].put(packed), Evaluating(self._chunks)
+        tasks = [Evaluation(i, name, where, shown.temperature) for i in range(self._chunks)]
         self._pool.submit([self._job(1, "evaluate", t, under_way.answers) for t in tasks])
         return under_way
 
@@ -200,9 +208,14 @@ def _described(
         where=where,
         layouts={p: t.rows.layout for p, t in store.tables.items()},
     )
+    return cloudpickle.dumps(setup)
+
+
+def check_sendable(*parts: Any) -> None:
+    """Refuse, before anything is started or written, what no worker could be given."""
     try:
-        return cloudpickle.dumps(setup)
-    except (TypeError, pickle.PicklingError, AttributeError) as error:
+        cloudpickle.dumps(parts)
+    except (TypeError, pickle.PicklingError, AttributeError, RuntimeError) as error:
         raise InputError(
             f"workers: the model, loss or algorithm cannot be sent to a worker ({error}); "
             "use workers=0, or build what cannot be pickled inside the model's factory"

@@ -10,15 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift.algorithm import (
-    Algorithm,
-    Exchange,
-    Outcome,
-    Signature,
-    owner_of,
-    resolve,
-)
-from fedrift.flat import Vec, count, take
+from fedrift.algorithm import Algorithm, owner_of, resolve
+from fedrift.exchange import Exchange, Outcome, Shown, Signature
+from fedrift.flat import count, take
 from fedrift.messages import Reducer, Size, all_finite, nbytes, pack
 from fedrift.problem import Problem
 from fedrift.site import Augment, ClientData, Site, Work
@@ -103,7 +97,8 @@ class Visitor:
         extra = () if private is None else (private,)
         up, new = method(site, down, mine, *extra)
         moved = model.buffers() if site.has_trained else ()
-        finite = all_finite(pack(up)) and all_finite(dict(enumerate(moved)))  # type: ignore[arg-type]
+        finite = all(all_finite(pack(part)) for part in (up, new))
+        finite = finite and all_finite({str(i): b for i, b in enumerate(moved)})
         return Reply(up, new, moved, site.work, finite)
 
 
@@ -169,6 +164,7 @@ class Fold:
             up=self._reducer.result() if self.replied else None,
             replied=tuple(self.replied),
             nonfinite=tuple(self.nonfinite),
+            weight=self._reducer.weight,
             buffers=buffers,
             work=self.work,
             up_bytes=self.bytes,
@@ -194,30 +190,23 @@ class Evaluator:
         return -(-count(self.x) // EVALUATION_CHUNK)
 
     @torch.no_grad()
-    def chunk(
-        self,
-        i: int,
-        w: Vec,
-        buffers: Sequence[Tensor],
-        allowed: Tensor | None,
-        temperature: float,
-    ) -> dict[str, Any]:
+    def chunk(self, i: int, shown: Shown) -> dict[str, Any]:
+        """What one chunk adds."""
         some = slice(i * EVALUATION_CHUNK, (i + 1) * EVALUATION_CHUNK)
         problem, model = self.problem, self.problem.model
-        model.load_buffers(buffers or [problem.rest[name] for name in problem.moving])
-        model.temperature = temperature
-        output = model.logits(w, take(self.x, some))
+        model.load_buffers(shown.buffers or [problem.rest[name] for name in problem.moving])
+        model.freeze(shown.frozen)
+        model.temperature = shown.temperature
+        output = model.logits(shown.w, take(self.x, some))
         target = take(self.y, some)
-        sums = dict(self.measure(output, target, problem.loss, problem.classes, allowed))
+        sums = dict(self.measure(output, target, problem.loss, problem.classes, shown.allowed))
         if self.keeps_outputs:
             sums["output"] = output
         return sums
 
-    def chunks(
-        self, w: Vec, buffers: Sequence[Tensor], allowed: Tensor | None, temperature: float
-    ) -> list[dict[str, Any]]:
+    def chunks(self, shown: Shown) -> list[dict[str, Any]]:
         """All of them, one after another."""
-        return [self.chunk(i, w, buffers, allowed, temperature) for i in range(len(self))]
+        return [self.chunk(i, shown) for i in range(len(self))]
 
 
 class Pending(Protocol):
@@ -244,7 +233,5 @@ class Backend(Protocol):
     workers: int
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome: ...
-    def evaluate(
-        self, w: Vec, buffers: Sequence[Tensor], allowed: Tensor | None, temperature: float
-    ) -> Pending: ...
+    def evaluate(self, shown: Shown) -> Pending: ...
     def close(self) -> None: ...

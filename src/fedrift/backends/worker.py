@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrift.algorithm import Algorithm, Signature, owner_of
+from fedrift.algorithm import Algorithm, owner_of
 from fedrift.backends.visit import Call, ChunkMetric, Evaluator, Visitor
 from fedrift.data.resident import Split
+from fedrift.exchange import Shown, Signature
 from fedrift.messages import Packed, pack, unpack
 from fedrift.problem import Problem
 from fedrift.shared import Block, packed_to_tree
@@ -71,7 +72,8 @@ class Evaluation:
     """One chunk of the test data."""
 
     chunk: int
-    weights: Packed
+    block: str
+    where: Packed
     temperature: float
 
 
@@ -124,11 +126,11 @@ class Run:
         return self.initial[path]
 
     def evaluate(self, task: Evaluation) -> dict[str, Any]:
-        given = self._blocks[f"{self._own} evaluation"].get(task.weights)
-        buffers = tuple(v for k, v in given.items() if k.startswith("buffer"))
-        sums = self.evaluator.chunk(
-            task.chunk, given["w"], buffers, given.get("allowed"), task.temperature
-        )
+        given = self._blocks[task.block].get(task.where)
+        frozen = {k.removeprefix("frozen/"): v for k, v in given.items() if k.startswith("frozen/")}
+        buffers = tuple(v for k, v in given.items() if k.startswith("buffer."))
+        shown = Shown(given["w"], buffers, given.get("allowed"), task.temperature, frozen)
+        sums = self.evaluator.chunk(task.chunk, shown)
         return {k: v.numpy() if isinstance(v, Tensor) else v for k, v in sums.items()}
 
 

@@ -11,6 +11,7 @@ import click
 import typer
 
 from fedrift.cli.compare import compare
+from fedrift.cli.conform import conform
 from fedrift.cli.listing import list_names
 from fedrift.cli.partition import partition
 from fedrift.cli.resume import resume
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command(no_args_is_help=True)(run)
 app.command(no_args_is_help=True)(compare)
 app.command()(resume)
+app.command()(conform)
 app.command("list")(list_names)
 app.command()(partition)
 

@@ -13,9 +13,6 @@ import typer
 from fedrift.cli.run import run
 
 GRID = "The comparison"
-# Flags whose text may hold commas of its own are repeated instead: --partition A --partition B.
-LISTS = ("alpha", "clients", "per_round", "fraction", "batch_size", "lr", "momentum")
-LISTS += ("weight_decay", "clip", "rounds")
 OWN = ("algorithm", "spec", "out", "as_json", "quiet", "seed")
 
 
@@ -64,7 +61,7 @@ def compare(
     \b
     [bold]Examples[/bold]
     [cyan]fedrift compare fedavg scaffold --partition classes:2 --seeds 3[/cyan]
-    [cyan]fedrift compare fedavg fedprox:mu=0.3 --partition dirichlet --alpha 0.1,1 --out runs/a[/cyan]
+    [cyan]fedrift compare fedavg fedprox:mu=0.3 --partition dirichlet --alpha 0.1,1[/cyan]
     [cyan]fedrift compare fedavg fedsam --tune lr=0.01,0.03,0.1 --seeds 3 --out runs/tuned[/cyan]
     """
     from fedrift.cli.contest import contest, gathered  # here, so that --help need not wait for it

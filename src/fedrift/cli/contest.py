@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedrift.cli.compare import LISTS
 from fedrift.cli.contest_view import summary_table, watcher
 from fedrift.cli.screen import console
 from fedrift.cli.start import INTERRUPTED
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from fedrift.comparison import Comparison
 
 FILE = "compare.toml"
+# Flags whose text may hold commas of its own are repeated instead: --partition A --partition B.
+NUMBERS = "alpha clients per_round fraction batch_size lr momentum weight_decay clip rounds"
 
 
 def gathered(
@@ -31,7 +32,9 @@ def gathered(
     grid = Grid((), Spec()) if file is None else from_toml(file)
     values: dict[str, list[Any]] = {}
     for key, texts in flags.items():
-        pieces = [t for text in texts for t in (text.split(",") if key in LISTS else [text])]
+        pieces = [
+            t for text in texts for t in (text.split(",") if key in NUMBERS.split() else [text])
+        ]
         if key == "augment":  # several augmentations belong to one run
             values[key] = [tuple(texts)]
             continue

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedrift.cli.screen import console
 from fedrift.errors import unknown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedrift.catalogue import Entry
 
 KINDS = ("algorithms", "data", "partitions", "models")
 
@@ -34,12 +40,13 @@ def list_names(
 def _algorithms() -> list[dict[str, Any]]:
     from fedrift import catalogue
 
+    costs = _costs()
     return [
         {
             "name": entry.name,
             "about": entry.summary,
             "usage": entry.usage,
-            "reference": entry.citation,
+            "reference": _reference(entry),
             "options": [
                 {
                     "name": option.name,
@@ -50,9 +57,28 @@ def _algorithms() -> list[dict[str, Any]]:
                 }
                 for option in entry.options
             ],
+            "cost": costs.get(entry.name),
         }
         for entry in catalogue.algorithms().values()
     ]
+
+
+def _costs() -> dict[str, Any]:
+    """What each algorithm sends, computes and keeps: measured once, because it takes torch."""
+    import json
+
+    from fedrift.catalogue import PACKAGE
+
+    table = PACKAGE / "algorithms" / "costs.json"  # by path: the package itself imports torch
+    return json.loads(table.read_text(encoding="utf-8"))["algorithms"]
+
+
+def _reference(entry: Entry) -> str:
+    """The first paragraph of the algorithm's module; a citation may take two lines."""
+    from fedrift.catalogue import PACKAGE
+    from fedrift.source import module
+
+    return " ".join(module(PACKAGE, entry.module).doc.split("\n\n")[0].split())
 
 
 def _named(kind: str) -> list[dict[str, Any]]:
@@ -79,24 +105,42 @@ def _show(kind: str, entries: list[dict[str, Any]], verbose: bool) -> None:
     from rich.text import Text
 
     screen = console()
+    if verbose:
+        indent = 2 + max(len(entry["name"]) for entry in entries)
+        for entry in entries:
+            _details(screen, entry, indent)
+        return
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column()
     for entry in entries:
         table.add_row(Text(entry["name"], "bold"), entry["about"])
-        if verbose:
-            _details(table, entry)
     screen.print(table)
-    if not verbose:
-        screen.print(f"\nfedrift list {kind} --verbose shows how each is written.", style="dim")
+    screen.print(f"\nfedrift list {kind} --verbose shows how each is written.", style="dim")
 
 
-def _details(table: Any, entry: dict[str, Any]) -> None:
+def _details(screen: Console, entry: dict[str, Any], indent: int) -> None:
     from rich.text import Text
 
-    table.add_row("", Text(entry["usage"], "cyan"))
+    def tell(text: str, style: str = "", hanging: int = 0) -> None:
+        first, rest = " " * indent, " " * (indent + hanging)
+        width = max(screen.width, indent + 40)
+        for line in wrap(text, width, initial_indent=first, subsequent_indent=rest):
+            screen.print(Text(line, style), soft_wrap=True)
+
+    name = Text(entry["name"].ljust(indent), "bold")
+    screen.print(name.append(Text(entry["about"], "not bold")), soft_wrap=True)
+    usage = Text(" " * indent + entry["usage"], "cyan")
+    screen.print(usage, soft_wrap=True)  # whole, so that it can be copied
     for option in entry.get("options", ()):
-        table.add_row("", Text(f"  {option['name']}: {option['about']} ({option['type']})"))
+        tell(f"· {option['name']}: {option['about']} ({option['type']})", hanging=2)
+    if cost := entry.get("cost"):
+        measured = "" if cost["measured_as"] == entry["name"] else f" ({cost['measured_as']})"
+        tell(f"sent down{measured}: {cost['down']}", hanging=2)
+        tell(f"sent up{measured}: {cost['up']}", hanging=2)
+        tell(f"gradient evaluations: {cost['gradients']}", hanging=2)
+        tell(f"kept by the server besides the model: {cost['server']}", hanging=2)
+        tell(f"kept by a client: {cost['client']}", hanging=2)
     if entry.get("reference"):
-        table.add_row("", Text(entry["reference"], "dim"))
-    table.add_row("", "")
+        tell(entry["reference"], "dim")
+    screen.print()

@@ -7,6 +7,9 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
+from fedrift.quantities import bytes_text as bytes_text
+from fedrift.quantities import seconds_text as seconds_text
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -34,24 +37,3 @@ def one_line(text: str) -> str:
     """No line breaks and no control characters: what the user typed may hold any."""
     words = " ".join(text.split())
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in words)
-
-
-def bytes_text(count: float) -> str:
-    """`12.3 MB`."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} PB"
-
-
-def seconds_text(seconds: float) -> str:
-    """`0.8 s`, `42 s`, `3 min 05 s`, `2 h 07 min`."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,6 +1,6 @@
 """Conformance: does an algorithm do what its paper, the other algorithms and the wire expect?
 
-`check("scaffold")`, `check("my_module:MyAlgorithm")` or `check(MyAlgorithm())` runs every column
+`check("scaffold")`, `check("my_module:MyAlgorithm")` or `check(MyAlgorithm())` fills every column
 and returns a `Report`; `fedrift conform` prints it for one, some or all.
 """
 
@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from fedrift.conform import convergence, generic, golden, identities, invariants, isolation
-from fedrift.conform.problem import Trial, classifier
+from fedrift.conform.bench import Bench, opened
 from fedrift.conform.report import Cell, Report, absent
 from fedrift.conform.subject import Subject, subject_of
 from fedrift.errors import InputError
-from fedrift.session import one_thread
 
 __all__ = ["COLUMNS", "Cell", "Report", "check"]
 
-Column = Callable[[Subject, Trial], Cell]
+Column = Callable[[Subject, Bench], Cell]
 
 COLUMNS: dict[str, Column] = {
     "form": generic.form,
@@ -38,24 +36,31 @@ COLUMNS: dict[str, Column] = {
 """Column → what fills it."""
 
 
-def check(algorithm: Any) -> Report:
+def check(algorithm: Any, bench: Bench | None = None) -> Report:
     """All columns for one algorithm: a name, `module:Class`, an Algorithm, a class or function."""
     started = time.perf_counter()
     subject = subject_of(algorithm)
-    trial = replace(classifier(), rounds=6)
+    if bench is None:
+        with opened() as own:
+            cells = _cells(subject, own)
+    else:
+        cells = _cells(subject, bench)
+    return Report(subject.name, subject.text, cells, time.perf_counter() - started)
+
+
+def _cells(subject: Subject, bench: Bench) -> dict[str, Cell]:
     cells: dict[str, Cell] = {}
-    with one_thread():
-        for name, column in COLUMNS.items():
-            if cells.get("form", absent("")).passed is False:
-                cells[name] = absent("not looked at until its form is right")
-                continue
-            cells[name] = _filled(column, subject, trial)
-    return Report(subject.name, cells, time.perf_counter() - started)
+    for name, column in COLUMNS.items():
+        cells[name] = _filled(column, subject, bench)
+        if name == "form" and cells[name].passed is False:
+            rest = list(COLUMNS)[1:]
+            return cells | dict.fromkeys(rest, absent("not looked at until its form is right"))
+    return cells
 
 
-def _filled(column: Column, subject: Subject, trial: Trial) -> Cell:
+def _filled(column: Column, subject: Subject, bench: Bench) -> Cell:
     try:
-        return column(subject, trial)
+        return column(subject, bench)
     except InputError as error:
         return Cell(False, str(error))
     except Exception as error:  # an algorithm under test may fail in any way

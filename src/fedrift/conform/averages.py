@@ -125,7 +125,7 @@ def counted_once(m: Moment) -> Iterator[str]:
 def leaves_the_rest(m: Moment) -> Iterator[str]:
     """Fed3R+FT: in the second stage only the trained part moves, the rest keeps its bits."""
     tuned: FineTune = m.algorithm
-    if m.new.second is None:
+    if not m.new.is_tuning:
         return
     names = m.inside.problem.layout
     before = names.named(tuned.first.model(m.new.first))

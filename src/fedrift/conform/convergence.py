@@ -21,7 +21,7 @@ from fedrift.errors import InputError
 Place = tuple[float, float]
 NEAR = 1e-3
 STILL = 1e-6
-ROUNDS = 120
+ROUNDS = 60
 PERTURBED: Place = (-0.258413, 1.327562)
 
 
@@ -109,10 +109,11 @@ def distance(a: list[float], b: Place) -> float:
 def _words(found: list[list[float]]) -> str:
     end, size = found[-1], max(map(abs, found[-1]))
     if size > 1e3:
-        return "diverges"
+        return "diverges:"
     if distance(end, MINIMISER) < NEAR:
         return "minimiser"
     if distance(end, DRIFTED) < NEAR:
-        return "drifted"
+        return "FedAvg's point"
     moved = max(distance(end, (w[0], w[1])) for w in found[-10:])
-    return "elsewhere" if moved < NEAR else "moving"
+    away = f"{distance(end, MINIMISER):.2f} off"
+    return away if moved < NEAR else f"moving, {away}"

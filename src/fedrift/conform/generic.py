@@ -8,26 +8,27 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrift.algorithm import Algorithm, parts, signature
+from fedrift.algorithm import Algorithm, parts
+from fedrift.conform.bench import Bench
 from fedrift.conform.inside import Inside, backwards, different
-from fedrift.conform.problem import Trial
 from fedrift.conform.report import Cell, summed
 from fedrift.conform.runs import run
 from fedrift.conform.subject import Subject
 from fedrift.engine import RoundReport
+from fedrift.exchange import signature
 from fedrift.messages import hints, pack, reductions
 
 PURE = "messages and states belong to nobody: return new ones"
 INTERRUPTED_AT = 3
 
 
-def form(subject: Subject, trial: Trial) -> Cell:
+def form(subject: Subject, bench: Bench) -> Cell:
     """Frozen dataclasses all through, annotated client methods, replies that can be reduced."""
-    inside = Inside(subject, trial)
-    faults = [fault for path, node in parts_of(inside.algorithm) for fault in _frozen(node, path)]
+    made = subject.make(bench.trial.local, bench.trial.rounds)
+    faults = [fault for path, node in parts_of(made) for fault in _frozen(node, path)]
     if faults:
         return Cell(False, "; ".join(faults))
-    inside.run()
+    inside = bench.watched(subject)
     phases = dict.fromkeys(seen.call.phase for seen in inside.backend.visits)
     if not phases:
         return Cell(False, "no client was ever asked: call cohort.ask in round")
@@ -78,10 +79,9 @@ def _declared(kind: type | None, what: str) -> Iterator[str]:
         yield f"{kind.__name__} ({what}): the annotation of a field cannot be read: {error}"
 
 
-def payload(subject: Subject, trial: Trial) -> Cell:
+def payload(subject: Subject, bench: Bench) -> Cell:
     """Nobody writes to a message, to a client's old state or to the server's."""
-    inside = Inside(subject, trial)
-    inside.run()
+    inside = bench.watched(subject)
     written = dict.fromkeys(inside.backend.written)
     cell = summed(written, len(inside.backend.visits), "visit")
     return Cell(False, f"{cell.said}; {PURE}") if written else cell
@@ -101,45 +101,43 @@ def aliases(inside: Inside) -> list[str]:
     return found
 
 
-def order(subject: Subject, trial: Trial) -> Cell:
+def order(subject: Subject, bench: Bench) -> Cell:
     """The last client visited first: the same bits."""
-    ends = []
-    for how in (sorted, backwards):
-        inside = Inside(subject, trial, how)
-        finished = inside.run()
-        ends.append({**pack(finished.progress.state), "model": finished.weights})
-    wrong = different(*ends)
+    other = Inside(subject, bench.trial, backwards)
+    other.run()
+    last, end = bench.watched(subject).reports[-1], other.reports[-1]
+    model = {"model": last.weights}, {"model": end.weights}
+    wrong = different(pack(last.state) | model[0], pack(end.state) | model[1])
     if wrong:
         return Cell(
             False,
             f"{wrong[0]} depends on the order in which clients are visited: a visit leaves "
             "something behind that the next one finds",
         )
-    return Cell(True, f"{trial.rounds} rounds")
+    return Cell(True, f"{bench.trial.rounds} rounds")
 
 
-def wire(subject: Subject, trial: Trial) -> Cell:
+def wire(subject: Subject, bench: Bench) -> Cell:
     """Every message packed and unpacked: the same bits."""
-    there = run(subject, trial, backend="wire").fingerprint
-    if there != run(subject, trial).fingerprint:
+    there = run(subject, bench.trial, backend="wire").fingerprint
+    if there != bench.fingerprint(subject):
         return Cell(False, "packing and unpacking its messages changes the result")
     return Cell(True, there)
 
 
-def backends(subject: Subject, trial: Trial, workers: tuple[int, ...] = (1, 2)) -> Cell:
+def backends(subject: Subject, bench: Bench) -> Cell:
     """In this process and with workers: the same bits."""
-    here = run(subject, trial).fingerprint
-    for number in workers:
-        if run(subject, trial, workers=number).fingerprint != here:
-            return Cell(False, f"workers={number} gives another result than one process")
-    return Cell(True, f"workers {', '.join(map(str, workers))}")
+    there = run(subject, bench.trial, pool=bench.pool).fingerprint
+    if there != bench.fingerprint(subject):
+        return Cell(False, f"with {bench.pool.workers} workers it ends elsewhere than without")
+    return Cell(True, f"{bench.pool.workers} workers")
 
 
 class Interrupted(Exception):
     """Stands for whatever may end a run."""
 
 
-def resume(subject: Subject, trial: Trial) -> Cell:
+def resume(subject: Subject, bench: Bench) -> Cell:
     """Interrupted, then continued from its folder: the same bits."""
 
     def stop(report: RoundReport) -> None:
@@ -149,16 +147,16 @@ def resume(subject: Subject, trial: Trial) -> Cell:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         try:
-            run(subject, trial, out=out, on_round=stop)
+            run(subject, bench.trial, out=out, on_round=stop)
         except Interrupted:
             pass
         # in between another whole run: what one leaves behind in memory must not help the next
-        whole = run(subject, trial).fingerprint
-        again = run(subject, trial, out=out).fingerprint
+        whole = run(subject, bench.trial).fingerprint
+        again = run(subject, bench.trial, out=out).fingerprint
     if again != whole:
         return Cell(
             False,
             "a run that was interrupted and continued ends elsewhere: everything that lasts "
             "belongs into the server's or a client's state",
         )
-    return Cell(True, f"after round {INTERRUPTED_AT} of {trial.rounds}")
+    return Cell(True, f"after round {INTERRUPTED_AT} of {bench.trial.rounds}")

@@ -6,24 +6,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+import cloudpickle
+from torch import Tensor
 
-from fedrift.algorithm import Algorithm, Exchange, Outcome, owner_of
+from fedrift.algorithm import owner_of
 from fedrift.backends.visit import Call, Done, Fold, Reply, Visitor
 from fedrift.conform.problem import Trial
+from fedrift.conform.runs import settled
 from fedrift.conform.subject import Subject
-from fedrift.data import given
-from fedrift.data.resident import Split
 from fedrift.engine import Engine, Finished, Progress, RoundReport, Settings
-from fedrift.flat import take
+from fedrift.exchange import Exchange, Outcome
 from fedrift.messages import Packed, pack
-from fedrift.participation import participation
-from fedrift.problem import Problem, define
 from fedrift.store import Store
-from fedrift.streams import torch_seed
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Order = Callable[[Iterable[int]], Sequence[int]]
 
 
@@ -112,9 +107,7 @@ class Watching:
         self.visits.append(seen)
         return reply
 
-    def evaluate(
-        self, w: Tensor, buffers: Sequence[Tensor], allowed: Tensor | None, temperature: float
-    ) -> Done:
+    def evaluate(self, shown: Any) -> Done:
         return Done([])
 
     def close(self) -> None:
@@ -124,43 +117,17 @@ class Watching:
 class Inside:
     """One run of a trial. `run` may be called once."""
 
-    def __init__(self, subject: Subject, trial: Trial, order: Order = sorted) -> None:
-        dtype = DTYPES[trial.dtype]
-        self.trial = trial
-        self.split: Split = given.gather(list(trial.clients), dtype)
-        listed = None if trial.participants is None else [list(p) for p in trial.participants]
-        self.who = participation(
-            len(self.split),
-            trial.rounds,
-            per_round=trial.per_round,
-            fraction=trial.fraction,
-            participants=listed,
-            sampling=trial.sampling,
-        )
-        made = subject.make(trial.local, trial.rounds)
-        problem = made.adapt(self._problem(trial.model), self._problem)
-        self.algorithm: Algorithm[Any, Any] = made.prepare(problem)
-        self.problem = problem
-        self.algorithm.check(problem)
-        self.store = Store(self.algorithm, problem)
-        visitor = Visitor(self.algorithm, problem, self.split)
+    def __init__(self, what: Subject | str, trial: Trial, order: Order = sorted) -> None:
+        task = settled(what, trial)
+        self.trial, self.task = trial, task
+        self.algorithm, self.problem, self.split = task.algorithm, task.problem, task.split
+        self.algorithm.check(self.problem)
+        self.before = cloudpickle.dumps((self.algorithm, self.problem, self.split))
+        """Copies made before the first round."""
+        self.store = Store(self.algorithm, self.problem)
+        visitor = Visitor(self.algorithm, self.problem, self.split, task.augment)
         self.backend = Watching(visitor, self.store, order)
         self.reports: list[RoundReport] = []
-
-    def _problem(self, make: Callable[[], nn.Module], head: str | None = None) -> Problem:
-        y = self.split.y
-        return define(
-            make,
-            self.trial.loss or nn.functional.cross_entropy,
-            (take(self.split.x, slice(2)), take(y, slice(2))),
-            init_seed=torch_seed(self.trial.seed, "init"),
-            population=len(self.split),
-            participation=self.who.share,
-            rounds=self.trial.rounds,
-            dtype=DTYPES[self.trial.dtype],
-            head=head,
-            classification=not y.is_floating_point(),
-        )
 
     def client(self, client: int, path: str = "") -> Any:
         """The state a client keeps now."""
@@ -197,7 +164,7 @@ class Inside:
             self.store,
             Settings(
                 rounds=self.trial.rounds,
-                participation=self.who,
+                participation=self.task.participation,
                 seed=self.trial.seed,
                 eval_every=self.trial.rounds,
                 combine=lambda chunks: {},

@@ -12,29 +12,27 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-import cloudpickle
 import torch
 
-from fedrift.algorithm import owner_of, signature
+from fedrift.algorithm import owner_of
 from fedrift.backends import context, hidden_main
 from fedrift.backends.visit import Visitor
-from fedrift.conform.inside import Inside, Seen, different
-from fedrift.conform.problem import Trial
+from fedrift.conform.bench import Bench
+from fedrift.conform.inside import Seen, different
 from fedrift.conform.report import Cell
 from fedrift.conform.subject import Subject
+from fedrift.exchange import signature
 from fedrift.messages import Packed, pack, unpack
 
 ADVICE = "a client method may use only site, down, mine and the algorithm's own fields"
 Answer = tuple[Packed, Packed] | str
 
 
-def check(subject: Subject, trial: Trial) -> Cell:
+def check(subject: Subject, bench: Bench) -> Cell:
     """Repeats all visits of a run elsewhere and compares every bit of the answers."""
-    inside = Inside(subject, trial)
-    before = cloudpickle.dumps((inside.algorithm, inside.problem, inside.split))
-    inside.run()
+    inside = bench.watched(subject)
     visits = inside.backend.visits[::-1]
-    for seen, answer in zip(visits, _elsewhere(before, visits), strict=True):
+    for seen, answer in zip(visits, _elsewhere(inside.before, visits), strict=True):
         if isinstance(answer, str):
             return Cell(False, f"{seen} fails where it knows nothing else: {answer}; {ADVICE}")
         up, new = answer

@@ -21,6 +21,8 @@ class Report:
     """All columns for one algorithm."""
 
     name: str
+    text: str
+    """The name with the options it was checked with."""
     cells: Mapping[str, Cell]
     seconds: float = 0.0
 
@@ -42,7 +44,14 @@ class Report:
         columns = {
             name: {"passed": cell.passed, "said": cell.said} for name, cell in self.cells.items()
         }
-        return {"name": self.name, "passed": self.passed, "seconds": self.seconds} | columns
+        about = {"name": self.name, "checked_as": self.text, "passed": self.passed}
+        return {**about, "seconds": self.seconds, "columns": columns}
+
+    @staticmethod
+    def of(row: Mapping[str, Any]) -> Report:
+        """The inverse of `row`."""
+        cells = {name: Cell(c["passed"], c["said"]) for name, c in row["columns"].items()}
+        return Report(row["name"], row["checked_as"], cells, row["seconds"])
 
 
 def absent(why: str) -> Cell:

@@ -1,4 +1,4 @@
-"""Runs of a trial through the front door, and the path that the server's model takes."""
+"""Runs of a trial as the front door makes them, and the path that the server's model takes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,44 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedrift import front
+from fedrift import session, task
+from fedrift.backends.pool import Pool
 from fedrift.conform.problem import Trial
 from fedrift.conform.subject import Subject, subject_of
+from fedrift.data import given
 from fedrift.engine import RoundReport
 from fedrift.flat import Vec
 from fedrift.result import Result
+
+
+def settled(what: Subject | str, trial: Trial) -> session.Task:
+    """The trial with everything decided but where it is computed."""
+    subject = subject_of(what) if isinstance(what, str) else what
+    dtype = task.DTYPES[trial.dtype]
+    return task.settle(
+        subject.make(trial.local, trial.rounds),
+        trial.model,
+        given.gather(list(trial.clients), dtype),
+        None if trial.test is None else given.pair(trial.test, dtype, "test"),
+        {},
+        rounds=trial.rounds,
+        who={
+            "per_round": trial.per_round,
+            "fraction": trial.fraction,
+            "participants": trial.participants and [list(p) for p in trial.participants],
+            "sampling": trial.sampling,
+        },
+        weights=None,
+        loss=trial.loss,
+        metrics={},
+        augment=trial.augment,
+        dtype=dtype,
+        device="cpu",
+        seed=trial.seed,
+        eval_every=1,
+        head=None,
+        spec=None,
+    )
 
 
 def run(
@@ -22,27 +54,16 @@ def run(
     backend: str = "auto",
     out: Path | None = None,
     on_round: Callable[[RoundReport], bool | None] | None = None,
+    pool: Pool | None = None,
 ) -> Result:
     """One run of the trial."""
-    subject = subject_of(what) if isinstance(what, str) else what
-    return front.run(
-        subject.make(trial.local, trial.rounds),
-        model=trial.model,
-        loss=trial.loss,
-        clients=list(trial.clients),
-        test=trial.test,
-        rounds=trial.rounds,
-        per_round=trial.per_round,
-        fraction=trial.fraction,
-        participants=trial.participants,
-        sampling=trial.sampling,
-        augment=trial.augment,
-        dtype=trial.dtype,
-        seed=trial.seed,
+    return session.execute(
+        settled(what, trial),
         workers=workers,
         backend=backend,
         out=out,
         on_round=on_round,
+        pool=pool,
     )
 
 

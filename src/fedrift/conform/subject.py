@@ -33,6 +33,9 @@ class Subject:
     """An algorithm under test: its name, its key in the tables, how it is made."""
 
     name: str
+    """As it was asked for."""
+    text: str
+    """With the options it is checked with."""
     kind: str
     """One of `algorithms.NAMES`; empty for the reader's own."""
     make: Make
@@ -45,7 +48,10 @@ def subject_of(what: Any) -> Subject:
         named = parse(EXAMPLES.get(what, what), "algorithm")
         if named.name in NAMES:
             return Subject(
-                str(named), named.name, lambda local, rounds: build.build(named, local, rounds)
+                what,
+                str(named),
+                named.name,
+                lambda local, rounds: build.build(named, local, rounds),
             )
         if named.value is None or not named.value.isidentifier() or named.options:
             raise InputError(
@@ -53,7 +59,8 @@ def subject_of(what: Any) -> Subject:
             )
         return _own(_imported(named.name, named.value), what)
     if isinstance(what, Algorithm):
-        return Subject(type(what).__name__, "", _adjusted(lambda: what))
+        name = type(what).__name__
+        return Subject(name, name, "", _adjusted(lambda: what))
     return _own(what, getattr(what, "__name__", repr(what)))
 
 
@@ -72,7 +79,7 @@ def _imported(module: str, attribute: str) -> Any:
 
 def _own(target: Any, name: str) -> Subject:
     if isinstance(target, Algorithm):
-        return Subject(name, "", _adjusted(lambda: target))
+        return Subject(name, name, "", _adjusted(lambda: target))
     if not callable(target):
         raise InputError(
             f"algorithm '{name}' is a {type(target).__name__}; give a class, or a "
@@ -97,7 +104,7 @@ def _own(target: Any, name: str) -> Subject:
         return algorithm
 
     made()
-    return Subject(name, "", _adjusted(made))
+    return Subject(name, name, "", _adjusted(made))
 
 
 def _adjusted(made: Callable[[], Algorithm[Any, Any]]) -> Make:

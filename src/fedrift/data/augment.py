@@ -1,9 +1,9 @@
 """Augmentation of minibatches: crop, flip, cutout (DeVries 2017), mixup (Zhang et al. 2018).
 
-Images are already normalised, so 0 is the data set's mean: that is what crop pads with and what
-cutout writes. (The papers' code pads a crop with black, before it normalises.) The order is
-fixed, however they are named: crop, flip, cutout, then mixup of the augmented batch. A step
-draws once; methods that take two gradients see the same batch and share twice.
+Images are already normalised, so 0 is the data set's mean: that is what cutout writes. A crop
+pads with black, as if before normalising, where the data set says what black has become, else
+with 0. The order is fixed, however they are named: crop, flip, cutout, then mixup of the
+augmented batch. A step draws once; methods that take two gradients see the same batch twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES: dict[str, str] = {
-    "crop": "zeros around the image, then a random cut of its own size",
+    "crop": "black around the image, then a random cut of its own size",
     "flip": "left and right exchanged in every second image, at random",
     "cutout": "a square around a random pixel set to zero",
     "mixup": "the batch blended with a permutation of itself, by a share ~ Beta(alpha, alpha)",
@@ -37,12 +37,14 @@ GRAMMAR: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Crop:
-    """A cut of the image's own size from the image with `padding` zeros on each side."""
+    """A cut of the image's own size from the image with `padding` pixels on each side."""
 
     padding: int = 4
+    black: tuple[float, ...] = ()
+    """What is padded with, one number per channel; zeros if it is not known."""
 
     def __call__(self, x: Tensor, rng: np.random.Generator) -> Tensor:
-        return _moved(x, self.places(len(x), rng), np.zeros(len(x), dtype=bool))
+        return _moved(x, self.places(len(x), rng), np.zeros(len(x), dtype=bool), self.black)
 
     def places(self, n: int, rng: np.random.Generator) -> np.ndarray:
         """Where the cuts begin, counted from the image's own corner: rows, then columns."""
@@ -60,8 +62,10 @@ class Flip:
         return rng.random(n) < 0.5
 
 
-def _moved(x: Tensor, places: np.ndarray, mirrored: np.ndarray) -> Tensor:
-    """Images cut out at their places, zeros where there is no image, then mirrored where marked.
+def _moved(
+    x: Tensor, places: np.ndarray, mirrored: np.ndarray, black: tuple[float, ...] = ()
+) -> Tensor:
+    """Images cut out at their places, black where there is no image, then mirrored where marked.
 
     One image after the other, one copy each: half the time of cropping and then flipping the
     batch with index arrays, which pass several times over memory.
@@ -70,6 +74,8 @@ def _moved(x: Tensor, places: np.ndarray, mirrored: np.ndarray) -> Tensor:
     edge = int(np.abs(places).max(initial=0))
     images = x.cpu().numpy()
     padded = np.zeros_like(images, shape=(n, channels, height + 2 * edge, width + 2 * edge))
+    if black:
+        padded[:] = np.array(black, dtype=images.dtype)[:, None, None]
     padded[:, :, edge : edge + height, edge : edge + width] = images
     out = x.cpu().clone()  # a clone, not a new tensor: it keeps the strides
     rows, columns = (places + edge).tolist()
@@ -139,7 +145,7 @@ class Augment:
         """The augmented batch and its target: y, or Mixed for the loss that `mixed_loss` makes."""
         if self.crop is not None and self.flip is not None:
             places = self.crop.places(len(x), rng)
-            x = _moved(x, places, self.flip.chosen(len(x), rng))
+            x = _moved(x, places, self.flip.chosen(len(x), rng), self.crop.black)
         else:
             only = self.crop or self.flip
             x = x if only is None else only(x, rng)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,14 +16,16 @@ from fedrift.errors import InputError
 from fedrift.flat import count
 
 
-def tensors(value: Any, dtype: torch.dtype, field: str) -> Any:
-    """Arrays as tensors: floats in the run's dtype, whole numbers as int64."""
+def tensors(value: Any, dtype: torch.dtype | None, field: str) -> Any:
+    """Arrays as tensors: floats in the run's dtype (None: as they are), whole numbers as int64."""
     if isinstance(value, dict):
-        return {key: tensors(v, dtype, f"{field}[{key!r}]") for key, v in value.items()}
+        tree = {key: tensors(v, dtype, f"{field}[{key!r}]") for key, v in value.items()}
+        return _of_one_length(tree, tree.values(), field)
     if isinstance(value, tuple):
-        return tuple(tensors(v, dtype, f"{field}[{i}]") for i, v in enumerate(value))
+        parts = tuple(tensors(v, dtype, f"{field}[{i}]") for i, v in enumerate(value))
+        return _of_one_length(parts, parts, field)
     try:
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(_writable(value))
     except (TypeError, ValueError) as error:
         raise InputError(
             f"{field}: {type(value).__name__} cannot become a tensor: {error}"
@@ -34,8 +36,22 @@ def tensors(value: Any, dtype: torch.dtype, field: str) -> Any:
     if tensor.is_floating_point():
         if not bool(torch.isfinite(tensor).all()):
             raise InputError(f"{field}: holds NaN or infinite values; clean the data first")
-        return tensor.to(dtype)
-    return tensor.to(torch.int64) if tensor.dtype is not torch.bool else tensor.to(dtype)
+        return tensor if dtype is None else tensor.to(dtype)
+    if tensor.dtype is torch.bool:  # several labels at once: targets of a loss with logits
+        return tensor.to(torch.get_default_dtype() if dtype is None else dtype)
+    return tensor.to(torch.int64)
+
+
+def _writable(value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    return array if array.flags.writeable else array.copy()  # torch knows no read-only tensors
+
+
+def _of_one_length(tree: Any, parts: Iterable[Any], field: str) -> Any:
+    lengths = {count(part) for part in parts}
+    if len(lengths) != 1:
+        raise InputError(f"{field}: its parts have {sorted(lengths)} samples; they must agree")
+    return tree
 
 
 def channels_last(value: Any) -> Any:
@@ -120,7 +136,7 @@ def gather(clients: Any, dtype: torch.dtype) -> Split:
     parts = [np.arange(a, b) for a, b in pairwise(ends)]
     try:
         x, y = (map_tree(lambda *ts: torch.cat(ts), *side) for side in zip(*full, strict=True))
-    except (RuntimeError, KeyError, ValueError) as error:
+    except (RuntimeError, KeyError, ValueError, TypeError) as error:
         raise InputError(
             f"clients: the samples of different clients differ in shape: {error}"
         ) from None

@@ -1,0 +1,150 @@
+"""A task before it starts: what it is, how long and how large it will be, how many workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fedrift import backends
+from fedrift.algorithm import Algorithm, local_of
+from fedrift.data.resident import Split
+from fedrift.errors import InputError, unknown
+from fedrift.experiment import Spec
+from fedrift.flat import count, take
+from fedrift.participation import Participation
+from fedrift.problem import Problem
+from fedrift.rounds import Plan
+from fedrift.shared import tensor_digest
+from fedrift.site import Augment
+from fedrift.store import Store
+
+WORTH_WORKERS = 3.0  # seconds of work below which starting workers costs more than they save
+KINDS = ("auto", "in-process", "processes", "wire")
+PROCESS_BYTES = 160 << 20  # what an idle process with torch holds for itself
+
+UserMetric = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run with everything settled but where it is computed."""
+
+    algorithm: Algorithm[Any, Any]
+    problem: Problem
+    split: Split
+    test: tuple[Any, Any] | None
+    participation: Participation
+    rounds: int
+    seed: int
+    eval_every: int
+    spec: Spec
+    about: Mapping[str, Any]
+    augment: Augment | None = None
+    metrics: Mapping[str, UserMetric] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def deciding(self) -> dict[str, Any]:
+        """What decides the result beside algorithm, model and client data, in a stable form."""
+        return {
+            "rounds": self.rounds,
+            "seed": self.seed,
+            "eval_every": self.eval_every,
+            "participation": self.participation,
+            "augment": self.augment,
+            "loss": _name(self.problem.loss),
+            "metrics": sorted(self.metrics),
+            "test": None if self.test is None else [tensor_digest(t) for t in _leaves(self.test)],
+        }
+
+
+def _name(function: Any) -> str:
+    inner = getattr(function, "func", function)  # a partial: of what
+    return f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', repr(inner))}"
+
+
+def workers_for(task: Task, workers: int | str, kind: str) -> int:
+    if kind not in KINDS:
+        raise unknown("backend", str(kind), KINDS)
+    if isinstance(workers, bool) or (workers != "auto" and not isinstance(workers, int)):
+        raise InputError(f"workers={workers!r} must be 'auto' or a whole number of at least 0")
+    if isinstance(workers, int) and not 0 <= workers <= backends.MOST_WORKERS:
+        raise InputError(f"workers={workers} must be from 0 to {backends.MOST_WORKERS}")
+    if kind in ("in-process", "wire") or workers == 0:
+        return 0
+    if isinstance(workers, int):
+        return workers
+    number = min(backends.cores(), task.participation.size)
+    if kind == "processes":
+        return max(1, number)
+    return number if number > 1 and _seconds(task) > WORTH_WORKERS else 0
+
+
+def _seconds(task: Task) -> float:
+    """A guess at the time the whole run would take in one process."""
+    biggest = int(task.split.sizes.argmax())
+    size = min(32, int(task.split.sizes[biggest]))
+    batch = (
+        take(task.split.x, task.split.parts[biggest][:size]),
+        take(task.split.y, task.split.parts[biggest][:size]),
+    )
+    model = task.problem.model
+    model.module.eval()  # moves no running statistics
+    model.w.copy_(task.problem.w0)
+    model.gradients(batch)
+    start = time.perf_counter()
+    model.gradients(batch)
+    seconds = (time.perf_counter() - start) / size
+    cost = cost_of(task)
+    mean = sum(cost(c, 0) for c in range(0, len(task.split), max(1, len(task.split) // 100)))
+    visits = mean / len(range(0, len(task.split), max(1, len(task.split) // 100)))
+    tests = count(task.test[0]) / task.eval_every / 3 if task.test is not None else 0.0
+    return seconds * task.rounds * (visits * task.participation.size + tests)
+
+
+def cost_of(task: Task) -> Callable[[int, int], float]:
+    """Examples a visit will differentiate, to start the longest first."""
+    local, sizes = local_of(task.algorithm), task.split.sizes
+
+    def cost(client: int, round: int) -> float:
+        n = int(sizes[client])
+        if local is None:
+            return n
+        batch = min(n, local.batch_size or n)
+        return local.steps_for(n, task.seed, round, client) * batch
+
+    return cost
+
+
+def plan(task: Task, store: Store, workers: int, resumed_from: int) -> Plan:
+    """What the run will hold in memory and on disk."""
+    vector = task.problem.w0.nbytes
+    data = sum(t.nbytes for t in _leaves((task.split.x, task.split.y, task.test)))
+    cohort = task.participation.size
+    state = store.row_bytes()
+    visited = min(task.problem.population, cohort * task.rounds)
+    server = 12 * vector
+    memory = PROCESS_BYTES * (workers + 1) + data * (2 if workers else 1) + server
+    memory += max(1, workers) * 10 * vector
+    return Plan(
+        parameters=task.problem.layout.size,
+        clients=task.problem.population,
+        samples=int(task.split.sizes.sum()),
+        cohort=cohort,
+        workers=workers,
+        memory_bytes=memory,
+        disk_bytes=state * (visited + 2 * cohort) if state else 0,
+        resumed_from=resumed_from,
+        notes=task.notes,
+    )
+
+
+def _leaves(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        return [leaf for v in tree.values() for leaf in _leaves(v)]
+    return [leaf for v in tree for leaf in _leaves(v)] if isinstance(tree, tuple) else []

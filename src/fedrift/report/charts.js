@@ -1,0 +1,153 @@
+// Lines and bars: curves over rounds or costs, expected accuracy of the clients, what travels.
+
+const DASHES = { solid: "", dash: "8 4", dot: "2 3", dashdot: "8 3 2 3" };
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const isTouch = matchMedia("(pointer: coarse)").matches;
+
+// Plotly reads a little HTML in its texts; names from files must stay names.
+const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+
+function styleOf(method) {
+  const colours = data.colours, color = colours[method % colours.length];
+  return {
+    color: isDark() && color === "#000000" ? "#e6e9ec" : color,
+    dash: Object.keys(DASHES)[Math.floor(method / colours.length) % 4],
+  };
+}
+
+const faded = (color, alpha) => color + Math.round(alpha * 255).toString(16).padStart(2, "0");
+
+// Numbers stand in the page as differences of whole numbers; each list is summed up once.
+const summed = new WeakMap();
+function sums(list, scale = 1) {
+  if (!list) return null;
+  if (!summed.has(list)) {
+    let total = 0;
+    summed.set(list, list.map((step) => (total += step) / scale));
+  }
+  return summed.get(list);
+}
+
+function column(run, name) {
+  if (name === "loss") return run.loss;
+  const scale = { accuracy: data.scales.accuracy, seconds: data.scales.ms }[name] ?? 1;
+  return sums(run[name], scale);
+}
+
+function plot(chart, traces, layout, width) {
+  const axis = { gridcolor: css("--grid"), linecolor: css("--line"), zeroline: false, automargin: true };
+  const whole = {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
+    font: { color: css("--ink"), family: getComputedStyle(document.body).fontFamily, size: 12 },
+    margin: { l: 52, r: 14, t: 10, b: 44 }, dragmode: isTouch ? false : "zoom",
+    hoverlabel: { bgcolor: css("--wash"), bordercolor: css("--line"), font: { color: css("--ink") } },
+    autosize: !width, width, ...layout,
+  };
+  for (const name of Object.keys(whole)) {
+    if (/^[xy]axis/.test(name)) whole[name] = { ...axis, ...whole[name] };
+  }
+  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  if (!chart.dataset.started) chart.textContent = "";
+  chart.dataset.started = "true";
+  return Plotly.react(chart, traces, whole, config);
+}
+
+const FORMATS = {
+  rounds: { title: "round", tickformat: ",d" },
+  bytes: { title: "bytes sent, down and up", tickformat: ".3~s", ticksuffix: "B" },
+  gradients: { title: "gradient evaluations", tickformat: ".3~s" },
+  seconds: { title: "seconds on the machine of the run", tickformat: ",.3~r" },
+};
+
+function missing(chart, words) {
+  if (chart.dataset.started) Plotly.purge(chart);
+  delete chart.dataset.started;
+  chart.textContent = words;
+}
+
+// One line per method: the mean of its seeds as far as all of them go, with their range.
+function curve(chart, width) {
+  const setting = Number(chart.dataset.setting), traces = [], format = FORMATS[state.x];
+  for (const group of data.groups) {
+    if (group.s !== setting || state.hidden.has(group.m)) continue;
+    const runs = group.runs.filter((run) => column(run, state.x) && column(run, state.y));
+    if (runs.length) traces.push(...linesOf(group, runs));
+  }
+  if (!traces.length) return missing(chart, "Nothing to draw: not measured, or every method is switched off.");
+  const shapes = [];
+  if (state.y === "accuracy" && data.chance) {
+    shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: data.chance, y1: data.chance, line: { color: css("--chance"), width: 1, dash: "dot" } });
+  }
+  const xaxis = { title: { text: format.title }, tickformat: format.tickformat, ticksuffix: format.ticksuffix, rangemode: "tozero" };
+  const yaxis = state.y === "accuracy" ? { title: { text: "test accuracy" }, tickformat: ".0%" } : { title: { text: "test loss" } };
+  return plot(chart, traces, { xaxis, yaxis, shapes, hovermode: state.x === "rounds" ? "x unified" : "closest" }, width);
+}
+
+function linesOf(group, runs) {
+  const { color, dash } = styleOf(group.m), name = safe(data.methods[group.m]);
+  const xs = runs.map((run) => column(run, state.x)), ys = runs.map((run) => column(run, state.y));
+  const shape = { line: { color, dash, width: 2 }, mode: "lines", type: "scatter", name };
+  const hover = state.y === "accuracy" ? "%{y:.2%}" : "%{y:.4g}";
+  const traces = [];
+  if (state.seeds) {
+    runs.forEach((run, i) => traces.push({ ...shape, line: { ...shape.line, width: 1.3 }, x: xs[i], y: ys[i], hovertemplate: `${hover}, seed ${run.seed}` }));
+  } else {
+    const rounds = [...Array(Math.min(...ys.map((y) => y.length))).keys()];
+    const at = (lists, i) => lists.map((list) => list[i]).filter((value) => value !== null);
+    const x = rounds.map((i) => mean(at(xs, i)));
+    if (runs.length > 1) {
+      const high = rounds.map((i) => Math.max(...at(ys, i))), low = rounds.map((i) => Math.min(...at(ys, i)));
+      traces.push({ x: [...x, ...x.slice().reverse()], y: [...high, ...low.reverse()], fill: "toself", fillcolor: faded(color, 0.16), line: { width: 0 }, mode: "lines", type: "scatter", hoverinfo: "skip", name });
+    }
+    const seeds = runs.length > 1 ? `, mean of ${runs.length} seeds` : "";
+    traces.push({ ...shape, x, y: rounds.map((i) => mean(at(ys, i))), hovertemplate: hover + seeds });
+  }
+  runs.forEach((run, i) => {
+    if (run.status === "diverged") traces.push({ x: [xs[i].at(-1)], y: [ys[i].at(-1)], mode: "markers", type: "scatter", marker: { symbol: "x", size: 9, color }, name, hovertemplate: `became infinite, seed ${run.seed}` });
+  });
+  return traces;
+}
+
+// The clients from worst to best, each seed's stretched to the same length, then averaged.
+function expected(chart, width) {
+  const setting = Number(chart.dataset.setting), traces = [];
+  const shares = [...Array(101).keys()].map((i) => i / 100);
+  for (const group of data.groups) {
+    const known = group.runs.map((run) => sums(run.expected, data.scales.accuracy)).filter(Boolean);
+    if (group.s !== setting || state.hidden.has(group.m) || !known.length) continue;
+    const at = (list, share) => {
+      const place = share * (list.length - 1), low = Math.floor(place), high = Math.ceil(place);
+      return list[low] + (list[high] - list[low]) * (place - low);
+    };
+    const { color, dash } = styleOf(group.m);
+    traces.push({ x: shares, y: shares.map((share) => mean(known.map((list) => at(list, share)))), mode: "lines", type: "scatter", line: { color, dash, width: 2 }, name: safe(data.methods[group.m]), hovertemplate: "%{y:.1%}" });
+  }
+  if (!traces.length) return missing(chart, "The labels of the clients were not recorded, or every method is switched off.");
+  const xaxis = { title: { text: "clients, from worst to best" }, tickformat: ".0%", range: [0, 1] };
+  const yaxis = { title: { text: "expected accuracy" }, tickformat: ".0%", rangemode: "tozero" };
+  return plot(chart, traces, { xaxis, yaxis, hovermode: "x unified" }, width);
+}
+
+// Bytes of a round, one bar per method, one piece per field; up is hatched.
+function ledger(chart, width) {
+  const setting = Number(one("#ledger-setting")?.value ?? 0);
+  const groups = data.groups.filter((group) => group.s === setting && group.fields.length);
+  if (!groups.length) return missing(chart, "No ledger was recorded.");
+  const names = groups.map((group) => safe(data.methods[group.m]));
+  const kinds = [...new Map(groups.flatMap((group) => group.fields.map(([, way, field]) => [`${way} ${field}`, [way, field]]))).values()];
+  const colours = data.colours.filter((colour) => colour !== "#000000");
+  const traces = kinds.map(([way, field], i) => ({
+    type: "bar", orientation: "h", y: names, name: safe(`${way}: ${field}`),
+    x: groups.map((group) => group.fields.filter(([, w, f]) => w === way && f === field).reduce((sum, [, , , size]) => sum + size, 0)),
+    marker: { color: colours[i % colours.length], line: { color: css("--paper"), width: 1 }, pattern: { shape: way === "up" ? "/" : "", fgcolor: css("--paper"), fgopacity: 0.6, size: 7 } },
+    hovertemplate: `%{x:.3~s}B`,
+  }));
+  const layout = {
+    barmode: "stack", showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
+    xaxis: { title: { text: "bytes of one round, all its clients" }, tickformat: ".3~s", ticksuffix: "B" },
+    yaxis: { autorange: "reversed" }, height: 150 + 38 * groups.length, margin: { l: 52, r: 14, t: 40, b: 44 },
+  };
+  chart.style.height = "auto";
+  return plot(chart, traces, layout, width);
+}

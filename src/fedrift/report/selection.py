@@ -1,0 +1,148 @@
+"""From what the user names to runs: run folders, comparison folders, folders of either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedrift import grid, results
+from fedrift.errors import InputError
+from fedrift.report.spelling import plural
+from fedrift.statistics.measured import Measured, Recorded, measured
+
+COMPARISON, RUNS = "compare.toml", "runs"
+MOST_NAMED = 5  # folders that are listed in one sentence
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The runs that could be read, and a sentence (without a full stop) for all that could not."""
+
+    runs: tuple[Measured, ...]
+    problems: tuple[str, ...]
+    comparisons: tuple[Path, ...] = ()
+
+
+@dataclass
+class _Found:
+    runs: list[Measured]
+    problems: list[str]
+    comparisons: list[Path]
+    seen: set[Path]
+
+
+def select(sources: Iterable[Recorded | str | Path]) -> Selection:
+    """Reads everything; a folder that cannot be read is told of and left out."""
+    found = _Found([], [], [], set())
+    named: list[str] = []
+    for place, source in enumerate(sources, start=1):
+        if isinstance(source, str | Path):
+            named.append(str(source))
+            _folder(Path(source), found)
+        else:
+            _record(source, found, _name(source, place))
+    if not found.runs:
+        where = " or ".join(f"'{name}'" for name in named[:MOST_NAMED]) or "nothing"
+        why = f" ({found.problems[0]})" if found.problems else ""
+        raise InputError(f"there is no run to report on in {where}{why}")
+    return Selection(tuple(found.runs), tuple(found.problems), tuple(found.comparisons))
+
+
+def _name(record: Recorded, place: int) -> str:
+    return str(record.folder) if record.folder is not None else f"run {place}"
+
+
+def _folder(path: Path, found: _Found) -> None:
+    try:
+        if not path.exists():
+            raise InputError(f"'{path}' does not exist; name run folders or comparison folders")
+        if path.is_file():
+            found.problems.append(f"'{path}' is a file, not a run folder")
+        elif (path / results.SPEC).is_file():
+            _run(path, found)
+        elif (path / COMPARISON).is_file():
+            _comparison(path, found)
+        else:
+            _several(path, found)
+    except OSError as error:
+        found.problems.append(f"'{path}' cannot be read: {error.strerror}")
+
+
+def _several(path: Path, found: _Found) -> None:
+    """A folder of run folders; what else is in it is told of."""
+    foreign: list[str] = []
+    inside = _folders(path)
+    for folder in inside:
+        if (folder / results.SPEC).is_file():
+            _run(folder, found)
+        elif (folder / COMPARISON).is_file():
+            _comparison(folder, found)
+        else:
+            foreign.append(folder.name)
+    if len(foreign) == len(inside):
+        found.problems.append(
+            f"'{path}' holds no run folder: neither {results.SPEC} nor {COMPARISON}"
+        )
+    elif foreign:
+        found.problems.append(f"in '{path}' {_listed(foreign)} no run folder")
+
+
+def _listed(names: list[str]) -> str:
+    if len(names) > MOST_NAMED:
+        return f"{plural(len(names), 'folder')} are"
+    return ", ".join(f"'{name}'" for name in names) + (" is" if len(names) == 1 else " are")
+
+
+def _folders(path: Path) -> list[Path]:
+    hidden = (p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return sorted(hidden)
+
+
+def _comparison(path: Path, found: _Found) -> None:
+    """The runs of the grid that `compare.toml` describes, in its order."""
+    found.comparisons.append(path)
+    inside = (
+        {folder.name: folder for folder in _folders(path / RUNS)} if (path / RUNS).is_dir() else {}
+    )
+    try:
+        cells = {
+            cell.slug: cell.entrant.label for cell in grid.from_toml(path / COMPARISON).cells()
+        }
+    except InputError as error:
+        found.problems.append(
+            f"'{path / COMPARISON}' cannot be read, so all its runs are shown: {error}"
+        )
+        cells = dict.fromkeys(inside, "")
+    missing = [slug for slug in cells if slug not in inside]
+    if missing:
+        found.problems.append(f"'{path}' lacks {len(missing)} of {plural(len(cells), 'run')}")
+    other = [name for name in inside if name not in cells]
+    if other:
+        found.problems.append(
+            f"'{path / RUNS}' also holds {plural(len(other), 'run')} that {COMPARISON} does not "
+            "name; they are left out"
+        )
+    for slug, label in cells.items():
+        if slug in inside:
+            _run(inside[slug], found, label)
+
+
+def _run(path: Path, found: _Found, label: str = "") -> None:
+    place = path.resolve()
+    if place in found.seen:
+        return
+    found.seen.add(place)
+    try:
+        record = results.load(path)
+    except InputError as error:
+        found.problems.append(f"'{path}' is left out: {error}")
+        return
+    _record(record, found, str(path), label)
+
+
+def _record(record: Recorded, found: _Found, name: str, label: str = "") -> None:
+    try:
+        found.runs.append(measured(record, name, label))
+    except InputError as error:
+        found.problems.append(f"{error}; it is left out")

@@ -1,0 +1,107 @@
+"""Numbers as a report prints them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedrift.quantities import bytes_text, count_text, seconds_text
+from fedrift.statistics.costs import Target
+from fedrift.statistics.estimates import Estimate, Score
+
+NOTHING = "–"
+FAILED = "(X)"
+MINUS = "\N{MINUS SIGN}"
+
+
+def figure(value: float, has_accuracy: bool) -> str:
+    """`85.55` (percent), or a loss with four digits."""
+    if math.isnan(value):
+        return NOTHING
+    return f"{100 * value:.2f}" if has_accuracy else f"{value:.4g}"
+
+
+def with_unit(value: float, has_accuracy: bool) -> str:
+    """`85.55 %`."""
+    text = figure(value, has_accuracy)
+    return f"{text} %" if has_accuracy and text != NOTHING else text
+
+
+def mean_std(estimate: Estimate, has_accuracy: bool) -> str:
+    """`85.55 ± 3.97`; without the spread for one seed."""
+    text = figure(estimate.mean, has_accuracy)
+    if text == NOTHING or math.isnan(estimate.std):
+        return text
+    return f"{text} ± {figure(estimate.std, has_accuracy)}"
+
+
+def interval(estimate: Estimate, has_accuracy: bool) -> str:
+    """`75.68 to 95.41`; an accuracy stays between 0 and 100."""
+    if not estimate.has_interval:
+        return NOTHING
+    low, high = estimate.low, estimate.high
+    if has_accuracy:
+        low, high = max(0.0, low), min(1.0, high)
+    return f"{figure(low, has_accuracy)} to {figure(high, has_accuracy)}"
+
+
+def signed(value: float, has_accuracy: bool) -> str:
+    """`+1.36`, `−0.31`."""
+    text = figure(abs(value), has_accuracy)
+    if text == NOTHING:
+        return text
+    return f"{MINUS if value < 0 else '+'}{text}"
+
+
+def difference(estimate: Estimate | None, has_accuracy: bool) -> str:
+    """`+1.36 (−1.21 to +3.93)`."""
+    if estimate is None:
+        return NOTHING
+    text = signed(estimate.mean, has_accuracy)
+    if not estimate.has_interval:
+        return text
+    ends = f"{signed(estimate.low, has_accuracy)} to {signed(estimate.high, has_accuracy)}"
+    return f"{text} ({ends})"
+
+
+def score_text(score: Score, has_accuracy: bool) -> str:
+    """`85.55 ± 3.97`, or (X) with the share of seeds that became infinite."""
+    if score.failed:
+        part = 0 < score.diverged < len(score.group.runs)
+        return f"{FAILED} {score.diverged} of {len(score.group.runs)}" if part else FAILED
+    return mean_std(score.final, has_accuracy)
+
+
+def quantity(value: float, axis: str) -> str:
+    """A cost on one of the axes rounds, bytes, gradients, seconds."""
+    if math.isnan(value):
+        return NOTHING
+    if axis == "bytes":
+        return bytes_text(value)
+    if axis == "seconds":
+        return seconds_text(value)
+    return f"{value:.1f}".removesuffix(".0") if axis == "rounds" else count_text(value)
+
+
+def cost(target: Target | None, axis: str) -> str:
+    """Mean cost to the target, or how many seeds met it."""
+    if target is None:
+        return NOTHING
+    if not target.is_met:
+        return f"{target.met} of {target.seeds} seeds" if target.met else "not met"
+    return quantity(target.costs[axis].mean, axis)
+
+
+def times(ratio: float) -> str:
+    """`2.0 ×`."""
+    return NOTHING if math.isnan(ratio) else f"{ratio:.2f} ×" if ratio < 10 else f"{ratio:.0f} ×"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 seed`, `3 seeds`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,178 @@
+"""What methods and settings are called: as short as tells them apart.
+
+A method is the algorithm with its options and the local work; a setting is the rest of the task:
+how the data are divided, who takes part, the model, the number of rounds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedrift.experiment import Spec
+from fedrift.grammar import Named, parse
+from fedrift.statistics.measured import Measured
+
+LOCAL_WORK = "epochs steps batch_size lr momentum weight_decay clip schedule".split()
+TASK = "clients model head shift rounds augment dtype device eval_every".split()
+IN_PYTHON = "python"  # stands for data that were given as objects
+
+Options = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One column of a paper's table."""
+
+    partition: str
+    participation: str
+    task: Options
+    shown: str = ""
+    """What of the task differs between the settings of a report, in words."""
+
+    @property
+    def label(self) -> str:
+        """`dirichlet 0.1 · 3 of 10 clients`."""
+        return " · ".join(filter(None, (self.partition, self.participation, self.shown)))
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Sorts by numbers: alpha 0.1 before 1, 2 clients before 10."""
+        return natural(self.participation), natural(self.shown), natural(self.partition)
+
+
+@dataclass(frozen=True)
+class Method:
+    """An algorithm and its local work; `label` is what the comparison calls it, if anything."""
+
+    algorithm: str
+    work: Options
+    label: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.label or self.algorithm
+
+    @property
+    def head(self) -> str:
+        """The name without options: `swa(fedasam)`."""
+        return self.label or _head(parse(self.algorithm, "algorithm"))
+
+
+def natural(text: str) -> tuple[tuple[float, str], ...]:
+    """A key that puts 2 before 10."""
+    pieces = re.split(r"(\d+(?:\.\d+)?(?:e-?\d+)?)", text)
+    return tuple((float(p), "") if i % 2 else (-1.0, p) for i, p in enumerate(pieces) if p)
+
+
+def _head(named: Named) -> str:
+    return named.name if named.inner is None else f"{named.name}({_head(named.inner)})"
+
+
+def method_of(run: Measured) -> Method:
+    """What is compared."""
+    spec = run.spec
+    work = [(key, getattr(spec, key)) for key in LOCAL_WORK if getattr(spec, key) is not None]
+    return Method(str(spec.algorithm_named), tuple(work), run.label)
+
+
+def setting_of(run: Measured) -> Setting:
+    """What it is compared on."""
+    task = {key: getattr(run.spec, key) for key in (*TASK, "participants")}
+    if run.clients is not None:
+        task["clients"] = len(run.clients.sizes)
+    return Setting(_partition(run), _participation(run), tuple(task.items()))
+
+
+def _partition(run: Measured) -> str:
+    """`dirichlet 0.1`, whether the number came with the name or as alpha."""
+    if run.spec.data == IN_PYTHON:
+        return run.clients.scheme if run.clients and run.clients.scheme else "own clients"
+    named = parse(run.spec.partition, "partition")
+    value = named.value or named.options.get("alpha")
+    value = value if run.spec.alpha is None else f"{run.spec.alpha:g}"
+    others = [f"{k}={v}" for k, v in sorted(named.options.items()) if k != "alpha"]
+    return " ".join(filter(None, (named.name, value, *others)))
+
+
+def _participation(run: Measured) -> str:
+    """`3 of 10 clients`, `all 10 clients`."""
+    spec = run.spec
+    clients = len(run.clients.sizes) if run.clients else spec.wanted_clients
+    everybody = f"{clients} clients" if clients else "clients"
+    if spec.participants is not None:
+        return f"a schedule of {everybody}"
+    if spec.sampling == "bernoulli":
+        share = spec.fraction or (spec.per_round or 1) / (clients or 1)
+        return f"each of {everybody} with probability {share:g}"
+    size = _cohort(run, spec, clients)
+    if size is None or size == clients:
+        return f"all {everybody}"
+    return f"{size} of {everybody}{' in turns' if spec.sampling == 'cyclic' else ''}"
+
+
+def _cohort(run: Measured, spec: Spec, clients: int | None) -> int | None:
+    """How many take part in a round; None if all."""
+    if spec.fraction is not None and clients:
+        return max(1, int(spec.fraction * clients + 1e-9))
+    if spec.per_round is None and spec.data == IN_PYTHON:  # its spec may not say
+        sizes = {len(cohort) for cohort in run.cohorts}
+        return sizes.pop() if len(sizes) == 1 else None
+    return spec.per_round
+
+
+def named_settings(settings: Iterable[Setting]) -> dict[Setting, Setting]:
+    """Each with the words that tell it apart from the others."""
+    distinct = list(dict.fromkeys(settings))
+    tasks = [dict(setting.task) for setting in distinct]
+    varying = [key for key in TASK if len({str(task[key]) for task in tasks}) > 1]
+    if len({(s.partition, s.participation) for s in distinct}) < len(distinct) and not varying:
+        varying = ["participants"]
+    named: dict[Setting, Setting] = {}
+    for setting, task in zip(distinct, tasks, strict=True):
+        words = ", ".join(f"{key} {spelled(task[key])}" for key in varying if key != "clients")
+        named[setting] = replace(setting, shown=words)
+    return named
+
+
+def named_methods(pairs: Sequence[tuple[Method, Setting]]) -> list[str]:
+    """The algorithm's text: shorter where its options vary with the setting (tuned values, say),
+    longer where it does not tell two groups of one setting apart."""
+    texts = [method.text for method, _ in pairs]
+    for head in {method.head for method, _ in pairs}:
+        mine = [i for i, (method, _) in enumerate(pairs) if method.head == head]
+        settings = [pairs[i][1] for i in mine]
+        if len({texts[i] for i in mine}) > 1 and len(set(settings)) == len(settings):
+            for i in mine:
+                texts[i] = f"{head} (options by setting)"
+    keys = {text: _distinguishing(text, texts, pairs) for text in set(texts)}
+    works = [dict(method.work) for method, _ in pairs]
+    return [
+        text + "".join(f" {key}={spelled(work.get(key))}" for key in keys[text])
+        for text, work in zip(texts, works, strict=True)
+    ]
+
+
+def _distinguishing(
+    text: str, texts: Sequence[str], pairs: Sequence[tuple[Method, Setting]]
+) -> list[str]:
+    """The local work in which groups of one name differ within a setting."""
+    rivals: dict[Setting, list[dict[str, Any]]] = {}
+    for other, (method, setting) in zip(texts, pairs, strict=True):
+        if other == text:
+            rivals.setdefault(setting, []).append(dict(method.work))
+    return [
+        key
+        for key in LOCAL_WORK
+        if any(len({str(work.get(key)) for work in works}) > 1 for works in rivals.values())
+    ]
+
+
+def spelled(value: object) -> str:
+    """A value of a spec in a label."""
+    if isinstance(value, tuple):
+        value = ", ".join(map(str, value))
+    text = "as usual" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"
