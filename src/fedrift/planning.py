@@ -73,7 +73,7 @@ def workers_for(task: Task, workers: int | str, kind: str) -> int:
         raise InputError(f"workers={workers!r} must be 'auto' or a whole number of at least 0")
     if isinstance(workers, int) and not 0 <= workers <= backends.MOST_WORKERS:
         raise InputError(f"workers={workers} must be from 0 to {backends.MOST_WORKERS}")
-    if kind in ("in-process", "wire") or workers == 0:
+    if kind in ("in-process", "wire") or workers == 0 or task.problem.device != "cpu":
         return 0
     if isinstance(workers, int):
         return workers

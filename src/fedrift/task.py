@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift import build, keeping, models
+from fedrift import build, checks, keeping, models
 from fedrift.algorithm import Algorithm, local_of
 from fedrift.data import given
 from fedrift.data.augment import mixed_loss, parse_augment
@@ -105,11 +105,12 @@ def settle(
 ) -> Task:
     """Everything both front doors share: checks, the model bound to its data, the algorithm."""
     build.check_numbers(local)
-    _check_kinds(loss, metrics, local.get("schedule"), augment)
+    checks.check_device(device)
+    checks.check_kinds(loss, metrics, local.get("schedule"), augment)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise InputError(f"seed={seed!r} must be a whole number of at least 0")
     chosen = participation(len(held), rounds, **who)
-    _per_client(local, len(held))
+    checks.per_client(local, len(held))
     changes = parse_augment(augment)
     if changes.crop is not None and black:
         changes = replace(changes, crop=replace(changes.crop, black=black))
@@ -127,10 +128,10 @@ def settle(
         dtype=dtype,
         device=device,
         head=head,
-        classification=_has_labels(held.y),
+        classification=checks.has_labels(held.y),
     )
-    labels = partial(_check_labels, strict=loss is None)
-    problem, held, test, notes = _bind(partial(describe, make), held, test, labels)
+    labels = partial(checks.check_labels, strict=loss is None)
+    problem, held, test, notes = _bind(partial(describe, make), held, test, labels, device)
 
     def describe_again(make: Callable[[], nn.Module], head: str) -> Problem:
         first = np.concatenate(held.parts)[:2]
@@ -179,16 +180,17 @@ def _bind(
     held: Split,
     test: tuple[Any, Any] | None,
     check: Callable[[Problem, Split, tuple[Any, Any] | None], None],
+    device: str,
 ) -> tuple[Problem, Split, tuple[Any, Any] | None, tuple[str, ...]]:
     """Try the model on two samples: channels-last images first, then as they came."""
     first = np.concatenate(held.parts)[:2]
     try:
-        return *_bound(describe, held, test, check, first, given.channels_last), ()
+        return *_bound(describe, held, test, check, first, device, given.channels_last), ()
     except InputError:
         if not given.has_images(held.x):
             raise
     notes = ("the model takes no channels-last images: slower convolutions",)
-    return *_bound(describe, held, test, check, first, given.contiguous), notes
+    return *_bound(describe, held, test, check, first, device, given.contiguous), notes
 
 
 def _bound(
@@ -197,16 +199,20 @@ def _bound(
     test: tuple[Any, Any] | None,
     check: Callable[[Problem, Split, tuple[Any, Any] | None], None],
     first: np.ndarray,
+    device: str,
     arrange: Callable[[Any], Any],
 ) -> tuple[Problem, Split, tuple[Any, Any] | None]:
-    data = Split(arrange(held.x), held.y, held.parts, held.note)
+    def placed(tree: Any) -> Any:
+        return given.map_tree(lambda t: t.to(device), tree)
+
+    data = Split(placed(arrange(held.x)), placed(held.y), held.parts, held.note)
     probe = take(data.x, first), take(data.y, first)
     problem = describe(probe=probe)
     check(problem, data, test)
     _try(problem, probe, "loss")
     if test is None or not count(test[0]):
         return problem, data, None
-    test = arrange(test[0]), test[1]
+    test = placed(arrange(test[0])), placed(test[1])
     _try(problem, (take(test[0], slice(2)), take(test[1], slice(2))), "test")
     return problem, data, test
 
@@ -226,45 +232,6 @@ def _try(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
             f"{field}: no loss can be computed from the model's output for two samples and the "
             f"targets {labels}: {error}"
         ) from error
-
-
-def _check_kinds(loss: Any, metrics: Any, schedule: Any, augment: Any) -> None:
-    if loss is not None and not callable(loss):
-        raise InputError(f"loss={loss!r} must be a function of output and target")
-    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
-        raise InputError(f"metrics={metrics!r} must map names to functions of output and target")
-    if schedule is not None and not isinstance(schedule, str):
-        raise InputError(f"schedule={schedule!r} must be a text such as 'exp:0.9'")
-    texts = [augment] if isinstance(augment, str) else augment or []
-    if not isinstance(texts, (list, tuple)) or not all(isinstance(t, str) for t in texts):
-        raise InputError(f"augment={augment!r} must be a list of texts such as ['crop:4', 'flip']")
-
-
-def _has_labels(y: Any) -> bool:
-    return isinstance(y, Tensor) and not y.is_floating_point()
-
-
-def _check_labels(
-    problem: Problem, held: Split, test: tuple[Any, Any] | None, strict: bool
-) -> None:
-    if problem.classes is None or not strict:
-        return
-    for name, y in (("clients", held.y), ("test", None if test is None else test[1])):
-        if isinstance(y, Tensor) and y.numel() and not y.is_floating_point():
-            low, high = int(y.min()), int(y.max())
-            if high >= problem.classes or (low < 0 and low != -100):
-                wrong = high if high >= problem.classes else low
-                raise InputError(
-                    f"{name}: label {wrong} is outside the model's {problem.classes} classes "
-                    f"(0 to {problem.classes - 1})"
-                )
-
-
-def _per_client(local: Mapping[str, Any], clients: int) -> None:
-    for name in ("epochs", "steps"):
-        value = local.get(name)
-        if isinstance(value, (list, tuple)) and len(value) != clients:
-            raise InputError(f"{name} lists {len(value)} entries for {clients} clients; one each")
 
 
 def factory_of(model: Callable[[], nn.Module] | nn.Module) -> Callable[[], nn.Module]:

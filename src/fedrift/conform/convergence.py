@@ -20,7 +20,6 @@ from fedrift.errors import InputError
 
 Place = tuple[float, float]
 NEAR = 1e-3
-STILL = 1e-6
 ROUNDS = 60
 PERTURBED: Place = (-0.258413, 1.327562)
 
@@ -60,7 +59,7 @@ LIMITS = {
     "fedspeed": Limit("fedspeed:gamma=1,a=0.9,rho=0.1"),
     "fedsmoo": Limit("fedsmoo:r=0.1,gamma=1"),
     "fedgf": Limit("fedgf:rho=0.1,rho_g=0.1,threshold=0.9,window=3"),
-    "ghbm": Limit("ghbm:tau=2", DRIFTED),
+    "ghbm": Limit("ghbm:tau=2", DRIFTED, 100),
     "localghbm": Limit("localghbm", alternates=True),
     "fedhbm": Limit("fedhbm", alternates=True),
     "mime": Limit("mime", MINIMISER),
@@ -115,5 +114,5 @@ def _words(found: list[list[float]]) -> str:
     if distance(end, DRIFTED) < NEAR:
         return "FedAvg's point"
     moved = max(distance(end, (w[0], w[1])) for w in found[-10:])
-    away = f"{distance(end, MINIMISER):.2f} off"
+    away = f"{distance(end, MINIMISER):.2g} off"
     return away if moved < NEAR else f"moving, {away}"

@@ -87,20 +87,6 @@ def payload(subject: Subject, bench: Bench) -> Cell:
     return Cell(False, f"{cell.said}; {PURE}") if written else cell
 
 
-def aliases(inside: Inside) -> list[str]:
-    """Storage that the server's state shares with a client's, or two clients' with each other."""
-    owners: dict[int, str] = {}
-    found: list[str] = []
-    states = {f"client {c}": inside.client(c) for c in range(len(inside.split))}
-    states = {"server": inside.reports[-1].state, **states}
-    for owner, state in states.items():
-        for path, leaf in pack(state).items():
-            where = leaf.untyped_storage().data_ptr() if hasattr(leaf, "data_ptr") else 0
-            if where and owners.setdefault(where, owner) != owner:
-                found.append(f"{owner}'s {path} is {owners[where]}'s memory")
-    return found
-
-
 def order(subject: Subject, bench: Bench) -> Cell:
     """The last client visited first: the same bits."""
     other = Inside(subject, bench.trial, backwards)

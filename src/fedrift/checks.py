@@ -1,0 +1,60 @@
+"""What the front door refuses: arguments of the wrong kind, devices, labels, lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedrift.data.resident import Split
+from fedrift.errors import InputError
+from fedrift.problem import Problem
+
+
+def check_kinds(loss: Any, metrics: Any, schedule: Any, augment: Any) -> None:
+    if loss is not None and not callable(loss):
+        raise InputError(f"loss={loss!r} must be a function of output and target")
+    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+        raise InputError(f"metrics={metrics!r} must map names to functions of output and target")
+    if schedule is not None and not isinstance(schedule, str):
+        raise InputError(f"schedule={schedule!r} must be a text such as 'exp:0.9'")
+    texts = [augment] if isinstance(augment, str) else augment or []
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(t, str) for t in texts):
+        raise InputError(f"augment={augment!r} must be a list of texts such as ['crop:4', 'flip']")
+
+
+def check_device(name: str) -> None:
+    try:
+        kind = torch.device(name).type
+    except (RuntimeError, TypeError):
+        raise InputError(f"device={name!r} must be cpu, cuda, cuda:1 or mps") from None
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
+    if not there.get(kind, False):
+        raise InputError(f"device={name!r} is not available here; use cpu")
+
+
+def has_labels(y: Any) -> bool:
+    return isinstance(y, Tensor) and not y.is_floating_point()
+
+
+def check_labels(problem: Problem, held: Split, test: tuple[Any, Any] | None, strict: bool) -> None:
+    if problem.classes is None or not strict:
+        return
+    for name, y in (("clients", held.y), ("test", None if test is None else test[1])):
+        if isinstance(y, Tensor) and y.numel() and not y.is_floating_point():
+            low, high = int(y.min()), int(y.max())
+            if high >= problem.classes or (low < 0 and low != -100):
+                wrong = high if high >= problem.classes else low
+                raise InputError(
+                    f"{name}: label {wrong} is outside the model's {problem.classes} classes "
+                    f"(0 to {problem.classes - 1})"
+                )
+
+
+def per_client(local: Mapping[str, Any], clients: int) -> None:
+    for name in ("epochs", "steps"):
+        value = local.get(name)
+        if isinstance(value, (list, tuple)) and len(value) != clients:
+            raise InputError(f"{name} lists {len(value)} entries for {clients} clients; one each")
