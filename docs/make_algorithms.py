@@ -33,7 +33,6 @@ from fedrift.messages import Size, nbytes, pack, reductions
 from fedrift.options import spell
 from fedrift.participation import participation
 from fedrift.problem import Problem, define
-from fedrift.source import module
 from fedrift.store import Store
 
 DOCS = Path(__file__).resolve().parent
@@ -394,11 +393,6 @@ def spec_of(entry: catalogue.Entry) -> str:
     return f"{entry.name}({INNER})" if entry.is_wrapper else entry.name
 
 
-def citation(entry: catalogue.Entry) -> str:
-    """The first paragraph of the module: the catalogue's citation is its first line."""
-    return " ".join(module(catalogue.PACKAGE, entry.module).doc.split("\n\n")[0].split())
-
-
 def _said(visits: tuple[Visit, ...], text: str) -> str:
     """One text for each kind of round, joined; alone if they agree."""
     parts = {v.when: getattr(v, text) if text == "gradients" else v.sent(text) for v in visits}
@@ -460,7 +454,7 @@ def page(entry: catalogue.Entry) -> str:
         _cost(found),
         _variants(entry),
         reference,
-        f"In the code: [`{entry.module}`]({source}). {citation(entry)}",
+        f"In the code: [`{entry.module}`]({source}). {entry.citation}",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 

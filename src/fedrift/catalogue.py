@@ -129,7 +129,7 @@ def entry(name: str, package: Path = PACKAGE) -> Entry:
         summary=documentation.split("\n")[0],
         options=tuple(_options(found, documentation)),
         is_wrapper="inner" in found and _is_algorithm(found["inner"][1]),
-        citation=home.doc.split("\n")[0],
+        citation=" ".join(home.doc.split("\n\n")[0].split()),
     )
 
 

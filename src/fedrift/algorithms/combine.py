@@ -1,8 +1,8 @@
-"""Algorithms made of algorithms: SWA and WiMA average the server's models, pieces are swapped in.
+"""SWA: Caldarola, Caputo, Ciccone, ECCV 2022, after Izmailov et al., UAI 2018; WiMA: Caldarola,
+Caputo, Ciccone, ICCV Workshops 2023; and algorithms with another gradient rule or server optimizer.
 
-SWA: Caldarola, Caputo, Ciccone, ECCV 2022, after Izmailov et al., UAI 2018; WiMA: Caldarola,
-Caputo, Ciccone, ICCV Workshops 2023. A model is captured at the end of a rate cycle, when the
-rate is lowest; the authors' code captures after its first, highest-rate round (`official_offset`).
+A model is captured at the end of a rate cycle, when the rate is lowest; the authors' code
+captures after its first, highest-rate round (`official_offset`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Cycle:
 @state
 class Averaged:
     inner: Any
-    average: Vec | None = None
+    average: Vec | None = None  # of the captured models
     n: int = 0  # models in the average
 
 
@@ -98,7 +98,7 @@ class Wrapper(Algorithm[Any, Any]):
 class SWA(Wrapper):
     """Averages the server's models of the last part of training; the training itself goes on.
 
-    start: when averaging begins: a share of the rounds, or a round
+    start: when averaging begins: a share of the rounds below 1, a number of rounds from 1 on
     cycle: rounds of one cycle of the client rate; 1 leaves the rate alone
     lr2: client rate at the end of a cycle
     official_offset: capture after the first round of a cycle, as the authors' code does

@@ -48,7 +48,7 @@ class Server:
 
 @state
 class Client:
-    sent: bool = False
+    sent: bool = False  # it has been counted
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Up:
 @state
 class Server:
     w: Vec
-    opt: OptState
+    opt: OptState  # of the outer optimizer
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ class RingServer:
 
 @state
 class Anchor:
-    w: Vec | None = None
-    round: int = 0  # when it was taken
+    w: Vec | None = None  # a model of the client's last visit
+    round: int = 0  # when that was
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class LocalGHBM(Algorithm[Server, Anchor]):
 
 @dataclass(frozen=True)
 class FedHBM(Algorithm[Server, Anchor]):
-    """Each client pushes away from its own last model: heavy-ball momentum for nothing.
+    """Each client pushes away from its own last model: heavy-ball momentum at no extra traffic.
 
     beta: weight of the momentum
     """

@@ -60,7 +60,7 @@ class Server:
 @state
 class Client:
     w: Vec | None = None  # what it was sent, kept from the first exchange to the second
-    opt: OptState
+    s: Vec | None = None
 
 
 def base(local: Local, beta: float, form: Form) -> Local:
@@ -89,7 +89,7 @@ class Mime(Algorithm[Server, Client]):
         return Server(w=p.w0, opt=self.local.optimizer.init(p.w0))
 
     def client(self, p: Problem) -> Client:
-        return Client(opt=self.local.optimizer.init(p.w0))
+        return Client()
 
     def round(self, s: Server, cohort: Cohort) -> Server:
         c = cohort.ask(self.gradient, Down(w=s.w, opt=s.opt)).g
@@ -98,13 +98,14 @@ class Mime(Algorithm[Server, Client]):
         return Server(w=s.w + self.server_lr * up.delta, opt=opt)
 
     def gradient(self, site: Site, down: Down, mine: Client) -> tuple[UpGradient, Client]:
-        return UpGradient(g=site.full_grad(down.w)), Client(w=down.w, opt=down.opt)
+        s = down.opt.slots[0] if down.opt.slots else None
+        return UpGradient(g=site.full_grad(down.w)), Client(w=down.w, s=s)
 
     def train(self, site: Site, down: DownMean, mine: Client) -> tuple[Up, Client]:
         assert mine.w is not None
-        correct = SVRG(mine.w, down.c)
-        run = site.train(self.local, mine.w, correct, opt=mine.opt, freeze=True)
-        return Up(delta=run.delta), Client(opt=mine.opt)
+        opt = replace(self.local.optimizer.init(mine.w), slots=() if mine.s is None else (mine.s,))
+        run = site.train(self.local, mine.w, SVRG(mine.w, down.c), opt=opt, freeze=True)
+        return Up(delta=run.delta), Client()
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def mimemom(
     server_lr: Positive = 1.0,
     weights: Weights = "samples",
 ) -> Mime:
-    """Mime with momentum.
+    """Mime whose local steps also follow the server's momentum, frozen during the round.
 
     beta: momentum, kept by the server
     form: (1−β)g + βs as in the paper, or heavy ball g + βs
@@ -159,7 +160,7 @@ def mimelitemom(
     server_lr: Positive = 1.0,
     weights: Weights = "samples",
 ) -> MimeLite:
-    """MimeLite with momentum.
+    """MimeLite whose local steps follow the server's momentum, frozen during the round.
 
     beta: momentum, kept by the server
     form: (1−β)g + βs as in the paper, or heavy ball g + βs

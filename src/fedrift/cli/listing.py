@@ -13,7 +13,6 @@ from fedrift.errors import unknown
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedrift.catalogue import Entry
 
 KINDS = ("algorithms", "data", "partitions", "models")
 
@@ -46,7 +45,7 @@ def _algorithms() -> list[dict[str, Any]]:
             "name": entry.name,
             "about": entry.summary,
             "usage": entry.usage,
-            "reference": _reference(entry),
+            "reference": entry.citation,
             "options": [
                 {
                     "name": option.name,
@@ -71,14 +70,6 @@ def _costs() -> dict[str, Any]:
 
     table = PACKAGE / "algorithms" / "costs.json"  # by path: the package itself imports torch
     return json.loads(table.read_text(encoding="utf-8"))["algorithms"]
-
-
-def _reference(entry: Entry) -> str:
-    """The first paragraph of the algorithm's module; a citation may take two lines."""
-    from fedrift.catalogue import PACKAGE
-    from fedrift.source import module
-
-    return " ".join(module(PACKAGE, entry.module).doc.split("\n\n")[0].split())
 
 
 def _named(kind: str) -> list[dict[str, Any]]:

@@ -64,4 +64,5 @@ def _filled(column: Column, subject: Subject, bench: Bench) -> Cell:
     except InputError as error:
         return Cell(False, str(error))
     except Exception as error:  # an algorithm under test may fail in any way
-        return Cell(False, f"{type(error).__name__}: {error}")
+        first = str(error).strip().partition("\n")[0]
+        return Cell(False, f"{type(error).__name__}: {first}")

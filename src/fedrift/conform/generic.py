@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -132,10 +133,8 @@ def resume(subject: Subject, bench: Bench) -> Cell:
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        try:
+        with suppress(Interrupted):
             run(subject, bench.trial, out=out, on_round=stop)
-        except Interrupted:
-            pass
         # in between another whole run: what one leaves behind in memory must not help the next
         whole = run(subject, bench.trial).fingerprint
         again = run(subject, bench.trial, out=out).fingerprint

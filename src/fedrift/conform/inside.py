@@ -40,7 +40,7 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         alike = a.shape == b.shape and a.dtype == b.dtype
         return alike and a.numpy().tobytes() == b.numpy().tobytes()
-    return type(a) is type(b) and (a == b or (a != a and b != b))
+    return type(a) is type(b) and repr(a) == repr(b)
 
 
 @dataclass(frozen=True)
