@@ -10,25 +10,22 @@ import base64
 import gzip
 import hashlib
 import html
-from collections.abc import Iterable, Sequence
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
 from fedrift.errors import InputError
-from fedrift.records import dump
-from fedrift.report.tables import Cell, Table
 
 HERE = Path(__file__).parent
-SCRIPTS = ("page.js", "charts.js", "pictures.js")
-FAST = 6  # gzip: the numbers; the library is compressed harder, it is always the same
+SCRIPTS = ("page.js", "charts.js", "heatmaps.js")
+LEVEL = 9  # of gzip: the page is made once and sent often
+UNSEEN = "\N{REPLACEMENT CHARACTER}"
 
 
 def escape(words: str) -> str:
-    """For text and for attributes; what cannot be seen is left out."""
-    seen = "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in words
-    )
-    return html.escape(seen, quote=True)
+    """For text and for attributes; what cannot be seen is replaced."""
+    seen = (c if c.isprintable() or c in "\n\t" else UNSEEN for c in words)
+    return html.escape("".join(seen), quote=True)
 
 
 def library() -> bytes:
@@ -42,40 +39,41 @@ def library() -> bytes:
     raise InputError("the report needs plotly; install it with: pip install 'fedrift[report]'")
 
 
-def _zipped(content: bytes, level: int) -> str:
-    return base64.b64encode(gzip.compress(content, level, mtime=0)).decode("ascii")
-
-
-def _allowed(*scripts: bytes) -> str:
-    """A policy with which the browser runs these scripts and asks the network for nothing."""
-    hashes = (base64.b64encode(hashlib.sha256(s).digest()).decode("ascii") for s in scripts)
-    sources = " ".join(f"'sha256-{h}'" for h in hashes)
-    return (
-        f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
-
-
 def page(title: str, body: str, numbers: object) -> str:
     """The whole file."""
     plotly = library()
     style = (HERE / "page.css").read_text(encoding="utf-8")
     script = "".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    policy = _allowed(script.encode("utf-8"), plotly)
-    data = _zipped(dump(numbers).replace(" ", "").encode("utf-8"), FAST)
+    policy = _policy(script.encode("utf-8"), plotly)
+    data = json.dumps(numbers, separators=(",", ":"), allow_nan=False).encode("utf-8")
     return "\n".join(
         (
             "<!DOCTYPE html>",
             '<html lang="en"><head><meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="generator" content="fedrift"><meta name="color-scheme" content="light dark">',
+            '<meta name="generator" content="fedrift">',
+            '<meta name="color-scheme" content="light dark">',
             f"<title>{escape(title)}</title>",
             f"<style>{style}</style></head><body>",
             body,
-            f'<script type="text/plain" id="numbers">{data}</script>',
-            f'<script type="text/plain" id="library">{_zipped(plotly, 9)}</script>',
+            f'<script type="text/plain" id="numbers">{_zipped(data)}</script>',
+            f'<script type="text/plain" id="library">{_zipped(plotly)}</script>',
             f"<script>{script}</script>",
             "</body></html>\n",
         )
+    )
+
+
+def _zipped(content: bytes) -> str:
+    return base64.b64encode(gzip.compress(content, LEVEL, mtime=0)).decode("ascii")
+
+
+def _policy(*scripts: bytes) -> str:
+    """The browser runs these scripts only, and asks the network for nothing."""
+    hashes = (base64.b64encode(hashlib.sha256(s).digest()).decode("ascii") for s in scripts)
+    sources = " ".join(f"'sha256-{h}'" for h in hashes)
+    return (
+        f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
