@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import fedrift as fr
 from fedrift.data.batches import batches, steps_per_epoch
 from fedrift.data.given import channels_last, gather, pair
 from fedrift.data.resident import Split
+from fedrift.site import Site
 from fedrift.streams import stream
-from problems import blobs
+from problems import blobs, small_run, uneven_clients
 
 SIZES = st.integers(1, 60)
 
@@ -64,6 +66,14 @@ def test_streams_depend_on_every_part_of_their_key() -> None:
     firsts = [stream(*key).integers(2**62) for key in keys]
     assert len(set(firsts)) == len(firsts)
     assert firsts[0] == stream(*keys[0]).integers(2**62)
+
+
+def test_an_algorithms_own_draws_go_on_from_one_another() -> None:
+    problem, data = small_run("fedavg", rounds=1).problem, uneven_clients().view(0)
+    site, again = (Site(problem, data, client=0, round=1, seed=2) for _ in range(2))
+    draws = [float(site.rng.random()) for _ in range(3)]
+    assert len(set(draws)) == 3, "asking for the generator does not start it anew"
+    assert draws == [float(again.rng.random()) for _ in range(3)]
 
 
 def test_a_split_is_like_a_list() -> None:
@@ -170,6 +180,34 @@ def test_data_sets_are_read_once() -> None:
 def test_an_augmenting_data_set_is_refused() -> None:
     with pytest.raises(fr.InputError, match=r"clients\[1\].*augment"):
         gather([TensorDataset(*blobs(3)), Noisy()], torch.float32)
+
+
+class Odd(Dataset[Any]):
+    """Items of a form that is no (x, y)."""
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, i: int) -> Any:
+        return self.item
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(torch.zeros(2), 0)])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [Odd(torch.zeros(2)), Odd({"x": 1, "y": 2}), Odd((object(), 1)), Odd(("a", 1)), Stream()],
+    ids=["one tensor", "dict", "object", "text", "iterable"],
+)
+def test_a_data_set_of_another_kind_is_refused(data: Any) -> None:
+    with pytest.raises(fr.InputError, match=r"clients\[0\]"):
+        gather([data], torch.float32)
 
 
 @pytest.mark.parametrize(

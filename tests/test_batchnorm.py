@@ -202,3 +202,9 @@ def test_batches_of_one_are_refused_or_trained_but_do_not_crash_inside_torch() -
         assert small_run("fedavg", model=Normed, batch_size=1, rounds=1).status == "done"
     except fr.InputError as error:
         assert "batch_size" in str(error)
+
+
+def test_one_test_sample_is_enough() -> None:
+    """Evaluation uses the running statistics, which one sample does not disturb."""
+    x, y = blobs(1)
+    assert len(small_run("fedavg", model=Normed, test=(x, y), rounds=2).loss) == 2

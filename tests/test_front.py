@@ -181,6 +181,7 @@ def test_a_result_is_complete(tmp_path: Path) -> None:
 
 NAN = torch.full((3, 8), math.nan)
 LABELS = torch.zeros(3, dtype=torch.int64)
+MIXED = torch.tensor([0, -100, -1])  # −100 says: no label
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "fedavgg"}, "unknown algorithm 'fedavgg'.*fedavg"),
     ({"algorithm": "fedavg:mu=1"}, "mu"),
@@ -197,7 +198,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model": lambda: Net(8, 3)}, "clients: label 3"),
     ({"loss": 3}, "loss"),
     ({"clients": []}, "clients"),
-    ({"clients": 3}, "clients"),
     ({"clients": [3]}, r"clients\[0\]"),
     ({"clients": [(NAN, LABELS)], "per_round": None}, r"clients\[0\] x.*NaN"),
     ({"test": 3}, "test"),
@@ -232,7 +232,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"dtype": "float16"}, "dtype='float16'"),
     ({"device": "gpu"}, "^device"),
     ({"seed": -1}, "seed=-1"),
-    ({"seed": 1.5}, "seed=1.5"),
+    ({"clients": [(torch.zeros(3, 8), MIXED)], "per_round": None}, "clients: label -1"),
     ({"eval_every": 0}, "eval_every=0"),
     ({"head": "nowhere"}, "head.*nowhere"),
     ({"on_round": 3}, "on_round"),

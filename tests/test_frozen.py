@@ -5,20 +5,23 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fedrift.algorithm import Algorithm, Cohort
 from fedrift.algorithms import fedavg, fedsgd, scaffold
+from fedrift.data.resident import Split
 from fedrift.flat import Vec
 from fedrift.ledger import Cost
 from fedrift.local import Local
 from fedrift.messages import Mean, message, pack, state
 from fedrift.optim import SGD, Adam
-from fedrift.pieces import SAM, Prox
+from fedrift.pieces import SAM, Prox, Step
 from fedrift.problem import Problem
 from fedrift.site import Site
-from problems import small_run
+from problems import Net, blobs, small_run
 
 W = torch.zeros(3)
 OPT = SGD().init(W)
@@ -144,3 +147,39 @@ def test_a_copy_with_changes_leaves_the_original() -> None:
     changed = replace(local, lr=0.7, optimizer=SGD(momentum=0.9))
     assert local.lr == 0.1 and not local.has_memory and changed.has_memory
     assert replace(changed, lr=0.1, optimizer=SGD()) == local
+
+
+class Careful(nn.Module):
+    """Scales its input in place, as people do to save memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.mul_(0.5))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_model_that_writes_to_its_input_does_not_spoil_the_data(workers: int) -> None:
+    x, y = blobs(200, seed=5)
+    result = small_run("fedavg", model=Careful, test=(x, y), workers=workers)
+    assert torch.equal(x, blobs(200, seed=5)[0]), "the caller's test data are as they were"
+    hits = (result.module().eval()(x.clone()).argmax(1) == y).double().mean().item()
+    assert result.accuracy[-1] == pytest.approx(hits)
+
+
+def test_a_gradient_taken_twice_sees_the_same_batch() -> None:
+    """The second pass of a step must not find what the first has written to its input."""
+    clients = [blobs(30)]
+    problem = small_run("fedavg", model=Careful, clients=clients, per_round=None, rounds=1).problem
+    seen: list[Vec] = []
+
+    def twice(step: Step) -> Vec:
+        seen.extend(step.grad(step.w).clone() for _ in range(2))
+        return step.buffer().zero_()
+
+    data = Split(*clients[0], [np.arange(30)]).view(0)
+    site = Site(problem, data, client=0, round=0, seed=0)
+    site.train(Local(epochs=None, steps=1, batch_size=8), problem.w0, gradient=twice)
+    assert torch.equal(seen[0], seen[1])

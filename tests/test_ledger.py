@@ -12,7 +12,7 @@ import fedrift as fr
 from fedrift.ledger import Cost, Entry, Ledger
 from fedrift.messages import Size
 from fedrift.optim import SGD
-from problems import small_run, uneven_clients
+from problems import Net, blobs, small_run, uneven_clients
 
 P = 212  # parameters of problems.Net
 M, ROUNDS = 3, 5
@@ -81,6 +81,38 @@ def test_metrics_carry_running_totals() -> None:
         assert row["bytes_down"] == sum(c.bytes_down for c in so_far)
         assert row["gradients"] == sum(c.gradients for c in so_far)
     assert [row["round"] for row in result.metrics] == [2, 4, 5]
+
+
+@pytest.mark.parametrize("name", ["round", "seconds", "cohort", "bytes_up"])
+def test_a_metric_cannot_take_the_place_of_a_column(name: str) -> None:
+    with pytest.raises(fr.InputError, match=f"metrics.*{name}"):
+        small_run("fedavg", rounds=1, metrics={name: lambda output, target: 0.5})
+
+
+class Both(nn.Module):
+    """Gives its logits and something beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.net(x), {"twice": 2 * self.net(x)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_metrics_see_outputs_of_any_form(workers: int) -> None:
+    result = small_run(
+        "fedavg",
+        model=Both,
+        loss=lambda output, y: nn.functional.cross_entropy(output[0], y),
+        metrics={"twice": lambda output, y: output[1]["twice"].mean() + len(output[0])},
+        test=blobs(300),
+        rounds=1,
+        workers=workers,
+    )
+    logits = result.module()(blobs(300)[0])[0]
+    assert result.metrics[0]["twice"] == pytest.approx(300 + 2 * logits.mean().item(), rel=1e-5)
 
 
 def test_reports_carry_the_cost_of_their_round() -> None:

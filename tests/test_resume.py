@@ -90,8 +90,8 @@ def test_a_run_may_crash_more_than_once_and_anywhere(tmp_path: Path) -> None:
     assert same(again, small_run("scaffold"))
 
 
-@pytest.mark.parametrize("every", [1, 2, 3, 99])
-@pytest.mark.parametrize("crash", [1, 3, 4])
+@pytest.mark.parametrize("every", [1, 2, 99])
+@pytest.mark.parametrize("crash", [1, 4])
 def test_a_killed_run_goes_on_from_its_last_checkpoint(
     every: int, crash: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +194,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"seed": 1}),
     ("fedavg", {"rounds": 6}),
     ("fedavg", {"lr": 0.2}),
-    ("fedavg", {"epochs": 2}),
+    ("fedavg", {"clients": fr.split(X, Y.index_fill(0, torch.tensor([17]), 3), "iid", clients=7)}),
     ("fedavg", {"dtype": "float64"}),
     ("fedavg", {"eval_every": 2}),
     ("fedavg", {"model": lambda: Net(8, 5)}),

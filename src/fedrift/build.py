@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from fedrift import catalogue
 from fedrift.algorithm import Algorithm
 from fedrift.algorithms import NAMES
@@ -23,6 +25,8 @@ def amount(value: Any, field: str) -> Amount:
     """An int, a list with one entry per client, or `uniform:2,5`."""
     if isinstance(value, str):
         return Draw(*uniform(value, field))
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     if isinstance(value, bool) or not isinstance(value, (int, list, tuple)):
         raise InputError(f"{field}={value!r} must be a whole number, a list or 'uniform:2,5'")
     entries = [value] if isinstance(value, int) else list(value)

@@ -12,12 +12,28 @@ from fedrift.data.resident import Split
 from fedrift.errors import InputError
 from fedrift.problem import Problem
 
+COLUMNS = (
+    "round",
+    "cohort",
+    "bytes_down",
+    "bytes_up",
+    "gradients",
+    "seconds",
+    "n",
+    "classes",
+    "class_correct",
+    "class_total",
+)
+
 
 def check_kinds(loss: Any, metrics: Any, schedule: Any, augment: Any) -> None:
     if loss is not None and not callable(loss):
         raise InputError(f"loss={loss!r} must be a function of output and target")
     if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
         raise InputError(f"metrics={metrics!r} must map names to functions of output and target")
+    taken = next((name for name in metrics if name in COLUMNS), None)
+    if taken is not None:
+        raise InputError(f"metrics: '{taken}' is a column of every run; choose another name")
     if schedule is not None and not isinstance(schedule, str):
         raise InputError(f"schedule={schedule!r} must be a text such as 'exp:0.9'")
     texts = [augment] if isinstance(augment, str) else augment or []
@@ -44,9 +60,9 @@ def check_labels(problem: Problem, held: Split, test: tuple[Any, Any] | None, st
         return
     for name, y in (("clients", held.y), ("test", None if test is None else test[1])):
         if isinstance(y, Tensor) and y.numel() and not y.is_floating_point():
-            low, high = int(y.min()), int(y.max())
-            if high >= problem.classes or (low < 0 and low != -100):
-                wrong = high if high >= problem.classes else low
+            bad = y[(y >= problem.classes) | ((y < 0) & (y != -100))]
+            if len(bad):
+                wrong = int(bad.flatten()[0])
                 raise InputError(
                     f"{name}: label {wrong} is outside the model's {problem.classes} classes "
                     f"(0 to {problem.classes - 1})"

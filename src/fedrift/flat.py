@@ -139,6 +139,14 @@ def call(module: nn.Module, x: Inputs) -> Any:
     return module(**x) if isinstance(x, dict) else module(*x)
 
 
+def cloned(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return x.clone()
+    if isinstance(x, dict):
+        return {key: value.clone() for key, value in x.items()}
+    return tuple(value.clone() for value in x)
+
+
 class FlatModel:
     """A module whose trainable parameters are views of one vector `w`: training moves `w` itself.
 
@@ -158,6 +166,7 @@ class FlatModel:
         moving: tuple[str, ...] = (),
         head: str | None = None,
         example: Inputs | None = None,
+        writes_input: bool = False,
     ) -> None:
         with torch.random.fork_rng(devices=[]):  # building must not move the caller's generator
             module = fresh(make)
@@ -183,7 +192,7 @@ class FlatModel:
         self.has_batch_norm = any(
             isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()
         )
-        self._head = head
+        self._head, self._writes_input = head, writes_input
         self._all = {**buffers, **parameters}
         self._views: dict[int, tuple[Vec, list[Tensor]]] = {}
 
@@ -192,7 +201,7 @@ class FlatModel:
 
     def output(self, x: Inputs) -> Any:
         """The module's output at the bound w, logits divided by the temperature."""
-        out = call(self.module, x)
+        out = call(self.module, cloned(x) if self._writes_input else x)
         return out if self.temperature == 1.0 else out / self.temperature
 
     def gradients(self, batch: Batch) -> Sequence[Tensor]:

@@ -159,7 +159,7 @@ def compare(
 
 
 def _settled(algorithm: str | Algorithm[Any, Any], given_: Mapping[str, Any]) -> session.Task:
-    said = {key: given_.get(key, default) for key, default in SETTINGS.items()}
+    said = {key: _plain(given_.get(key, default)) for key, default in SETTINGS.items()}
     for key in ("model", "clients", "rounds"):
         if said[key] is None:
             raise InputError(f"{key} is missing")
@@ -214,10 +214,18 @@ def run_spec(
     )
 
 
+def _plain(value: Any) -> Any:
+    """numpy's numbers as Python's own."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def _lists(schedule: Any) -> Any:
+    if isinstance(schedule, np.ndarray):
+        return schedule.tolist()
     if not isinstance(schedule, Sequence) or isinstance(schedule, str):
         return schedule
-    return [list(ids) if isinstance(ids, Sequence) else ids for ids in schedule]
+    several = (Sequence, np.ndarray)
+    return [list(ids) if isinstance(ids, several) else ids for ids in schedule]
 
 
 def _whole(value: Any, field: str) -> None:

@@ -11,7 +11,19 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedrift.errors import InputError
-from fedrift.flat import Batch, FlatModel, Inputs, Layout, Loss, Rest, Vec, call, flatten, fresh
+from fedrift.flat import (
+    Batch,
+    FlatModel,
+    Inputs,
+    Layout,
+    Loss,
+    Rest,
+    Vec,
+    call,
+    cloned,
+    flatten,
+    fresh,
+)
 from fedrift.local import LocalStep
 
 Part = Literal["all", "head", "features"]
@@ -43,6 +55,8 @@ class Problem:
     device: str = "cpu"
     example: Inputs | None = None
     """Two inputs, for a lazy module that takes its shapes from them."""
+    writes_input: bool = False
+    """The module changes what it is given, so it is given copies."""
     _bound: list[tuple[FlatModel, LocalStep]] = field(default_factory=list, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -60,6 +74,7 @@ class Problem:
                 moving=self.moving,
                 head=self.head,
                 example=self.example,
+                writes_input=self.writes_input,
             )
             self._bound.append((model, LocalStep(model)))
         return self._bound[0]
@@ -146,7 +161,9 @@ def define(
         if lazy:
             _probe_output(module.eval(), probe[0])
         before = {n: b.detach().clone() for n, b in module.named_buffers()}
-        output = _probe_output(module.train(), probe[0])
+        given = cloned(probe[0])
+        output = _probe_output(module.train(), given)
+        writes = not same(given, probe[0])
     layout = Layout.of(module)
     if not layout.size:
         raise InputError(f"model: {type(module).__name__} has no trainable parameters")
@@ -155,7 +172,7 @@ def define(
     frozen = {n: p.detach().clone() for n, p in parameters.items() if n not in layout.names}
     classes = _classes(output) if classification else None
     head = _find_head(module) if head is None else head
-    width = _feature_width(module, head, probe[0]) if classes and head is not None else None
+    width = _feature_width(module, head, cloned(probe[0])) if classes and head is not None else None
     return Problem(
         make=make,
         loss=loss,
@@ -173,7 +190,15 @@ def define(
         feature_dim=width,
         device=device,
         example=probe[0] if lazy else None,
+        writes_input=writes,
     )
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return torch.equal(a, b)
+    keys = a if isinstance(a, dict) else range(len(a))
+    return all(torch.equal(a[key], b[key]) for key in keys)
 
 
 def _probe_output(module: nn.Module, x: Inputs) -> Any:

@@ -14,6 +14,7 @@ from fedrift.backends.inprocess import InProcess
 from fedrift.backends.pool import Pool
 from fedrift.backends.processes import Processes, check_sendable
 from fedrift.backends.visit import Backend, Chunk, Evaluator, Visitor
+from fedrift.data.given import map_tree
 from fedrift.engine import Engine, Finished, Observer, Progress, RoundReport, Settings
 from fedrift.errors import InputError
 from fedrift.ledger import Entry, Ledger
@@ -55,9 +56,9 @@ def execute(
         number = pool.workers if pool is not None else workers_for(task, workers, backend)
         if number:
             check_sendable(task.algorithm, task.problem, task.augment)
-        identity = keeping.identity(task.algorithm, task.problem, task.split, task.deciding())
         folder, again = None, False
         if out is not None:
+            identity = keeping.identity(task.algorithm, task.problem, task.split, task.deciding())
             environment = keeping.environment(identity, task.notes)
             folder, again = keeping.open_folder(out, task.spec, environment)
         try:
@@ -189,7 +190,8 @@ def _combine(task: Task, chunks: Sequence[Chunk]) -> dict[str, Any]:
         return {}
     combined = metrics.combine(chunks)  # type: ignore[arg-type]
     if task.metrics and task.test is not None:
-        output = torch.cat([torch.as_tensor(c["output"]) for c in chunks])
+        outputs = [c["output"] for c in chunks]
+        output = map_tree(lambda *ts: torch.cat([torch.as_tensor(t) for t in ts]), *outputs)
         for name, measure in task.metrics.items():
             combined[name] = float(measure(output, task.test[1]))
     return combined

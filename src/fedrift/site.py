@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,7 +64,7 @@ class Site:
         self._data, self._seed, self._augment = data, seed, augment
         self._pairs = problem.model.has_batch_norm
 
-    @property
+    @cached_property
     def rng(self) -> np.random.Generator:
         """A generator for the algorithm's own draws."""
         return self._stream("site")

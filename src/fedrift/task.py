@@ -213,7 +213,8 @@ def _bound(
     if test is None or not count(test[0]):
         return problem, data, None
     test = placed(arrange(test[0])), placed(test[1])
-    _try(problem, (take(test[0], slice(2)), take(test[1], slice(2))), "test")
+    few = torch.arange(min(2, count(test[0])))
+    _try(problem, (take(test[0], few), take(test[1], few)), "test")
     return problem, data, test
 
 
@@ -224,7 +225,10 @@ def _try(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
         model.w.copy_(problem.w0)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Using a target size")  # broadcast by mistake
-            model.gradients(probe)
+            if field == "test":
+                model.loss(problem.w0, probe)
+            else:
+                model.gradients(probe)
         model.load_buffers(held)
     except (RuntimeError, TypeError, ValueError, IndexError, UserWarning) as error:
         labels = probe[1].tolist() if isinstance(probe[1], Tensor) else "…"

@@ -80,6 +80,7 @@ class Pool:
         self._lock = threading.Lock()
         self._queue: list[Job] = []
         self._deaths = 0
+        self._gone: list[Peer] = []
         self._shared: dict[tuple[Any, ...], tuple[Any, str, Packed]] = {}
         self._blocks: dict[str, Block] = {}
         self._failure: BaseException | None = None
@@ -232,6 +233,7 @@ class Pool:
                 "workers or a smaller batch"
             )
         self.peers[self.peers.index(peer)] = self._start()
+        self._gone.append(peer)  # its parked replies may still be read
         for job in peer.jobs:
             heapq.heappush(self._queue, job)
         peer.jobs.clear()
@@ -265,6 +267,7 @@ class Pool:
             if peer.process.is_alive():
                 peer.process.kill()
                 peer.process.join()
+        for peer in (*self.peers, *self._gone):
             for block in peer.slots.values():
                 block.close()
         for block in self._blocks.values():

@@ -15,10 +15,10 @@ from multiprocessing.reduction import recv_handle
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedrift.algorithm import Algorithm, owner_of
 from fedrift.backends.visit import Call, ChunkMetric, Evaluator, Visitor
+from fedrift.data.given import map_tree
 from fedrift.data.resident import Split
 from fedrift.exchange import Shown, Signature
 from fedrift.messages import Packed, pack, unpack
@@ -131,7 +131,9 @@ class Run:
         buffers = tuple(v for k, v in given.items() if k.startswith("buffer."))
         shown = Shown(given["w"], buffers, given.get("allowed"), task.temperature, frozen)
         sums = self.evaluator.chunk(task.chunk, shown)
-        return {k: v.numpy() if isinstance(v, Tensor) else v for k, v in sums.items()}
+        if "output" in sums:
+            sums["output"] = map_tree(lambda t: t.numpy(), sums["output"])
+        return sums
 
 
 class Worker:

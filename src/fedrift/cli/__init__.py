@@ -14,6 +14,7 @@ from fedrift.cli.compare import compare
 from fedrift.cli.conform import conform
 from fedrift.cli.listing import list_names
 from fedrift.cli.partition import partition
+from fedrift.cli.report import report
 from fedrift.cli.resume import resume
 from fedrift.cli.run import run
 from fedrift.cli.screen import complain
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.command(no_args_is_help=True)(run)
 app.command(no_args_is_help=True)(compare)
+app.command(no_args_is_help=True)(report)
 app.command()(resume)
 app.command()(conform)
 app.command("list")(list_names)

@@ -82,7 +82,9 @@ def splits() -> dict[str, Trial]:
     pieces = tuple((whole[0][s], whole[1][s]) for s in parts)
     return {
         "the given split": trial,
-        "another order": replace(trial, seed=7, rounds=3),
+        "another order": replace(
+            trial, per_round=None, participants=((5,), (3, 4), (0, 1, 2)), rounds=3
+        ),
         "another split": replace(trial, clients=pieces),
         "one client": replace(trial, clients=(whole,), per_round=1),
     }

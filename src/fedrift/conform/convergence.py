@@ -20,7 +20,7 @@ from fedrift.errors import InputError
 
 Place = tuple[float, float]
 NEAR = 1e-3
-ROUNDS = 60
+ROUNDS = 40
 PERTURBED: Place = (-0.258413, 1.327562)
 
 
@@ -41,20 +41,20 @@ class Limit:
 
 
 LIMITS = {
-    "fedsgd": Limit("fedsgd", MINIMISER, 200),
+    "fedsgd": Limit("fedsgd", MINIMISER, 100),
     "fedavg": Limit("fedavg", DRIFTED),
-    "fedavgm": Limit("fedavgm", DRIFTED, 200, 1e-4),
+    "fedavgm": Limit("fedavgm", DRIFTED, 150, 1e-3),
     "fedprox": Limit("fedprox:mu=1", (0.210123, 1.377377)),
     "fednova": Limit("fednova", local={"steps": (2, 8)}),
     "scaffold": Limit("scaffold", MINIMISER),
-    "fedadagrad": Limit("fedadagrad", DRIFTED, 200, 5e-2),
-    "fedadam": Limit("fedadam", DRIFTED, 200, 1e-4),
-    "fedyogi": Limit("fedyogi", DRIFTED, 200, 1e-4),
+    "fedadagrad": Limit("fedadagrad", DRIFTED, 150, 0.1),
+    "fedadam": Limit("fedadam", DRIFTED, 150, 1e-3),
+    "fedyogi": Limit("fedyogi", DRIFTED, 150, 1e-3),
     "feddyn": Limit("feddyn:alpha=1", MINIMISER),
     "fedsam": Limit("fedsam:rho=0.1", (0.205752, 1.382380)),
     "fedasam": Limit("fedasam"),
-    "fedcm": Limit("fedcm", (-0.160922, 1.337792), 200, 1e-5),
-    "mofedsam": Limit("mofedsam:rho=0.1", rounds=200),
+    "fedcm": Limit("fedcm", (-0.160922, 1.337792), 150, 1e-3),
+    "mofedsam": Limit("mofedsam:rho=0.1", rounds=150),
     "fedgamma": Limit("fedgamma:rho=0.1", PERTURBED),
     "fedspeed": Limit("fedspeed:gamma=1,a=0.9,rho=0.1"),
     "fedsmoo": Limit("fedsmoo:r=0.1,gamma=1"),
@@ -63,15 +63,15 @@ LIMITS = {
     "localghbm": Limit("localghbm", alternates=True),
     "fedhbm": Limit("fedhbm", alternates=True),
     "mime": Limit("mime", MINIMISER),
-    "mimemom": Limit("mimemom", MINIMISER, 200, 1e-4),
+    "mimemom": Limit("mimemom", MINIMISER, 150, 1e-3),
     "mimelite": Limit("mimelite", DRIFTED),
-    "mimelitemom": Limit("mimelitemom", (-0.196156, 1.333778), 200, 1e-4),
+    "mimelitemom": Limit("mimelitemom", (-0.196156, 1.333778), 150, 1e-3),
     "diloco": Limit("diloco", local={"lr": 0.01}),
     "swa": Limit("swa(fedavg)", DRIFTED),
     "wima": Limit("wima(scaffold)", MINIMISER),
     "sam": Limit("sam(scaffold):rho=0.1", PERTURBED),
     "asam": Limit("asam(scaffold):rho=0.1"),
-    "serveradam": Limit("serveradam(scaffold)", MINIMISER, 200, 1e-3),
+    "serveradam": Limit("serveradam(scaffold)", MINIMISER, 150, 1e-3),
 }
 
 

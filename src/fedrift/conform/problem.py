@@ -136,12 +136,12 @@ def uneven_quadratic(sizes: tuple[int, ...] = (5, 2, 7, 3, 4)) -> Trial:
         )
         for n in sizes
     )
-    local = {"lr": 0.1, "epochs": 2, "batch_size": 2}
-    return Trial(Point, clients, local, 5, loss=quadratic, per_round=3)
+    local = {"lr": 0.1, "epochs": 1, "batch_size": 2}
+    return Trial(Point, clients, local, 4, loss=quadratic, per_round=3)
 
 
 @cache
-def classifier(sizes: tuple[int, ...] = (29, 17, 40, 5, 33, 21), test: int = 60) -> Trial:
+def classifier(sizes: tuple[int, ...] = (20, 9, 26, 5, 17, 12), test: int = 60) -> Trial:
     """Four classes unevenly spread over clients of unequal size, three of six a round."""
     generator = torch.Generator().manual_seed(11)
     centres = 1.5 * torch.randn(4, 8, generator=generator)
@@ -155,7 +155,7 @@ def classifier(sizes: tuple[int, ...] = (29, 17, 40, 5, 33, 21), test: int = 60)
     )
     local = {"lr": 0.1, "epochs": 1, "batch_size": 8}
     tested = drawn(test, torch.arange(4))
-    return Trial(Net, clients, local, 5, test=tested, dtype="float32", per_round=3)
+    return Trial(Net, clients, local, 4, test=tested, dtype="float32", per_round=3)
 
 
 def equal_sizes(trial: Trial) -> Trial:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from fedrift.data.resident import Split
 from fedrift.errors import InputError
@@ -95,20 +95,32 @@ def pair(value: Any, dtype: torch.dtype, field: str) -> tuple[Any, Any]:
 
 
 def _read(data: Any, field: str) -> tuple[Any, Any]:
+    if isinstance(data, IterableDataset):
+        raise InputError(f"{field}: an iterable data set has no order; give a map-style one")
     n = len(data)
     if n == 0:
         return torch.empty(0), torch.empty(0, dtype=torch.int64)
-    first, again = data[0], data[0]
-    same = map_tree(
-        lambda a, b: torch.equal(torch.as_tensor(a), torch.as_tensor(b)), tuple(first), tuple(again)
-    )
-    if not all(_flat(same)):
+    first = data[0]
+    if not isinstance(first, (tuple, list)) or len(first) != 2:
+        raise InputError(f"{field}: its items must be pairs (x, y), not {type(first).__name__}")
+    try:
+        agree = [_agree(data[i], data[i]) for i in range(min(n, 16))]  # a flip may spare a few
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{field}: its items cannot become tensors: {error}") from None
+    if not all(agree):
         raise InputError(
-            f"{field}: two reads of item 0 differ, so the data set augments; data are read once, "
+            f"{field}: two reads of one item differ, so the data set augments; data are read once, "
             "so move that to augment=['crop:4', 'flip', …]"
         )
     x, y = default_collate([data[i] for i in range(n)])
     return (tuple(x) if isinstance(x, list) else x), y
+
+
+def _agree(one: Any, other: Any) -> bool:
+    def equal(a: Any, b: Any) -> bool:
+        return torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+
+    return all(_flat(map_tree(equal, tuple(one), tuple(other))))
 
 
 def _flat(tree: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 const DASHES = { solid: "", dash: "8 4", dot: "2 3", dashdot: "8 3 2 3" };
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const isTouch = matchMedia("(pointer: coarse)").matches;
+const isNarrow = () => innerWidth < 640;
 
 // Plotly reads a little HTML in its texts; names from files must stay names.
 const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
@@ -40,17 +41,27 @@ function plot(chart, traces, layout, width) {
   const whole = {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
     font: { color: css("--ink"), family: getComputedStyle(document.body).fontFamily, size: 12 },
-    margin: { l: 52, r: 14, t: 10, b: 44 }, dragmode: isTouch ? false : "zoom",
+    margin: { l: 52, r: 26, t: 10, b: 44 }, dragmode: isTouch ? false : "zoom",
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--accent") },
     hoverlabel: { bgcolor: css("--wash"), bordercolor: css("--line"), font: { color: css("--ink") } },
     autosize: !width, width, ...layout,
   };
   for (const name of Object.keys(whole)) {
-    if (/^[xy]axis/.test(name)) whole[name] = { ...axis, ...whole[name] };
+    if (!/^[xy]axis/.test(name)) continue;
+    whole[name] = { ...axis, ...whole[name] };
+    if (whole[name].title) whole[name].title.standoff = 8;
   }
-  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const config = { responsive: true, displaylogo: false, displayModeBar: isTouch ? false : "hover", modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
   if (!chart.dataset.started) chart.textContent = "";
   chart.dataset.started = "true";
   return Plotly.react(chart, traces, whole, config);
+}
+
+// Beside the picture, or above it where there is no room.
+function scaleBar(title, more) {
+  const bar = { tickformat: ".0%", thickness: 12, outlinewidth: 0 };
+  if (isNarrow()) return { ...bar, thickness: 8, orientation: "h", x: 0.5, y: 1.01, yanchor: "bottom", len: 0.9, title: { text: title, side: "top" } };
+  return { ...bar, title: { text: title, side: "right" }, ...more };
 }
 
 const FORMATS = {
@@ -140,14 +151,13 @@ function ledger(chart, width) {
   const traces = kinds.map(([way, field], i) => ({
     type: "bar", orientation: "h", y: names, name: safe(`${way}: ${field}`),
     x: groups.map((group) => group.fields.filter(([, w, f]) => w === way && f === field).reduce((sum, [, , , size]) => sum + size, 0)),
-    marker: { color: colours[i % colours.length], line: { color: css("--paper"), width: 1 }, pattern: { shape: way === "up" ? "/" : "", fgcolor: css("--paper"), fgopacity: 0.6, size: 7 } },
+    marker: { color: colours[i % colours.length], line: { color: css("--paper"), width: 1 }, pattern: { fillmode: "overlay", shape: way === "up" ? "/" : "", fgcolor: css("--paper"), fgopacity: 0.6, size: 7 } },
     hovertemplate: `%{x:.3~s}B`,
   }));
   const layout = {
-    barmode: "stack", showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
+    barmode: "stack", showlegend: true, legend: { orientation: "h", traceorder: "normal", y: 1.02, yanchor: "bottom" },
     xaxis: { title: { text: "bytes of one round, all its clients" }, tickformat: ".3~s", ticksuffix: "B" },
-    yaxis: { autorange: "reversed" }, height: 150 + 38 * groups.length, margin: { l: 52, r: 14, t: 40, b: 44 },
+    yaxis: { autorange: "reversed" }, height: 150 + 38 * groups.length, margin: { l: 52, r: 26, t: 40, b: 44 },
   };
-  chart.style.height = "auto";
   return plot(chart, traces, layout, width);
 }

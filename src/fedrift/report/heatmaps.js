@@ -43,7 +43,7 @@ function fillSelects() {
 function clients(chart, width) {
   const table = data.clients[one("#data-which").value || 0];
   if (!table) return missing(chart, "How the data are divided was not recorded.");
-  const ids = sums(table.shown), label = (id) => `client ${id}`;
+  const ids = sums(table.shown);
   const sizes = { type: "bar", x: ids, y: table.sizes, xaxis: "x", yaxis: "y2", marker: { color: css("--accent") }, hovertemplate: "client %{x}: %{y:,} samples<extra></extra>" };
   const traces = [sizes];
   if (table.counts) {
@@ -54,12 +54,12 @@ function clients(chart, width) {
       customdata: classes.map((c) => table.counts.map((counts) => counts[c])), colorscale: scaleOf(), zmin: 0, zmax: 1,
       xgap: ids.length > 60 ? 0 : 1, ygap: classes.length > 40 ? 0 : 1,
       hovertemplate: "client %{x}, class %{y}: %{customdata:,} samples, %{z:.0%}<extra></extra>",
-      colorbar: { tickformat: ".0%", thickness: 12, title: { text: "of the client's samples", side: "right" }, outlinewidth: 0 },
+      colorbar: scaleBar("of the client's samples"),
     });
   }
   const few = ids.length <= 40;
   return plot(chart, traces, {
-    xaxis: { title: { text: ids.length < table.number ? `client (${ids.length} of ${table.number} shown)` : "client" }, showgrid: false, anchor: "y", dtick: few ? 1 : undefined, tickvals: undefined, hoverformat: label(0) && "d" },
+    xaxis: { title: { text: ids.length < table.number ? `client (${ids.length} of ${table.number} shown)` : "client" }, showgrid: false, anchor: "y", dtick: few && !isNarrow() ? 1 : undefined },
     yaxis: { title: { text: "class" }, domain: [0, table.counts ? 0.74 : 0.01], showgrid: false, dtick: table.counts && table.counts[0].length <= 20 ? 1 : undefined, autorange: "reversed", visible: Boolean(table.counts) },
     yaxis2: { title: { text: "samples" }, domain: [table.counts ? 0.78 : 0.02, 1], anchor: "x", nticks: 4 },
     bargap: few ? 0.15 : 0,
@@ -84,10 +84,11 @@ function classes(chart, width) {
   const traces = [{
     type: "heatmap", x: rounds, y: rows.map((_, c) => c), z: rows, colorscale: "Cividis", zmin: 0, zmax: 1,
     hovertemplate: "round %{x}, class %{y}: %{z:.0%}<extra></extra>",
-    colorbar: { tickformat: ".0%", thickness: 12, title: { text: "accuracy", side: "right" }, outlinewidth: 0, ...(cohorts ? { len: 0.66, y: 0.67 } : {}) },
+    colorbar: scaleBar("accuracy", cohorts ? { len: 0.66, y: 0.67 } : {}),
   }];
+  const half = rounds.length > 1 ? (rounds[1] - rounds[0]) / 2 : 0.5;
   const layout = {
-    xaxis: { title: { text: "round" }, showgrid: false, anchor: cohorts ? "y2" : "y" },
+    xaxis: { title: { text: "round" }, showgrid: false, anchor: cohorts ? "y2" : "y", range: [rounds[0] - half, rounds.at(-1) + half] },
     yaxis: { title: { text: "class" }, domain: [cohorts ? 0.36 : 0, 1], autorange: "reversed", showgrid: false, dtick: rows.length <= 20 ? 1 : undefined },
   };
   if (cohorts) {
@@ -126,7 +127,7 @@ function dots(rounds, cohorts, table, from, to) {
       });
     });
   }
-  return { type: "scatter", mode: "markers", x, y, customdata: words, marker: { size, color: "#ffffff", line: { color: "#000000", width: 1 } }, hovertemplate: "round %{x}: class %{y} is %{customdata:.0%} of the samples trained on<extra></extra>" };
+  return { type: "scatter", mode: "markers", x, y, customdata: words, marker: { size, opacity: 1, color: "#ffffff", line: { color: "#000000", width: 1 } }, hovertemplate: "round %{x}: class %{y} is %{customdata:.0%} of the samples trained on<extra></extra>" };
 }
 
 function mark(chart) {

@@ -23,7 +23,7 @@ NOT_TYPED = {"algorithm", "out"}
 
 def sentences(findings: Findings) -> list[str]:
     """Defaults, given and tuned values, said plainly."""
-    groups = findings.grouped.groups
+    groups = [one.group for one in findings.all]
     said = [_algorithms(groups)]
     shared = _shared(groups)
     if shared:
@@ -40,19 +40,16 @@ def _algorithms(groups: Sequence[Group]) -> str:
     plain: list[str] = []
     given: list[str] = []
     for method in dict.fromkeys(group.method for group in groups):
-        named = parse(next(g.spec.algorithm for g in groups if g.method == method), "algorithm")
-        own = _given(named)
-        if own:
-            given.append(f"{method} with {', '.join(own)}")
-        else:
-            plain.append(method)
-    parts = [f"{listed(plain)} with default options"] if plain else []
-    return f"{'; '.join([*parts, *given])}."
+        text = next(g.spec.algorithm for g in groups if g.method == method)
+        (given if _has_options(parse(text, "algorithm")) else plain).append(method)
+    parts = [f"default options: {listed(plain)}"] if plain else []
+    parts += [f"options given: {listed(given)}"] if given else []
+    said = "; ".join(parts)
+    return f"{said[0].upper()}{said[1:]}."
 
 
-def _given(named: Named) -> list[str]:
-    own = [f"{key}={value}" for key, value in named.options.items()]
-    return own + (_given(named.inner) if named.inner is not None else [])
+def _has_options(named: Named) -> bool:
+    return bool(named.options) or (named.inner is not None and _has_options(named.inner))
 
 
 def _shared(groups: Sequence[Group]) -> str:
@@ -71,38 +68,45 @@ def _shared(groups: Sequence[Group]) -> str:
 
 
 def _tuned(groups: Sequence[Group]) -> list[str]:
-    said: list[str] = []
+    """Which values tuning found for whom; methods that were not tuned are at a disadvantage."""
+    found: dict[str, dict[str, None]] = {}
     for group in groups:
         tuned = group.runs[0].tuned
         if tuned:
             values = ", ".join(f"{key}={spelled(value)}" for key, value in tuned.items())
-            said.append(f"{group.method} ({group.setting.label}): {values} found by tuning.")
-    whole = {group.method for group in groups}
-    some = {group.method for group in groups if group.runs[0].tuned}
-    if said and some < whole:
-        rest = listed(sorted(whole - some))
-        said.append(f"Not tuned: {rest}. Tuned and untuned methods are not on equal terms.")
+            found.setdefault(values, {})[group.method] = None
+    said = [f"Found by tuning: {values} for {listed(list(who))}." for values, who in found.items()]
+    whole = dict.fromkeys(group.method for group in groups)
+    rest = [m for m in whole if not any(m in who for who in found.values())]
+    if said and rest:
+        said.append(f"Not tuned: {listed(rest)}. Tuned and untuned methods are not on equal terms.")
     return said
 
 
 def table(findings: Findings) -> list[tuple[str, str, Mapping[str, str]]]:
     """Method, setting and every option with its value, defaults included."""
-    return [(g.method, g.setting.label, described(g.spec)) for g in findings.grouped.groups]
+    return [
+        (g.method, g.setting.label, described(g.spec)) for g in (one.group for one in findings.all)
+    ]
 
 
 def described(spec: Spec) -> dict[str, str]:
-    """The options of a run, the algorithm's defaults among them."""
-    named = parse(spec.algorithm, "algorithm")
-    found = {key: _text(value) for key, value in spec.said().items() if key != "seed"}
+    """The options of a run; the algorithm's own, with its defaults, as one text."""
+    found = {k: _text(v) for k, v in spec.said().items() if k not in ("seed", "algorithm")}
+    return {"algorithm options": _own(parse(spec.algorithm, "algorithm")), **found}
+
+
+def _own(named: Named) -> str:
+    """`mu=0.3, weights=samples (default)`."""
+    given = [f"{key}={value}" for key, value in named.options.items()]
+    inner = [f"{named.inner.name}: {_own(named.inner)}"] if named.inner is not None else []
     try:
-        known = catalogue.entry(named.name)
-    except InputError:
-        return found
-    defaults = {o.name: o for o in known.options if not o.required and o.name not in named.options}
-    for name, option in defaults.items():
-        if name not in found:
-            found[f"{named.name}: {name}"] = f"{spell(option.default)} (default)"
-    return found
+        known = catalogue.entry(named.name).options
+    except InputError:  # the user's own algorithm
+        known = ()
+    left = (o for o in known if not o.required and o.name not in named.options)
+    usual = [f"{option.name}={spell(option.default)} (default)" for option in left]
+    return ", ".join([*given, *usual, *inner]) or "none"
 
 
 def command(spec: Spec) -> str:

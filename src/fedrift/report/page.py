@@ -9,23 +9,16 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import html
 import json
 from importlib.util import find_spec
 from pathlib import Path
 
 from fedrift.errors import InputError
+from fedrift.report.markup import escape
 
 HERE = Path(__file__).parent
 SCRIPTS = ("page.js", "charts.js", "heatmaps.js")
 LEVEL = 9  # of gzip: the page is made once and sent often
-UNSEEN = "\N{REPLACEMENT CHARACTER}"
-
-
-def escape(words: str) -> str:
-    """For text and for attributes; what cannot be seen is replaced."""
-    seen = (c if c.isprintable() or c in "\n\t" else UNSEEN for c in words)
-    return html.escape("".join(seen), quote=True)
 
 
 def library() -> bytes:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from fedrift import grid, results
 from fedrift.errors import InputError
 from fedrift.report.spelling import plural
+from fedrift.report.tuning import Tuning, tuning
 from fedrift.statistics.measured import Measured, Recorded, measured
 
 COMPARISON, RUNS = "compare.toml", "runs"
 MOST_NAMED = 5  # folders that are listed in one sentence
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A run with the name the comparison gives its algorithm, and the options tuning chose."""
+
+    record: Recorded
+    label: str = ""
+    tuned: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -22,6 +33,7 @@ class Selection:
     runs: tuple[Measured, ...]
     problems: tuple[str, ...]
     comparisons: tuple[Path, ...] = ()
+    tunings: tuple[Tuning, ...] = ()
 
 
 @dataclass
@@ -29,24 +41,29 @@ class _Found:
     runs: list[Measured]
     problems: list[str]
     comparisons: list[Path]
+    tunings: list[Tuning]
     seen: set[Path]
 
 
-def select(sources: Iterable[Recorded | str | Path]) -> Selection:
+def select(sources: Iterable[Recorded | Labelled | str | Path]) -> Selection:
     """Reads everything; a folder that cannot be read is told of and left out."""
-    found = _Found([], [], [], set())
+    found = _Found([], [], [], [], set())
     named: list[str] = []
     for place, source in enumerate(sources, start=1):
         if isinstance(source, str | Path):
             named.append(str(source))
             _folder(Path(source), found)
+        elif isinstance(source, Labelled):
+            _record(source, found, _name(source.record, place))
         else:
-            _record(source, found, _name(source, place))
+            _record(Labelled(source), found, _name(source, place))
     if not found.runs:
         where = " or ".join(f"'{name}'" for name in named[:MOST_NAMED]) or "nothing"
         why = f" ({found.problems[0]})" if found.problems else ""
         raise InputError(f"there is no run to report on in {where}{why}")
-    return Selection(tuple(found.runs), tuple(found.problems), tuple(found.comparisons))
+    return Selection(
+        tuple(found.runs), tuple(found.problems), tuple(found.comparisons), tuple(found.tunings)
+    )
 
 
 def _name(record: Recorded, place: int) -> str:
@@ -123,12 +140,14 @@ def _comparison(path: Path, found: _Found) -> None:
             f"'{path / RUNS}' also holds {plural(len(other), 'run')} that {COMPARISON} does not "
             "name; they are left out"
         )
+    search = tuning(path)
+    found.tunings.extend([] if search is None else [search])
     for slug, label in cells.items():
         if slug in inside:
-            _run(inside[slug], found, label)
+            _run(inside[slug], found, label, search)
 
 
-def _run(path: Path, found: _Found, label: str = "") -> None:
+def _run(path: Path, found: _Found, label: str = "", search: Tuning | None = None) -> None:
     place = path.resolve()
     if place in found.seen:
         return
@@ -138,11 +157,13 @@ def _run(path: Path, found: _Found, label: str = "") -> None:
     except InputError as error:
         found.problems.append(f"'{path}' is left out: {error}")
         return
-    _record(record, found, str(path), label)
+    tuned = {} if search is None else search.chosen(record.spec)
+    _record(Labelled(record, label, tuned), found, str(path))
 
 
-def _record(record: Recorded, found: _Found, name: str, label: str = "") -> None:
+def _record(one: Labelled, found: _Found, name: str) -> None:
     try:
-        found.runs.append(measured(record, name, label))
+        run = measured(one.record, name, one.label)
+        found.runs.append(replace(run, tuned=one.tuned) if one.tuned else run)
     except InputError as error:
         found.problems.append(f"{error}; it is left out")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedrift.report.spelling import difference, listed, mean_std, plural, signed
+from fedrift.report.spelling import listed, mean_std, plural, signed
 from fedrift.report.tables import convention
 from fedrift.statistics.costs import AXES, differing_cohorts, fair_axes
 from fedrift.statistics.findings import Finding, Findings
@@ -35,11 +35,24 @@ def scope(findings: Findings) -> str:
     named = ", ".join(map(str, seeds)) if len(seeds) <= 10 else f"{seeds[0]} to {seeds[-1]}"
     methods, settings = len(findings.methods), len(findings.settings)
     return (
-        f"{plural(methods, 'method')} in {plural(settings, 'setting')}, "
+        f"{plural(methods, 'method')} in {plural(settings, 'setting')}{_common(findings)}, "
         f"{' or '.join(f'{r:,}' for r in rounds)} rounds, {plural(len(seeds), 'seed')} ({named}): "
         f"{plural(len(runs), 'run')}, evaluated on {test}. Figures are test "
         f"{'accuracy' if findings.has_accuracy else 'loss'}, {convention(findings)}."
     )
+
+
+def _common(findings: Findings) -> str:
+    """What of the settings is the same in all and therefore in none of their names."""
+    found = [
+        words.pop()
+        for words in (
+            {setting.partition for setting in findings.settings},
+            {setting.participation for setting in findings.settings},
+        )
+        if len(words) == 1
+    ]
+    return f" ({', '.join(found)})" if found else ""
 
 
 def shown(findings: Findings) -> list[str]:
@@ -83,8 +96,10 @@ def _against(one: Finding, findings: Findings) -> str:
             "they share, which says nothing about chance."
         )
     seeds = plural(shift.n, "common seed")
-    text = f"Its difference to {base} is {difference(shift, known)}{points}, 95 % interval"
-    text += f" over {seeds}"
+    text = (
+        f"Its difference to {base} is {signed(shift.mean, known)}{points}, 95 % interval "
+        f"{signed(shift.low, known)} to {signed(shift.high, known)} over {seeds}"
+    )
     if not shift.is_free_of_zero:
         return f"{text}: the interval contains 0, so this does not show that they differ."
     better = (shift.mean > 0) == known

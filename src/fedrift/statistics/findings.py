@@ -64,7 +64,8 @@ class Findings:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        return self.grouped.methods
+        """The baseline first."""
+        return tuple(dict.fromkeys((self.baseline, *self.grouped.methods)))
 
     @property
     def all(self) -> tuple[Finding, ...]:
@@ -116,14 +117,16 @@ def _setting(
     def finding(one: Score) -> Finding:
         mine, other = one.group, base.group if base is not None else None
         is_base = mine is other
+        fails = one.failed or (base is not None and base.failed)
         return Finding(
             group=mine,
             score=one,
             rank=order.get(mine.method),
-            difference=None if other is None or is_base else paired(mine, other, last),
+            difference=None if other is None or is_base or fails else paired(mine, other, last),
             target=None if aim is None else to_target(mine, aim),
             budget=None if other is None or is_base else budget(mine, other),
             spread=spread(mine.runs, last),
         )
 
-    return tuple(finding(one) for one in scores.values())
+    first = sorted(scores.values(), key=lambda one: one.group.method != baseline)
+    return tuple(finding(one) for one in first)

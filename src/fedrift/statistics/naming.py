@@ -31,11 +31,17 @@ class Setting:
     task: Options
     shown: str = ""
     """What of the task differs between the settings of a report, in words."""
+    short: str = ""
+    """What tells it apart from the other settings of a report; empty if there is no other."""
+
+    @property
+    def full(self) -> str:
+        """`dirichlet 0.1 · 3 of 10 clients`."""
+        return " · ".join(filter(None, (self.partition, self.participation, self.shown)))
 
     @property
     def label(self) -> str:
-        """`dirichlet 0.1 · 3 of 10 clients`."""
-        return " · ".join(filter(None, (self.partition, self.participation, self.shown)))
+        return self.short or self.full
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -130,10 +136,14 @@ def named_settings(settings: Iterable[Setting]) -> dict[Setting, Setting]:
     varying = [key for key in TASK if len({str(task[key]) for task in tasks}) > 1]
     if len({(s.partition, s.participation) for s in distinct}) < len(distinct) and not varying:
         varying = ["participants"]
+    divided = len({setting.partition for setting in distinct}) > 1
+    attended = len({setting.participation for setting in distinct}) > 1
     named: dict[Setting, Setting] = {}
     for setting, task in zip(distinct, tasks, strict=True):
         words = ", ".join(f"{key} {spelled(task[key])}" for key in varying if key != "clients")
-        named[setting] = replace(setting, shown=words)
+        differing = [setting.partition * divided, setting.participation * attended, words]
+        short = " · ".join(filter(None, differing))
+        named[setting] = replace(setting, shown=words, short=short)
     return named
 
 

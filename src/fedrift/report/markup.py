@@ -1,0 +1,116 @@
+"""Pieces of HTML. Every argument that is text may come from a file and is escaped here."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+
+from fedrift.report.tables import Cell, Table
+
+UNSEEN = "\N{REPLACEMENT CHARACTER}"
+
+
+def escape(words: str) -> str:
+    """For text and for attributes; what cannot be seen is replaced."""
+    seen = (c if c.isprintable() or c in "\n\t" else UNSEEN for c in words)
+    return html.escape("".join(seen), quote=True)
+
+
+def section(key: str, heading: str, *content: str) -> str:
+    """`content` is HTML."""
+    inside = "\n".join(filter(None, content))
+    return f'<section id="{key}" aria-label="{heading}"><h2>{heading}</h2>\n{inside}</section>'
+
+
+def items(sentences: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(one)}</li>" for one in sentences) + "</ul>"
+
+
+def said(words: str) -> str:
+    return f'<p class="soft">{escape(words)}</p>'
+
+
+def tools(*pieces: str) -> str:
+    """`pieces` are HTML."""
+    return f'<div class="tools">{"".join(pieces)}</div>'
+
+
+def folded(heading: str, *content: str) -> str:
+    """`content` is HTML that is shown on demand, and in print."""
+    return f"<details><summary>{escape(heading)}</summary>{''.join(content)}</details>"
+
+
+def choices(name: str, label: str, values: Mapping[str, str], chosen: str) -> str:
+    """Buttons of which one is pressed."""
+    buttons = "".join(
+        f'<button type="button" class="choice" data-set="{name}" data-value="{escape(value)}" '
+        f'aria-pressed="{str(value == chosen).lower()}">{escape(words)}</button>'
+        for value, words in values.items()
+    )
+    return f'<span class="set" role="group" aria-label="{escape(label)}">{buttons}</span>'
+
+
+def select(
+    key: str, label: str, entries: Sequence[str] = (), *, first: str = "", filters: str = ""
+) -> str:
+    """A list to choose from; `filters` names the table whose rows it chooses."""
+    listed = f'<option value="">{escape(first)}</option>' if first else ""
+    listed += "".join(f'<option value="{i}">{escape(e)}</option>' for i, e in enumerate(entries))
+    more = f' data-filters="{filters}"' if filters else ""
+    return f'<label>{escape(label)} <select id="{key}"{more}>{listed}</select></label>'
+
+
+def chart(kind: str, about: str, *, size: str = "", setting: int | None = None) -> str:
+    """The place of a chart, which the page's script draws."""
+    where = "" if setting is None else f' data-setting="{setting}"'
+    kinds = f"chart {size}".strip()
+    return (
+        f'<div class="{kinds}" data-chart="{kind}"{where} role="img" '
+        f'aria-label="{escape(about)}"></div>'
+    )
+
+
+def copied(key: str, words: str, label: str = "Copy") -> str:
+    """Text with a button that copies it."""
+    button = f'<button type="button" class="plain" data-copies="{key}">{escape(label)}</button>'
+    return f'{button}<pre><code id="{key}">{escape(words)}</code></pre>'
+
+
+def html_table(table: Table, key: str = "", settings: Sequence[int] = ()) -> str:
+    """A table that can be sorted; the names of the rows stay in view."""
+    fixed = 1 if table.columns[0] == "rank" else 0
+    heads = "".join(_heading(table, i, i == fixed) for i in range(len(table.columns)))
+    places = [f' data-setting="{place}"' for place in settings] or [""] * len(table.rows)
+    rows = "".join(
+        f"<tr{place}>{''.join(_cell(c, i, i == fixed, table) for i, c in enumerate(row))}</tr>"
+        for row, place in zip(table.rows, places, strict=True)
+    )
+    name = f' id="{key}"' if key else ""
+    return (
+        f'{said(table.caption)}<div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{escape(f"Table: {table.name}")}"><table{name}><thead>{_over(table)}'
+        f"<tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _over(table: Table) -> str:
+    cells = [
+        f'<th class="{"over" if words else "fix"}" colspan="{span}">{escape(words)}</th>'
+        for words, span in table.over
+    ]
+    return f'<tr class="above">{"".join(cells)}</tr>' if cells else ""
+
+
+def _heading(table: Table, column: int, is_fixed: bool) -> str:
+    kinds = [*(["word"] if column < table.texts else []), *(["fix"] if is_fixed else [])]
+    button = f'<button type="button">{escape(table.columns[column])}</button>'
+    return f'<th scope="col" class="{" ".join(kinds)}">{button}</th>'
+
+
+def _cell(cell: Cell, column: int, is_fixed: bool, table: Table) -> str:
+    kinds = [*(["word"] if column < table.texts else []), *(["best"] if cell.is_bold else [])]
+    kind = f' class="{" ".join(kinds)}"' if kinds else ""
+    value = "" if cell.value is None else f' data-v="{escape(str(cell.value))}"'
+    hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
+    tag, more = ("th", ' scope="row"') if is_fixed else ("td", "")
+    return f"<{tag}{more}{kind}{value}{hint}>{escape(cell.text)}</{tag}>"

@@ -1,0 +1,78 @@
+"""Every algorithm gives the same bits wherever it runs, whoever visits first, however interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+from fedrift.algorithms import NAMES
+from fedrift.backends.pool import Pool
+from fedrift.conform import bench as benches
+from fedrift.conform import generic, isolation
+from fedrift.conform.bench import Bench
+from fedrift.conform.runs import run
+from fedrift.conform.subject import subject_of
+
+COMPOSED = (
+    "swa(fedavg):cycle=2",
+    "wima(fedsam)",
+    "sam(scaffold)",
+    "fed3rft(fedavg):train=all",
+    "fed3rft(fedavg):train=head",
+    "fed3rft(fedavg):train=features",
+    "fed3rft(scaffold):temperature=auto",
+    "fed3r:features=64",
+    "swa(serveradam(sam(scaffold)))",
+)
+ALL = (*NAMES, *COMPOSED)
+WITH_DRAWS = ("fedavg", "scaffold", "fedsmoo", "mimemom", "diloco", "fed3rft")
+
+
+@pytest.fixture(scope="module")
+def bench() -> Generator[Bench]:
+    with benches.opened() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def single() -> Generator[Pool]:
+    pool = Pool(1)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("text", ALL)
+def test_in_process_wire_one_and_two_workers_agree(text: str, bench: Bench, single: Pool) -> None:
+    subject = subject_of(text)
+    here = bench.fingerprint(subject)
+    assert generic.wire(subject, bench).said == here
+    assert generic.backends(subject, bench).passed
+    assert run(subject, bench.trial, pool=single).fingerprint == here
+
+
+@pytest.mark.parametrize("text", ALL)
+def test_resumed_is_uninterrupted(text: str, bench: Bench) -> None:
+    cell = generic.resume(subject_of(text), bench)
+    assert cell.passed, cell.said
+
+
+@pytest.mark.parametrize("text", ALL)
+def test_clients_know_nothing_else(text: str, bench: Bench) -> None:
+    cell = isolation.check(subject_of(text), bench)
+    assert cell.passed, cell.said
+
+
+@pytest.mark.parametrize("text", ALL)
+def test_form(text: str, bench: Bench) -> None:
+    cell = generic.form(subject_of(text), bench)
+    assert cell.passed, cell.said
+
+
+@pytest.mark.parametrize("text", WITH_DRAWS)
+def test_drawn_work_schedules_and_clipping_agree(text: str, bench: Bench, single: Pool) -> None:
+    """Amounts of work drawn per client and round, a schedule and clipping, everywhere alike."""
+    trial = bench.trial.working(steps="uniform:1,3", schedule="exp:0.9", clip=1.0)
+    here = run(text, trial).fingerprint
+    assert run(text, trial, backend="wire").fingerprint == here
+    assert run(text, trial, pool=single).fingerprint == here

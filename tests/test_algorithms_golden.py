@@ -1,0 +1,115 @@
+"""Golden numbers and limits of every algorithm on two quadratics; the closed form of Fed3R."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedrift.algorithms import NAMES
+from fedrift.conform import closed_form, convergence, golden
+from fedrift.conform.convergence import LIMITS, Limit
+from fedrift.conform.golden_table import DERIVED, ROWS, Row
+from fedrift.conform.inside import Inside
+from fedrift.conform.problem import DRIFTED, GOLDEN_A, GOLDEN_B, MINIMISER
+from fedrift.conform.problem import golden as golden_trial
+from fedrift.conform.runs import path
+
+THOUSANDS = 3000
+SLOW = (
+    Limit("fedavg", DRIFTED),
+    Limit("fedavgm", DRIFTED),
+    Limit("ghbm:tau=1", DRIFTED),
+    Limit("ghbm:tau=2", DRIFTED),
+    Limit("fedadagrad", DRIFTED),
+    Limit("fedyogi", DRIFTED),
+    Limit("fedcm", (-0.160922, 1.337792)),
+    Limit("fedprox:mu=1", (0.210123, 1.377377)),
+    Limit("scaffold:option=I", MINIMISER),
+    Limit("scaffold:option=II", MINIMISER),
+    Limit("scaffold:option=I", MINIMISER, alternates=True),
+    Limit("scaffold:option=II", MINIMISER, alternates=True),
+    Limit("feddyn:alpha=1", MINIMISER),
+    Limit("feddyn:alpha=1", MINIMISER, alternates=True),
+    Limit("mime", MINIMISER),
+    Limit("mimemom", MINIMISER),
+    Limit("mimelitemom", (-0.196156, 1.333778)),
+    Limit("fedsam:rho=0.1", (0.205752, 1.382380)),
+    Limit("fedgamma:rho=0.1", (-0.258413, 1.327562)),
+)
+
+
+def mode(limit: Limit) -> str:
+    return f"{limit.text} {'A' if limit.alternates else 'F'}"
+
+
+@pytest.mark.parametrize("row", [*ROWS, *DERIVED], ids=str)
+def test_golden(row: Row) -> None:
+    assert golden.failures(row) == []
+
+
+def test_the_table_is_complete() -> None:
+    """36 rows, and at least one for every name but Fed3R+FT, whose second stage is another's."""
+    assert len(ROWS) == 36
+    assert {row.name for row in (*ROWS, *DERIVED)} == set(NAMES) - {"fed3r", "fed3rft"}
+
+
+def test_a_wrong_number_is_found() -> None:
+    row = ROWS[1]
+    moved = replace(row, numbers=row.numbers.replace("1.087996", "1.088000"))
+    assert golden.failures(moved) == [
+        "fedavg:weights=uniform F: after round 2 w is (0.204315, 1.087996), "
+        "not (0.204315, 1.088000)"
+    ]
+
+
+def test_the_drifted_point_is_the_closed_form() -> None:
+    """FedAvg's fixed point on separable quadratics: Σ(1−(1−ηa)ᴷ)b / Σ(1−(1−ηa)ᴷ)."""
+    a, b = torch.tensor(GOLDEN_A).double(), torch.tensor(GOLDEN_B).double()
+    moved = 1 - (1 - 0.1 * a) ** 5
+    assert ((moved * b).sum(0) / moved.sum(0)).tolist() == pytest.approx(DRIFTED, abs=1e-6)
+    assert ((a * b).sum(0) / a.sum(0)).tolist() == pytest.approx(MINIMISER)
+
+
+@pytest.mark.parametrize("limit", [v for v in LIMITS.values() if v.point is not None], ids=mode)
+def test_it_ends_where_it_should(limit: Limit) -> None:
+    found = [w.tolist() for w in path(limit.text, limit.trial())]
+    cell = convergence.judged(limit, found)
+    assert cell.passed, cell.said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", SLOW, ids=mode)
+def test_limit_after_thousands_of_rounds(limit: Limit) -> None:
+    end = path(limit.text, limit.trial(THOUSANDS))[-1].tolist()
+    assert end == pytest.approx(limit.point, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_fednova_tends_to_the_minimiser_as_the_rate_falls() -> None:
+    """η = 1e-3, K = (2, 8): FedNova's bias vanishes with η, FedAvg's does not."""
+    trial = replace(golden_trial(), rounds=6000).working(lr=1e-3, steps=(2, 8))
+    assert path("fednova", trial)[-1].tolist() == pytest.approx((-0.19133, 1.33278), abs=2e-5)
+    assert path("fedavg", trial)[-1].tolist() == pytest.approx((-0.76170, 1.66611), abs=2e-5)
+
+
+def test_fedgf_distances_and_trust() -> None:
+    """dist = 1.365366, 1.914404, 1.631304 > T_D = 0.9, so c = 0 in round 0 and 1 afterwards."""
+    inside = Inside("fedgf:rho=0.1,rho_g=0.1,threshold=0.9,window=3", golden_trial(rounds=4))
+    inside.run()
+    assert [seen.down["c"] for seen in inside.backend.visits[::2]] == [0.0, 1.0, 1.0, 1.0]
+    states: list[Any] = [report.state for report in inside.reports]
+    assert [s.dist for s in states[:3]] == pytest.approx((1.365366, 1.914404, 1.631304), abs=2e-6)
+    assert [s.window for s in states] == [(1,), (1, 1), (1, 1, 1), (1, 1, 1)]
+
+
+def test_the_golden_classifier() -> None:
+    assert closed_form.golden_failures() == []
+
+
+def test_ridge_is_not_blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closed_form, "RIDGE", 0.02)
+    monkeypatch.setattr(closed_form.ridge, "__defaults__", (0.02,))
+    assert len(closed_form.ridge_failures()) == 4

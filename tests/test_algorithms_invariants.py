@@ -1,0 +1,152 @@
+"""Invariants after every round of runs with partial participation and clients of unequal size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedrift.algorithms import NAMES
+from fedrift.conform import averages, generic, invariants
+from fedrift.conform.bench import Bench
+from fedrift.conform.inside import Inside, backwards, different
+from fedrift.conform.moment import Moment
+from fedrift.conform.problem import classifier, uneven_quadratic
+from fedrift.conform.runs import run
+from fedrift.conform.subject import subject_of
+from fedrift.messages import pack
+
+COMPOSED = (
+    "swa(fedavg):cycle=2",
+    "wima(fedsam)",
+    "sam(scaffold)",
+    "fed3rft(fedavg):train=all",
+    "fed3rft(fedavg):train=head",
+    "fed3rft(fedavg):train=features",
+    "fed3r:features=64",
+    "swa(serveradam(sam(scaffold)))",
+)
+ALL = (*NAMES, *COMPOSED)
+
+
+def bench(rounds: int = 4) -> Bench:
+    """A bench whose workers nobody needs."""
+    return Bench(replace(classifier(), rounds=rounds), None)  # type: ignore[arg-type]
+
+
+def test_every_name_has_an_invariant_of_its_own() -> None:
+    assert set(invariants.OF) == set(NAMES)
+
+
+@pytest.mark.parametrize("text", ALL)
+def test_invariants(text: str) -> None:
+    """Its own, and those of all: absentees, void rounds, clients without data."""
+    cell = invariants.check(subject_of(text))
+    assert cell.passed, cell.said
+
+
+@pytest.mark.parametrize("text", ALL)
+def test_messages_and_states_are_not_written_to(text: str) -> None:
+    cell = generic.payload(subject_of(text), bench())
+    assert cell.passed, cell.said
+
+
+@pytest.mark.parametrize("text", ALL)
+def test_client_order_does_not_matter(text: str) -> None:
+    cell = generic.order(subject_of(text), bench())
+    assert cell.passed, cell.said
+
+
+def shared(inside: Inside) -> list[str]:
+    """Memory that belongs to two: server and client, or two clients."""
+    owners: dict[int, str] = {}
+    found: list[str] = []
+    states: dict[str, Any] = {"server": inside.reports[-1].state}
+    for path in inside.store.tables:
+        for client in range(len(inside.split)):
+            table = inside.store.tables[path]
+            if table.slot(client) >= 0:
+                states[f"{path} {client}"] = inside.client(client, path)
+    for owner, state in states.items():
+        for name, leaf in pack(state).items():
+            if isinstance(leaf, Tensor) and leaf.nbytes:
+                where = leaf.data_ptr()
+                if owners.setdefault(where, owner) != owner:
+                    found.append(f"{owner}'s {name} is {owners[where]}'s")
+    return found
+
+
+@pytest.mark.parametrize("text", ALL)
+def test_server_and_clients_share_no_memory(text: str) -> None:
+    inside = Inside(text, classifier())
+    found: list[str] = []
+    inside.run(lambda report: found.extend(shared(inside)))
+    assert found == []
+
+
+def test_inside_sees_an_ordinary_run() -> None:
+    """The backend that watches gives the bits that every other gives."""
+    inside = Inside("scaffold", classifier())
+    assert torch.equal(inside.run().weights, run("scaffold", classifier()).weights)
+    other = Inside("scaffold", classifier(), backwards)
+    other.run()
+    assert [seen.client for seen in inside.backend.visits[:3]] == sorted(
+        seen.client for seen in other.backend.visits[:3]
+    )
+    assert not different(pack(inside.reports[-1].state), pack(other.reports[-1].state))
+
+
+def test_the_mean_of_control_variates_inside_wrappers() -> None:
+    """c = mean c_i also for SCAFFOLD with SAM, server Adam and SWA around it."""
+    inside = Inside("swa(serveradam(sam(scaffold)))", invariants.with_gaps(classifier()))
+    errors: list[float] = []
+
+    def after(report: Any) -> None:
+        rows = [inside.client(i, "inner").c.double() for i in range(len(inside.split))]
+        errors.append(float((report.state.inner.c - torch.stack(rows).mean(0)).abs().max()))
+
+    inside.run(after)
+    assert max(errors) < 1e-6
+    assert float(inside.reports[-1].state.inner.c.abs().max()) > 1e-2
+
+
+def test_the_mean_of_control_variates_weighed_by_samples() -> None:
+    """objective=samples: c = Σ p_i c_i over all clients."""
+    inside = Inside("scaffold:objective=samples", uneven_quadratic().everyone())
+    shares = torch.tensor(inside.split.sizes / inside.split.sizes.sum())
+    errors: list[float] = []
+
+    def after(report: Any) -> None:
+        rows = torch.stack([inside.client(i).c for i in range(len(inside.split))])
+        errors.append(float((report.state.c - shares @ rows).abs().max()))
+
+    inside.run(after)
+    assert max(errors) < 1e-12
+
+
+def test_an_invariant_is_not_blind() -> None:
+    """A control variate moved by hand is found."""
+    inside = Inside("scaffold", uneven_quadratic())
+    old = inside.algorithm.server(inside.problem)
+    found: list[str] = []
+
+    def after(report: Any) -> None:
+        wrong = replace(report, state=replace(report.state, c=report.state.c + 1e-6))
+        found.extend(averages.mean_over_all("c")(Moment(inside, wrong, old)))
+
+    inside.run(after)
+    assert len(found) == 4
+    assert found[0] == "c − mean c_i is off by 1.0e-06 after round 1"
+
+
+def test_an_untrained_model_guesses() -> None:
+    """Accuracy within three deviations of 1/4, loss near ln 4, before anything is learned."""
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2000, 8, generator=g), torch.randint(0, 4, (2000,), generator=g)
+    trial = replace(classifier(), test=(x, y), rounds=1).working(lr=1e-9)
+    result = run("fedavg", trial)
+    assert abs(result.accuracy[0] - 0.25) < 3 * (0.25 * 0.75 / 2000) ** 0.5
+    assert abs(result.loss[0] - 1.386) < 0.1

@@ -1,0 +1,193 @@
+"""What every algorithm sends and computes: vectors each way, numbers beside them, gradients a step.
+
+The literals are those of the papers' message sizes. Every client has 8 samples and makes three
+full-batch steps, so one gradient is 8 examples; the last round is looked at, when everything that
+starts empty is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from fedrift.algorithms import NAMES
+from fedrift.conform.problem import Trial, classifier, equal_sizes
+from fedrift.conform.runs import run
+from fedrift.ledger import Entry
+from fedrift.result import Result
+
+N, STEPS, COHORT = 8, 3, 3
+P = 8 * 12 + 12 + 12 * 4 + 4  # parameters of the model
+HEAD = 12 * 4 + 4
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Per client and round: vectors of length P down and up, gradients a step, whole passes."""
+
+    down: float
+    up: float
+    per_step: int
+    passes: int = 0
+    numbers_down: int = 0
+    numbers_up: int = 0
+
+
+PLAIN, SHARP = Cost(1, 1, 1), Cost(1, 1, 2)
+COSTS = {
+    "fedavg": PLAIN,
+    "fedavgm": PLAIN,
+    "fedprox": PLAIN,
+    "fednova": Cost(1, 1, 1, numbers_up=2),
+    "scaffold": Cost(2, 2, 1),
+    "scaffold:option=I": Cost(2, 2, 1, passes=1),
+    "fedadagrad": PLAIN,
+    "fedadam": PLAIN,
+    "fedyogi": PLAIN,
+    "feddyn": PLAIN,
+    "fedsam": SHARP,
+    "fedasam": SHARP,
+    "fedcm": Cost(2, 1, 1, numbers_up=1),
+    "mofedsam": Cost(2, 1, 2, numbers_up=1),
+    "fedgamma": Cost(2, 2, 2),
+    "fedspeed": SHARP,
+    "fedsmoo": Cost(2, 2, 2),
+    "fedgf": Cost(2, 1, 2, numbers_down=1, numbers_up=1),
+    "ghbm": Cost(2, 1, 1),
+    "localghbm": PLAIN,
+    "fedhbm": PLAIN,
+    "mime": Cost(2, 2, 2, passes=1, numbers_down=1),
+    "mimemom": Cost(3, 2, 2, passes=1, numbers_down=1),
+    "mimelite": Cost(1, 1, 1, numbers_down=1),
+    "mimelitemom": Cost(2, 2, 1, passes=1, numbers_down=1),
+    "diloco": PLAIN,
+    "swa(fedavg):cycle=2": PLAIN,
+    "wima(fedsam)": SHARP,
+    "sam(scaffold)": Cost(2, 2, 2),
+    "asam(fedavg)": SHARP,
+    "serveradam(scaffold)": Cost(2, 2, 1),
+    "swa(serveradam(sam(scaffold)))": Cost(2, 2, 2),
+}
+
+
+def trial(rounds: int = 4) -> Trial:
+    few = equal_sizes(replace(classifier((N,) * 6), rounds=rounds))
+    return few.working(steps=STEPS, batch_size=None)
+
+
+def of_round(result: Result, round: int) -> list[Entry]:
+    return [entry for entry in result.ledger.entries if entry.round == round]
+
+
+def vectors(entries: list[Entry], side: str) -> float:
+    total = sum(size.tensors for e in entries for size in getattr(e, side).values())
+    return total / (4 * P * COHORT)
+
+
+def numbers(entries: list[Entry], side: str) -> float:
+    total = sum(size.numbers for e in entries for size in getattr(e, side).values())
+    return total / (8 * COHORT)
+
+
+def test_every_name_has_a_row() -> None:
+    names = {text.partition("(")[0].partition(":")[0] for text in COSTS}
+    assert names == set(NAMES) - {"fedsgd", "fed3r", "fed3rft"}  # they have tests of their own
+
+
+@pytest.mark.parametrize("text", COSTS)
+def test_cost(text: str) -> None:
+    cost, result = COSTS[text], run(text, trial())
+    last = of_round(result, 4)
+    assert vectors(last, "down") == cost.down
+    assert vectors(last, "up") == cost.up
+    assert numbers(last, "down") == cost.numbers_down
+    assert numbers(last, "up") == cost.numbers_up
+    gradients = COHORT * N * (STEPS * cost.per_step + cost.passes)
+    assert sum(e.gradients for e in last) == gradients
+    assert sum(e.steps for e in last) == COHORT * STEPS
+    assert sum(e.forwards for e in last) == 0
+    total = result.ledger.of_round(4)
+    assert total.bytes_down == COHORT * (4 * P * cost.down + 8 * cost.numbers_down)
+    assert total.bytes_up == COHORT * (4 * P * cost.up + 8 * cost.numbers_up)
+
+
+@pytest.mark.parametrize("text", [t for t in COSTS if not t.startswith("fedgf")])
+def test_no_round_is_dearer_than_another(text: str) -> None:
+    result = run(text, trial())
+    assert len({result.ledger.of_round(round) for round in (1, 2, 3, 4)}) == 1
+
+
+def test_fedgf_has_nothing_more_to_send_in_the_first_round() -> None:
+    result = run("fedgf", trial())
+    assert [vectors(of_round(result, t), "down") for t in (1, 2, 3)] == [1, 2, 2]
+
+
+def test_fedsgd_is_one_gradient_a_round() -> None:
+    result = run("fedsgd", trial())
+    for t in (1, 4):
+        (entry,) = of_round(result, t)
+        assert (vectors([entry], "down"), vectors([entry], "up")) == (1, 1)
+        assert (entry.gradients, entry.steps) == (COHORT * N, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        ("mime", [("gradient", 1, 1, N), ("train", 1, 1, 2 * N * STEPS)]),
+        ("mimemom", [("gradient", 2, 1, N), ("train", 1, 1, 2 * N * STEPS)]),
+    ],
+)
+def test_mime_makes_two_exchanges(text: str, sent: list[tuple[str, int, int, int]]) -> None:
+    entries = of_round(run(text, trial()), 3)
+    found = [
+        (e.phase, vectors([e], "down"), vectors([e], "up"), e.gradients / COHORT) for e in entries
+    ]
+    assert found == sent
+
+
+def test_batches_of_unequal_clients_are_counted_one_by_one() -> None:
+    """One epoch differentiates every sample once, whatever the batches."""
+    unequal = classifier()
+    sizes = [len(y) for _, y in unequal.clients]
+    result = run("fedsam", unequal)
+    for entry in result.ledger.entries:
+        asked = [sizes[c] for c in entry.asked]
+        assert entry.gradients == 2 * sum(asked)
+        assert entry.steps == sum(-(-n // 8) for n in asked)
+
+
+def test_fed3r_sends_a_triangle_once() -> None:
+    """m(m+1)/2 + m·Y double-precision numbers up, the model down, one forward pass, no gradient."""
+    m, classes = 12 + 1, 4
+    result = run("fed3r", trial(5))
+    assert [e.round for e in result.ledger.entries] == [1, 2]  # six clients, three a round
+    for entry in result.ledger.entries:
+        assert vectors([entry], "down") == 1
+        floats = {name: size.tensors / 8 / COHORT for name, size in entry.up.items()}
+        assert floats == {"a": m * (m + 1) / 2, "b": m * classes}
+        assert (entry.gradients, entry.forwards, entry.steps) == (0, COHORT * N, 0)
+    assert sorted(c for e in result.ledger.entries for c in e.replied) == [0, 1, 2, 3, 4, 5]
+
+
+def test_random_features_have_a_triangle_of_their_own_width() -> None:
+    m, classes = 64 + 1, 4
+    entries = run("fed3r:features=64", trial(5)).ledger.entries
+    last = [e for e in entries if e.phase == "statistics"]
+    assert len(last) == 2
+    assert last[-1].up["a"].tensors == 8 * COHORT * m * (m + 1) // 2
+    assert last[-1].up["b"].tensors == 8 * COHORT * m * classes
+    assert [e.phase for e in entries] == ["measure", "statistics", "statistics"]
+
+
+@pytest.mark.parametrize(("part", "trained"), [("all", P), ("head", HEAD), ("features", P - HEAD)])
+def test_fine_tuning_sends_the_trained_part(part: str, trained: int) -> None:
+    result = run(f"fed3rft(fedavg):train={part}", trial(7))
+    tuning = [e for e in result.ledger.entries if e.phase == "second.train"]
+    assert [e.round for e in tuning] == [3, 4, 5, 6, 7]
+    for entry in tuning:
+        assert entry.down["w"].tensors == 4 * trained * COHORT
+        assert entry.up["delta"].tensors == 4 * trained * COHORT
+    told = sum(e.down["frozen"].tensors for e in tuning if "frozen" in e.down)
+    everyone = {c for e in tuning for c in e.asked}
+    assert told == (4 * HEAD * len(everyone) if part == "features" else 0)  # once to each

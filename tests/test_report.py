@@ -1,0 +1,367 @@
+"""Reports: what is selected, what is said, tables, the page, and what untrusted names cannot do."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import gzip
+import io
+import json
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedrift import report, results
+from fedrift.cli import code_of
+from fedrift.errors import InputError
+from fedrift.experiment import Spec
+from fedrift.report import Labelled, Written, formats, options, page, write
+from fedrift.report.tables import Cell, Table
+from fedrift.results import RunRecord
+from run_folders import grid, run_folder
+
+NASTY = "<script>alert(1)</script>\"'&"
+
+
+class Page(HTMLParser):
+    """The texts of a page, its tags, and the scripts that a browser would run."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[str | None, str]] = []
+        self.inside = ""
+        self.feed(path.read_text(encoding="utf-8"))
+        self.text = " ".join(" ".join(self.texts).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "script":
+            self.scripts.append((self.tags[-1][1].get("id"), data))
+        elif self.inside != "style":
+            self.texts.append(data)
+
+    def unpacked(self, key: str) -> bytes:
+        (packed,) = [text for name, text in self.scripts if name == key]
+        return gzip.decompress(base64.b64decode(packed))
+
+
+def made(tmp_path: Path, *runs: Any, **options: Any) -> tuple[Written, Page]:
+    path = tmp_path / "report.html"
+    written = write(runs or [grid(tmp_path / "runs")], path, **options)
+    return written, Page(path)
+
+
+def test_a_page_has_every_section_and_its_numbers(tmp_path: Path) -> None:
+    written, found = made(tmp_path)
+    sections = [attrs["id"] for tag, attrs in found.tags if tag == "section"]
+    assert sections == [
+        *("summary", "leaderboard", "results", "curves", "data"),
+        *("classes", "clients", "ledger", "runs"),
+    ]
+    assert written.problems == ()
+    assert "3 methods in 2 settings (3 of 10 clients), 20 rounds, 3 seeds (0, 1, 2)" in found.text
+    numbers = json.loads(found.unpacked("numbers"))
+    assert numbers["methods"] == ["fedavg", "fedprox:mu=0.3", "scaffold"]
+    assert len(numbers["groups"]) == 6
+    run = numbers["groups"][0]["runs"][0]
+    record = results.load(tmp_path / "runs" / "fedavg-0.1-0")
+    summed = sum(run["accuracy"]) / numbers["scales"]["accuracy"]
+    assert summed == pytest.approx(record.rounds[-1]["accuracy"], abs=1e-4)
+    assert sum(run["gradients"]) == record.rounds[-1]["gradients"]
+    assert len(numbers["cohorts"]) == 3  # one per seed, whatever the method
+
+
+def test_a_page_asks_for_nothing_and_runs_only_its_own_scripts(tmp_path: Path) -> None:
+    _, found = made(tmp_path)
+    assert not [attrs for _, attrs in found.tags if "src" in attrs]
+    links = [attrs["href"] for _, attrs in found.tags if "href" in attrs]
+    assert all(link and link.startswith("#") for link in links)
+    assert not [a for _, attrs in found.tags for a in attrs if a.startswith("on")]
+    policy = next(
+        str(attrs["content"])
+        for tag, attrs in found.tags
+        if tag == "meta" and attrs.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert "default-src 'none'" in policy
+    assert "unsafe-inline" not in policy.split("style-src")[0]
+    assert found.unpacked("library") == page.library()
+
+
+def test_the_same_runs_give_the_same_file(tmp_path: Path) -> None:
+    grid(tmp_path / "runs", seeds=1)
+    texts = []
+    for _ in range(2):
+        write([tmp_path / "runs"], tmp_path / "report.html")
+        texts.append((tmp_path / "report.html").read_bytes())
+    assert texts[0] == texts[1]
+
+
+def test_names_from_files_stay_names(tmp_path: Path) -> None:
+    folder = tmp_path / f"runs {NASTY.replace('/', ':')}"
+    grid(folder, seeds=1, environment={"torch": NASTY, "fedrift": NASTY})
+    run_folder(folder / "cut", seed=7, status=NASTY)
+    record = results.load(folder / "fedavg-0.1-0")
+    _, found = made(
+        tmp_path, folder, Labelled(record, label=f"mine {NASTY}"), title=NASTY, notes=[NASTY]
+    )
+    whole = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in whole
+    assert f"mine {NASTY}" in found.text
+    assert len([tag for tag, _ in found.tags if tag == "script"]) == 3
+
+
+def test_sentences_say_what_is_shown_and_what_is_not(tmp_path: Path) -> None:
+    root = grid(tmp_path / "runs", alphas=(0.1,))
+    for seed in range(3):
+        run_folder(root / f"d{seed}", algorithm="fedavgm", alpha=0.1, seed=seed, status="diverged")
+        run_folder(root / f"s{seed}", algorithm="fedsam", alpha=0.1, seed=seed, cost=2)
+    _, found = made(tmp_path, root)
+    said = found.text
+    assert "Its difference to fedavg is" in said
+    assert "over 3 common seeds" in said
+    assert re.search("the interval (contains 0|is free of 0)", said)
+    assert "fedavgm is marked (X): 3 of 3 seeds became infinite." in said
+    assert "fedsam used 2.00 times the gradient evaluations of fedavg" in said
+    assert "Look at the curves over gradient evaluations." in said
+    assert "scaffold used 2.00 times the bytes of fedavg" in said
+    assert "With 3 seeds an interval is wide" in said
+    assert "Accuracy per client is expected, not measured" in said
+    assert "Default options: fedavg, fedavgm, fedsam and scaffold; options given" in said
+    assert "Nothing here was tuned" in said
+
+
+def test_one_seed_says_nothing_about_chance(tmp_path: Path) -> None:
+    _, found = made(tmp_path, grid(tmp_path / "runs", alphas=(0.1,), seeds=1))
+    assert "in the one seed they share, which says nothing about chance" in found.text
+    assert "ran with one seed only" in found.text
+
+
+def test_damaged_foreign_and_cut_off_folders_are_told_and_the_rest_shown(tmp_path: Path) -> None:
+    root = grid(tmp_path / "runs", alphas=(0.1,), seeds=3)
+    (root / "notes").mkdir()
+    with (root / "fedavg-0.1-0" / results.ROUNDS).open("a") as file:
+        file.write('{"round": 21, "accu')
+    (root / "fedavg-0.1-1" / results.ROUNDS).write_text("nothing\n{}\n")
+    (root / "fedprox-0.1-0" / results.SPEC).write_text('algorithm = "fedavg"\ncolour = "red"\n')
+    (root / "fedprox-0.1-1" / results.SUMMARY).unlink()
+    (root / "scaffold-0.1-0" / results.ROUNDS).write_text('{"round": 1, "loss": "much"}\n')
+    (root / "scaffold-0.1-1" / results.CLIENTS).write_text('{"sizes": [1], "counts": [["x"]]}')
+    written, found = made(tmp_path, root)
+    said = " ".join(written.problems)
+    for part in (
+        "'notes' is no run folder",
+        "the last line of rounds.jsonl was cut off",
+        "line 1 of",
+        "unknown key 'colour'",
+        "is unfinished and left out of every figure",
+        "loss must be a number",
+        "is damaged or of another version",
+    ):
+        assert part in said
+        assert part in found.text
+    assert len(written.findings.grouped.runs) == 4
+    assert "Not everything could be used" in found.text
+
+
+def test_what_cannot_be_reported_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"there is no run to report on in '.*empty'"):
+        write([tmp_path / "empty"], out)
+    with pytest.raises(InputError, match=r"'.*nowhere' does not exist"):
+        write([tmp_path / "nowhere"], out)
+    with pytest.raises(InputError, match="no run to report on in nothing"):
+        write([], out)
+    run = run_folder(tmp_path / "a")
+    with pytest.raises(InputError, match="different data sets"):
+        write([run, run_folder(tmp_path / "b", data="mnist")], out)
+    with pytest.raises(InputError, match=r"must end in \.html"):
+        write([run], tmp_path / "report.pdf")
+    with pytest.raises(InputError, match="unknown format 'word'"):
+        write([run], out, format=["word"])
+    with pytest.raises(InputError, match="unknown figures 'gif'"):
+        write([run], out, figures=["gif"])
+    assert not out.exists()
+
+
+def test_without_plotly_the_fix_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+    with pytest.raises(InputError, match=r"pip install 'fedrift\[report\]'"):
+        write([run_folder(tmp_path / "a")], tmp_path / "report.html")
+
+
+COMPARISON = """
+algorithms = ["fedavg", {name = "fedprox:mu=0.3", lr = 0.2, label = "prox"}]
+seeds = [0, 1]
+data = "digits"
+model = "mlp"
+clients = 10
+per_round = 3
+rounds = 20
+"""
+
+
+def comparison(root: Path) -> Path:
+    """A comparison folder with one run of four missing and one of another grid."""
+    from fedrift import grid as grids
+
+    root.mkdir()
+    (root / "compare.toml").write_text(COMPARISON)
+    cells = grids.from_toml(root / "compare.toml").cells()
+    for cell in cells[1:]:
+        run_folder(root / "runs" / cell.slug, **cell.spec.said())
+    run_folder(root / "runs" / "older", algorithm="fedsam")
+    return root
+
+
+def test_a_comparison_folder_is_read_by_its_grid(tmp_path: Path) -> None:
+    root = comparison(tmp_path / "compare")
+    for lr in (0.1, 0.2):
+        place = run_folder(root / "tuning" / "runs" / f"{lr}", algorithm="fedprox:mu=0.3", lr=lr)
+        (place / results.SUMMARY).write_text('{"status": "done", "gradient_evaluations": 5000}')
+    written, found = made(tmp_path, root)
+    assert written.findings.methods == ("fedavg", "prox")
+    assert [len(g.runs) for g in written.findings.grouped.groups] == [2, 1]
+    said = " ".join(written.problems)
+    assert "lacks 1 of 4 runs" in said
+    assert "also holds 1 run that compare.toml does not name" in said
+    assert "Found by tuning: lr=0.2 for prox." in found.text
+    assert "Not tuned: fedavg." in found.text
+    assert "2 runs and 10 k gradient evaluations" in found.text
+    assert f"fedrift compare --spec {root / 'compare.toml'} --out {root}" in found.text
+    (root / "compare.toml").write_text("algorithms = 3")
+    written, _ = made(tmp_path, root)
+    assert "cannot be read, so all its runs are shown" in written.problems[0]
+    assert len(written.findings.grouped.runs) == 4
+
+
+def test_runs_in_memory_are_reported_like_folders(tmp_path: Path) -> None:
+    rows = [{"round": t, "loss": 1.0, "n": 9, "accuracy": t / 9} for t in (1, 2, 3)]
+
+    def record(seed: int) -> RunRecord:
+        spec = Spec.of({"algorithm": "mine", "seed": seed, "data": "python", "model": "python"})
+        return RunRecord(Path("memory"), spec, rows, [], {}, {"status": "done"}, ())
+
+    written, found = made(tmp_path, record(0), Labelled(record(1), "other", {"lr": 0.1}))
+    assert written.findings.methods == ("mine", "other")
+    assert "2 methods on data given in Python" in found.text
+    assert "are made again by the same calls" in found.text
+    assert "fedrift run" not in found.text
+
+
+def test_tables_are_written_beside_the_page(tmp_path: Path) -> None:
+    written, _ = made(tmp_path, format=["md", "latex", "csv"], figures=["svg"])
+    names = {file.name for file in written.files}
+    assert {"report.md", "report.tex", "report-results.csv", "report-runs.csv"} <= names
+    assert {"report-over-rounds.svg", "report-over-bytes.svg", "report-differences.svg"} <= names
+    markdown = (tmp_path / "report.md").read_text()
+    assert re.search(r"\| scaffold \| \*\*[\d.]+ ± [\d.]+\*\* \|", markdown)
+    latex = (tmp_path / "report.tex").read_text()
+    for part in (r"\toprule", r"\midrule", r"\bottomrule", r"\textbf{", r"$\pm$", r"\cmidrule(lr)"):
+        assert part in latex
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "report-leaderboard.csv").read_text())))
+    assert len(rows) == 6
+    exact = {one.score.final.mean for one in written.findings.all}
+    assert {float(row["accuracy (%), exact"]) for row in rows} == exact
+
+
+def test_signs_with_a_meaning_are_escaped() -> None:
+    cell = Cell("a_b & 5% #1 {x} ~^\\ $y$ <|>", is_bold=True)
+    table = Table("t", "cap_tion", ("head|ing", "b"), ((cell, Cell("=1+1")),))
+    latex = formats.latex([table])
+    assert (
+        r"\textbf{a\_b \& 5\% \#1 \{x\} \textasciitilde{}\textasciicircum{}\textbackslash{} "
+        r"\$y\$ \textless{}\textbar{}\textgreater{}}" in latex
+    )
+    assert "head\\|ing" in formats.markdown([table])
+    assert "'=1+1" in formats.comma_separated(table)
+    broken = Table("t", "c", ("a",), ((Cell("one\ntwo\x07"),),))
+    assert "| one two |" in formats.markdown([broken])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"algorithm": "fedprox:mu=0.3", "alpha": 0.1, "seed": 4},
+            "fedrift run fedprox:mu=0.3 --alpha 0.1 --seed 4",
+        ),
+        (
+            {"participants": [[0, 3], [1, 2]], "epochs": [1, 3], "augment": ["crop:4", "flip"]},
+            "fedrift run fedavg --rounds 2 --participants '0,3|1,2' --epochs 1,3 "
+            "--augment crop:4 --augment flip --seed 0",
+        ),
+        ({"data": "python"}, ""),
+    ],
+)
+def test_the_command_makes_the_run_again(given: dict[str, Any], said: str) -> None:
+    assert options.command(Spec.of(given)) == said
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = grid(tmp_path / "runs", seeds=2)
+    out = tmp_path / "made" / "page.html"
+    words = ["report", str(root), "-o", str(out), "--target", "60%", "--baseline", "scaffold"]
+    assert code_of([*words, "--last", "3", "--format", "md"]) == 0
+    assert out.exists()
+    assert out.with_suffix(".md").exists()
+    assert "page.html" in capsys.readouterr().out
+    found = Page(out)
+    assert "The target is 60.00 %." in found.text
+    assert "mean of the last 3 evaluated rounds" in found.text
+    assert "difference to scaffold" in found.text
+    assert code_of([*words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["baseline"] == "scaffold"
+    assert len(answer["results"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--target", "high"], "target must be an accuracy such as 0.9 or 90%, not 'high'"),
+        (["--target", "90"], "target must be an accuracy above 0 and at most 1"),
+        (["--last", "x"], "last must be a whole number"),
+        (["--last", "99"], "has only 20 evaluated rounds; use at most 20"),
+        (["--baseline", "sgd"], "unknown baseline 'sgd'"),
+        (["--format", "doc"], "unknown format 'doc'"),
+        (["--figures", ""], "unknown figures ''"),
+        (["-o", "report.txt"], "must end in .html"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    run = run_folder(tmp_path / "run")
+    assert code_of(["report", str(run), "-o", str(tmp_path / "r.html"), *words]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ")
+    assert said in errors
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "r.html").exists()
+
+
+@pytest.mark.slow
+def test_two_hundred_runs_of_five_hundred_rounds(tmp_path: Path) -> None:
+    algorithms = ["fedavg", "fedprox:mu=0.3", "scaffold", "fedsam", "fednova"]
+    root = grid(tmp_path / "runs", algorithms, (0.1, 0.3, 0.5, 1.0, 2.0), 8, rounds=500, classes=10)
+    start = time.perf_counter()
+    written = report.write([root], tmp_path / "report.html")
+    seconds = time.perf_counter() - start
+    size = written.files[0].stat().st_size
+    print(f"{size / 1e6:.2f} MB in {seconds:.1f} s")
+    assert len(written.findings.grouped.runs) == 200
+    assert size < 6_000_000
+    assert seconds < 20

@@ -1,0 +1,346 @@
+"""Statistics of runs: groups, intervals, differences, costs to a target, clients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedrift import results
+from fedrift.errors import InputError
+from fedrift.experiment import Spec
+from fedrift.records import dump
+from fedrift.results import RunRecord
+from fedrift.statistics import clients, costs, estimates
+from fedrift.statistics.findings import Findings, find
+from fedrift.statistics.grouping import Group, group
+from fedrift.statistics.measured import Measured, measured
+from fedrift.statistics.rows import rows
+from run_folders import grid, run_folder
+
+
+def run(values: list[float], name: str = "run", status: str = "done", **options: Any) -> Measured:
+    """A run with the given accuracies on 100 samples of two classes."""
+    lines: list[dict[str, Any]] = [
+        {
+            "round": t,
+            "loss": 1 - value,
+            "n": 100,
+            "accuracy": value,
+            "classes": [value, value / 2],
+            "class_total": [50, 50],
+            "cohort": [0],
+            "bytes_down": 10 * t,
+            "bytes_up": 10 * t,
+            "gradients": 5 * t,
+            "seconds": 0.5 * t,
+        }
+        for t, value in enumerate(values, start=1)
+    ]
+    spec = Spec.of({"rounds": len(values), **options})
+    held = {"sizes": [4, 4, 0], "counts": [[4, 0], [1, 3], [0, 0]], "scheme": "x"}
+    record = RunRecord(Path(name), spec, lines, [], {}, {"status": status}, (), held)
+    return measured(record, name)
+
+
+def seeds(*finals: float, algorithm: str = "fedavg", **options: Any) -> list[Measured]:
+    """One run per number, which is the accuracy of its only two rounds."""
+    return [
+        run([value, value], f"{algorithm}-{s}", algorithm=algorithm, seed=s, **options)
+        for s, value in enumerate(finals)
+    ]
+
+
+def only(runs: list[Measured]) -> Group:
+    (found,) = group(runs).groups
+    return found
+
+
+def test_mean_standard_deviation_and_interval() -> None:
+    found = estimates.estimate([1.0, 2.0, 4.0])
+    assert found.mean == pytest.approx(7 / 3)
+    assert found.std == pytest.approx(math.sqrt(7 / 3))  # 14/3 divided by n-1 = 2
+    half = 4.302652729749464 * math.sqrt(7 / 3) / math.sqrt(3)  # t of 2 degrees of freedom
+    assert (found.low, found.high) == pytest.approx((7 / 3 - half, 7 / 3 + half))
+
+
+def test_the_interval_agrees_with_scipy_and_covers_95_percent() -> None:
+    from scipy import stats
+
+    samples = np.random.default_rng(0).standard_normal((2000, 4))
+    found = [estimates.estimate(sample) for sample in samples]
+    low, high = stats.t.interval(0.95, 3, samples[0].mean(), stats.sem(samples[0]))
+    assert (found[0].low, found[0].high) == pytest.approx((low, high))
+    covered = np.mean([one.low <= 0 <= one.high for one in found])
+    assert 0.94 <= covered <= 0.96
+
+
+def test_one_seed_has_no_spread() -> None:
+    found = estimates.estimate([0.5])
+    assert (found.n, found.mean) == (1, 0.5)
+    assert math.isnan(found.std)
+    assert not found.has_interval
+    assert not found.is_free_of_zero
+    assert math.isnan(estimates.estimate([]).mean)
+
+
+def test_the_last_rounds_are_averaged() -> None:
+    one = run([0.1, 0.2, 0.6, 0.8])
+    assert estimates.final(one, 2) == pytest.approx(0.7)
+    assert estimates.final(one, None) == pytest.approx(0.8)  # a tenth of four rounds is one
+    assert estimates.best(run([0.1, 0.9, 0.3])) == pytest.approx(0.9)
+    assert estimates.counted(run([0.5] * 60), None) == 6
+    assert estimates.counted(run([0.5] * 2000), None) == 100
+
+
+def test_more_rounds_than_there_are_is_refused() -> None:
+    with pytest.raises(InputError, match="last is 5, but 'run' has only 2 evaluated rounds"):
+        find([run([0.1, 0.2])], last=5)
+    with pytest.raises(InputError, match="last must be"):
+        find([run([0.1, 0.2])], last=0)
+
+
+def test_groups_are_all_that_is_equal_but_the_seed() -> None:
+    runs = seeds(0.5, 0.6) + seeds(0.7, 0.8, algorithm="scaffold") + seeds(0.9, lr=0.3)
+    found = group(runs)
+    assert [(g.method, g.seeds) for g in found.groups] == [
+        ("fedavg lr=as usual", (0, 1)),
+        ("scaffold", (0, 1)),
+        ("fedavg lr=0.3", (0,)),
+    ]
+
+
+def test_alpha_said_in_two_ways_is_one_setting() -> None:
+    one = run([0.5], "a", partition="dirichlet:0.1", seed=0)
+    other = run([0.5], "b", partition="dirichlet:0.5", alpha=0.1, seed=1)
+    assert only([one, other]).seeds == (0, 1)
+    assert only([one, other]).setting.partition == "dirichlet 0.1"
+
+
+def test_workers_and_places_do_not_make_groups() -> None:
+    runs = [run([0.5], "a", workers=2, seed=0), run([0.5], "b", data_dir="/x", seed=1)]
+    assert only(runs).seeds == (0, 1)
+
+
+def test_settings_are_named_by_what_differs_and_sorted_by_number() -> None:
+    runs = [
+        run([0.5], f"{a}", partition="dirichlet", alpha=a, per_round=p)
+        for a in (10.0, 0.5, 2.0)
+        for p in (2, 1)
+    ]
+    found = group(runs).settings
+    assert [s.label for s in found[:3]] == [
+        "dirichlet 0.5 · 1 of 3 clients",
+        "dirichlet 2 · 1 of 3 clients",
+        "dirichlet 10 · 1 of 3 clients",
+    ]
+    assert [s.label for s in group(runs[::2]).settings] == [
+        "dirichlet 0.5",
+        "dirichlet 2",
+        "dirichlet 10",
+    ]
+    assert only(runs[:1]).setting.label == "dirichlet 10 · 2 of 3 clients"
+
+
+def test_options_that_vary_with_the_setting_do_not_split_a_method() -> None:
+    runs = [
+        run([0.5], "a", algorithm="fedprox:mu=0.1", alpha=0.1, lr=0.1),
+        run([0.5], "b", algorithm="fedprox:mu=1", alpha=1.0, lr=0.2),
+    ]
+    assert group(runs).methods == ("fedprox (options by setting)",)
+
+
+def test_the_same_run_twice_counts_once() -> None:
+    one, other = run([0.5], "a"), run([0.6], "b")
+    found = group([replace(one, fingerprint="1"), replace(other, fingerprint="2")])
+    assert [r.name for r in found.runs] == ["a"]
+    assert found.problems == (
+        "'b' is left out: 'a' has the same options and seed, but another fingerprint",
+    )
+    waiting = replace(one, status="unfinished")
+    assert [r.name for r in group([waiting, other]).runs] == ["b"]
+
+
+def test_different_data_sets_are_refused() -> None:
+    with pytest.raises(InputError, match=r"different data sets \(digits, mnist\)"):
+        group([run([0.5], "a", data="digits"), run([0.5], "b", data="mnist")])
+    other = replace(run([0.5], "b", seed=1), samples=99)
+    with pytest.raises(InputError, match="'a' and 'b' were evaluated on different test sets"):
+        group([run([0.5], "a"), other])
+    with pytest.raises(InputError, match="no run to report on"):
+        group([])
+
+
+def test_differences_are_taken_seed_by_seed_over_common_seeds() -> None:
+    mine, base = only(seeds(0.6, 0.7, 0.8, algorithm="scaffold")), only(seeds(0.5, 0.6))
+    found = estimates.paired(mine, base, 1)
+    assert found is not None
+    assert (found.n, found.mean) == (2, pytest.approx(0.1))
+    assert found.std == pytest.approx(0, abs=1e-12)
+    assert found.is_free_of_zero
+    stranger = only([run([0.5], "x", seed=9)])
+    assert estimates.paired(mine, stranger, 1) is None
+
+
+def test_a_run_at_chance_or_infinite_is_marked() -> None:
+    fine = estimates.score(only(seeds(0.9, 0.9)), 1)
+    assert not fine.failed
+    assert fine.counts
+    chance = estimates.score(only(seeds(0.52, 0.5)), 1)  # 0.5 and three standard errors: 0.65
+    assert chance.is_at_chance
+    assert chance.why == "accuracy stays at chance"
+    part = [run([0.9], "a", seed=0), run([0.9], "b", seed=1, status="diverged")]
+    infinite = estimates.score(only(part), 1)
+    assert infinite.why == "1 of 2 seeds became infinite"
+    assert math.isnan(infinite.final.mean)
+    assert not infinite.counts
+
+
+def test_costs_to_a_target() -> None:
+    first, second = run([0.2, 0.6, 0.7], "a", seed=0), run([0.2, 0.3, 0.6], "b", seed=1)
+    found = costs.to_target(only([first, second]), 0.6)
+    assert found.is_met
+    assert found.costs["rounds"].mean == 2.5
+    assert found.costs["bytes"].mean == 50
+    assert found.costs["gradients"].mean == 12.5
+    assert found.costs["seconds"].mean == 1.25
+    partly = costs.to_target(only([first, second]), 0.7)
+    assert (partly.met, partly.is_met) == (1, False)
+
+
+@pytest.mark.parametrize("target", [0.0, -1.0, 1.5, math.nan])
+def test_a_target_that_is_no_accuracy_is_refused(target: float) -> None:
+    with pytest.raises(InputError, match="target must be an accuracy"):
+        find([run([0.5])], target=target)
+
+
+def test_without_a_target_it_is_what_the_baseline_ends_with() -> None:
+    found = find(seeds(0.70, 0.72) + seeds(0.8, 0.8, algorithm="scaffold"), last=1)
+    (targets,) = [{one.target.value for one in found.all if one.target}]
+    assert targets == {0.71}
+
+
+def test_the_baseline_is_fedavg_or_the_one_named() -> None:
+    runs = seeds(0.5, algorithm="scaffold") + seeds(0.5) + seeds(0.5, algorithm="fedprox:mu=0.1")
+    assert find(runs).baseline == "fedavg"
+    assert find(runs).methods[0] == "fedavg"
+    assert find(runs, baseline="fedprox").baseline == "fedprox:mu=0.1"
+    assert find(runs[:1]).baseline == "scaffold"
+    with pytest.raises(InputError, match="unknown baseline 'fedagv': did you mean 'fedavg'"):
+        find(runs, baseline="fedagv")
+
+
+def test_expected_accuracy_of_clients_follows_their_labels() -> None:
+    one = run([0.8])  # class accuracies 0.8 and 0.4
+    found = clients.client_accuracy(one, 1)
+    assert found is not None  # the empty client is not among them
+    assert found.tolist() == pytest.approx([0.8, 0.25 * 0.8 + 0.75 * 0.4])
+    spread = clients.spread([one], 1)
+    assert spread is not None
+    assert spread.worst.mean == pytest.approx(0.5)
+    assert spread.std.mean == pytest.approx(0.15)
+    assert clients.worst_tenth(np.arange(21.0)) == 1.0  # three of 21 clients
+
+
+def loaded(root: Path) -> list[Measured]:
+    return [measured(results.load(p), p.name) for p in sorted(root.iterdir())]
+
+
+def found_in(root: Path, **options: Any) -> Findings:
+    return find(loaded(root), **options)
+
+
+def test_unequal_budgets_and_the_axis_that_is_fair(tmp_path: Path) -> None:
+    grid(tmp_path, ("fedavg", "scaffold"), (0.1,), 2)
+    for seed in range(2):
+        run_folder(tmp_path / f"sam{seed}", algorithm="fedsam", alpha=0.1, seed=seed, cost=2)
+    found = {one.method: one.budget for one in found_in(tmp_path).all}
+    assert found["fedavg"] is None
+    sam, scaffold = found["fedsam"], found["scaffold"]
+    assert sam is not None
+    assert scaffold is not None
+    assert (sam.unequal, sam.gradients) == (("gradients",), 2.0)
+    assert (scaffold.unequal, scaffold.bytes) == (("bytes",), 2.0)
+    assert costs.fair_axes([sam]) == ("gradients",)
+    assert costs.fair_axes([scaffold, sam]) == ("bytes", "gradients")
+    assert costs.fair_axes([]) == ("rounds",)
+
+
+def test_clients_that_differ_between_methods_are_noticed(tmp_path: Path) -> None:
+    grid(tmp_path, ("fedavg", "scaffold"), (0.1,), 1)
+    runs = loaded(tmp_path)
+    assert costs.differing_cohorts(group(runs).groups) == []
+    moved = replace(runs[1], cohorts=runs[1].cohorts[::-1])
+    assert costs.differing_cohorts(group([runs[0], moved]).groups) == [("fedavg", "scaffold", 0)]
+
+
+def test_ranks_and_rows(tmp_path: Path) -> None:
+    found = found_in(grid(tmp_path))
+    assert [s.label for s in found.settings] == ["dirichlet 0.1", "dirichlet 1"]
+    best = found.best(found.settings[0])
+    assert best is not None
+    assert best.method == "scaffold"
+    assert best.difference is not None
+    assert best.difference.n == 3
+    listed = rows(found)
+    assert len(listed) == 6
+    assert {row["rank"] for row in listed} == {1, 2, 3}
+    assert dump(listed)  # plain values only
+
+
+def test_unfinished_runs_take_no_part(tmp_path: Path) -> None:
+    grid(tmp_path, ("fedavg", "scaffold"), (0.1,), 2)
+    run_folder(tmp_path / "late", algorithm="fedavg", alpha=0.1, seed=2, status=None)
+    run_folder(tmp_path / "only", algorithm="fedsam", alpha=0.1, seed=0, status=None, level=1.0)
+    found = found_in(tmp_path)
+    by_method = {one.method: one for one in found.all}
+    assert by_method["fedavg"].group.seeds == (0, 1)
+    assert [r.name for r in by_method["fedavg"].group.unfinished] == ["late"]
+    assert by_method["fedsam"].rank is None
+    assert by_method["fedsam"].difference is None
+
+
+def test_loss_is_compared_where_there_is_no_accuracy(tmp_path: Path) -> None:
+    found = found_in(grid(tmp_path, alphas=(0.1,), has_accuracy=False))
+    assert not found.has_accuracy
+    best = found.best(found.settings[0])
+    assert best is not None
+    means = [one.score.final.mean for one in found.all]
+    assert best.score.final.mean == min(means)
+    with pytest.raises(InputError, match=r"target 0\.9 is an accuracy, but these runs"):
+        found_in(tmp_path, target=0.9)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"accuracy": 1.5}, "accuracy is not between 0 and 1"),
+        ({"accuracy": "high"}, "accuracy must be a number"),
+        ({"round": "one"}, "round must be a whole number"),
+        ({"cohort": 3}, "not iterable"),
+        ({"classes": [[0.1], [0.2]]}, "classes must be a list of numbers"),
+        ({"classes": ["x", "y"]}, "could not convert"),
+        ({"loss": True}, "loss must be a number"),
+    ],
+)
+def test_what_is_no_number_is_refused_in_one_sentence(change: dict[str, Any], said: str) -> None:
+    line = {"round": 1, "loss": 1.0, "n": 2, "accuracy": 0.5, "classes": [0.5, 0.5], **change}
+    record = RunRecord(Path("r"), Spec(), [line], [], {}, {"status": "done"}, ())
+    with pytest.raises(InputError, match=f"'r' is damaged.*{said}"):
+        measured(record, "r")
+
+
+def test_an_older_version_without_costs_is_told_and_used() -> None:
+    line = {"round": 1, "loss": 1.0, "accuracy": 0.5}
+    record = RunRecord(Path("r"), Spec(), [line], [], {}, {"status": "done"}, ())
+    found = measured(record, "r")
+    assert "an older version wrote it" in found.problems[0]
+    assert np.isnan(found.bytes).all()
+    assert find([found]).all[0].score.final.mean == 0.5
+    empty = RunRecord(Path("r"), Spec(), [], [], {}, {}, ())
+    with pytest.raises(InputError, match="'r' holds no evaluated round"):
+        measured(empty, "r")
