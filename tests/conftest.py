@@ -33,3 +33,17 @@ def data_folder() -> Path:
         where = f"FEDRIFT_DATA={given} is not a folder" if given else "FEDRIFT_DATA is not set"
         pytest.skip(f"needs the MNIST and CIFAR files: {where}")
     return folder
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which planted mistakes were caught, and by what."""
+    caught = [
+        str(value)
+        for report in terminalreporter.getreports("passed")
+        for name, value in getattr(report, "user_properties", ())
+        if name == "mutant"
+    ]
+    if caught:
+        terminalreporter.section(f"{len(caught)} mutants killed")
+        for line in caught:
+            terminalreporter.write_line(line)

@@ -111,13 +111,23 @@ def copy_each(to: Sequence[Tensor], what: Sequence[Tensor]) -> None:
     torch._foreach_copy_(to, what)  # type: ignore[attr-defined]
 
 
+def map_tree(f: Callable[..., Any], *trees: Any) -> Any:
+    """Apply f to corresponding tensors of equal trees."""
+    first = trees[0]
+    if isinstance(first, dict):
+        return {key: map_tree(f, *(t[key] for t in trees)) for key in first}
+    if isinstance(first, tuple):
+        return tuple(map_tree(f, *parts) for parts in zip(*trees, strict=True))
+    return f(*trees)
+
+
 def take(x: Any, index: Any) -> Any:
     """The chosen samples of a tensor, or of every tensor of a tuple or dict."""
-    if isinstance(x, Tensor):
-        return x[index]
-    if isinstance(x, dict):
-        return {key: value[index] for key, value in x.items()}
-    return tuple(value[index] for value in x)
+    return map_tree(lambda t: t[index], x)
+
+
+def cloned(x: Any) -> Any:
+    return map_tree(lambda t: t.clone(), x)
 
 
 def count(x: Any) -> int:
@@ -137,14 +147,6 @@ def call(module: nn.Module, x: Inputs) -> Any:
     if isinstance(x, Tensor):
         return module(x)
     return module(**x) if isinstance(x, dict) else module(*x)
-
-
-def cloned(x: Any) -> Any:
-    if isinstance(x, Tensor):
-        return x.clone()
-    if isinstance(x, dict):
-        return {key: value.clone() for key, value in x.items()}
-    return tuple(value.clone() for value in x)
 
 
 class FlatModel:

@@ -14,9 +14,9 @@ from fedrift.backends.inprocess import InProcess
 from fedrift.backends.pool import Pool
 from fedrift.backends.processes import Processes, check_sendable
 from fedrift.backends.visit import Backend, Chunk, Evaluator, Visitor
-from fedrift.data.given import map_tree
 from fedrift.engine import Engine, Finished, Observer, Progress, RoundReport, Settings
 from fedrift.errors import InputError
+from fedrift.flat import map_tree
 from fedrift.ledger import Entry, Ledger
 from fedrift.planning import Task, UserMetric, cost_of, plan, workers_for
 from fedrift.result import Result

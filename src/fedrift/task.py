@@ -20,7 +20,7 @@ from fedrift.data.augment import mixed_loss, parse_augment
 from fedrift.data.resident import Split
 from fedrift.errors import InputError
 from fedrift.experiment import Spec
-from fedrift.flat import count, take
+from fedrift.flat import count, map_tree, take
 from fedrift.participation import participation
 from fedrift.prepare import Prepared
 from fedrift.problem import Problem, define
@@ -203,7 +203,7 @@ def _bound(
     arrange: Callable[[Any], Any],
 ) -> tuple[Problem, Split, tuple[Any, Any] | None]:
     def placed(tree: Any) -> Any:
-        return given.map_tree(lambda t: t.to(device), tree)
+        return map_tree(lambda t: t.to(device), tree)
 
     data = Split(placed(arrange(held.x)), placed(held.y), held.parts, held.note)
     probe = take(data.x, first), take(data.y, first)

@@ -18,9 +18,9 @@ import torch
 
 from fedrift.algorithm import Algorithm, owner_of
 from fedrift.backends.visit import Call, ChunkMetric, Evaluator, Visitor
-from fedrift.data.given import map_tree
 from fedrift.data.resident import Split
 from fedrift.exchange import Shown, Signature
+from fedrift.flat import map_tree
 from fedrift.messages import Packed, pack, unpack
 from fedrift.problem import Problem
 from fedrift.shared import Block, packed_to_tree

@@ -85,13 +85,9 @@ def _own(target: Any, name: str) -> Subject:
             f"algorithm '{name}' is a {type(target).__name__}; give a class, or a "
             "function with a parameter 'local' that returns an Algorithm"
         )
-    needs = [
-        p.name
-        for p in inspect.signature(target).parameters.values()
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    if needs:
-        raise InputError(f"algorithm '{name}': give '{needs[0]}' a default, so that it can be made")
+    needed = _needed(target)
+    if needed is not None:
+        raise InputError(f"algorithm '{name}': give '{needed}' a default, so that it can be made")
 
     def made() -> Algorithm[Any, Any]:
         try:
@@ -105,6 +101,17 @@ def _own(target: Any, name: str) -> Subject:
 
     made()
     return Subject(name, name, "", _adjusted(made))
+
+
+def _needed(target: Any) -> str | None:
+    """A parameter without a default, if there is one."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except ValueError:  # written in C: no signature to look at
+        return None
+    is_open = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = (p.name for p in parameters if p.default is p.empty and p.kind not in is_open)
+    return next(needed, None)
 
 
 def _adjusted(made: Callable[[], Algorithm[Any, Any]]) -> Make:

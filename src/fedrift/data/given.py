@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from fedrift.data.resident import Split
 from fedrift.errors import InputError
-from fedrift.flat import count
+from fedrift.flat import count, map_tree
 
 
 def tensors(value: Any, dtype: torch.dtype | None, field: str) -> Any:
@@ -70,16 +70,6 @@ def contiguous(value: Any) -> Any:
 
 def has_images(value: Any) -> bool:
     return any(x.dim() == 4 for x in _flat(value))
-
-
-def map_tree(f: Callable[..., Any], *trees: Any) -> Any:
-    """Apply f to corresponding tensors of equal trees."""
-    first = trees[0]
-    if isinstance(first, dict):
-        return {key: map_tree(f, *(t[key] for t in trees)) for key in first}
-    if isinstance(first, tuple):
-        return tuple(map_tree(f, *parts) for parts in zip(*trees, strict=True))
-    return f(*trees)
 
 
 def pair(value: Any, dtype: torch.dtype, field: str) -> tuple[Any, Any]:

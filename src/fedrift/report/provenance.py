@@ -101,7 +101,8 @@ def _again(findings: Findings, extras: Extras) -> str:
         parts.append(copied("again", "\n".join(extras.commands)))
     for place, (name, content) in enumerate(extras.specs):
         parts.append(folded(name, copied(f"spec-{place}", content)))
-    runs = [run for group in findings.grouped.groups for run in (*group.runs, *group.unfinished)]
+    groups = [one.group for one in findings.all]
+    runs = [run for group in groups for run in (*group.runs, *group.unfinished)]
     lines = [line for run in runs if (line := options.command(run.spec))]
     if lines:
         parts.append(folded("Every run by itself", copied("singly", "\n".join(lines))))
