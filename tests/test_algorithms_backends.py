@@ -1,4 +1,4 @@
-"""Every algorithm gives the same bits wherever it runs, whoever visits first, however interrupted."""
+"""Every algorithm gives the same bits wherever it runs and however it is interrupted."""
 
 from __future__ import annotations
 
@@ -58,15 +58,12 @@ def test_resumed_is_uninterrupted(text: str, bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("text", ALL)
-def test_clients_know_nothing_else(text: str, bench: Bench) -> None:
-    cell = isolation.check(subject_of(text), bench)
-    assert cell.passed, cell.said
-
-
-@pytest.mark.parametrize("text", ALL)
-def test_form(text: str, bench: Bench) -> None:
-    cell = generic.form(subject_of(text), bench)
-    assert cell.passed, cell.said
+def test_form_and_isolation(text: str, bench: Bench) -> None:
+    """Frozen and typed all through; clients know nothing but `down` and their own state."""
+    subject = subject_of(text)
+    for column in (generic.form, isolation.check):
+        cell = column(subject, bench)
+        assert cell.passed, cell.said
 
 
 @pytest.mark.parametrize("text", WITH_DRAWS)

@@ -95,11 +95,10 @@ def test_random_features_are_ridge_regression_on_them() -> None:
     trial = splits()["another split"]
     result = run("fed3r:features=64,sigma=2,normalise=false", trial)
     x, y = pooled(trial).clients[0]
-    module = result.module()
-    phi = torch.tanh(module.get_submodule("hidden")(x.double()))
-    z = module.get_submodule("out.0")(phi).detach()
+    module: Any = result.module()
+    z = module.out[0](torch.tanh(module.hidden(x.double()))).detach()
     assert z.shape == (len(x), 64)
-    assert float(module.get_submodule("out.0").scale) == 0.5
+    assert float(module.out[0].scale) == 0.5
     assert float((head_of(result) - ridge(z, y, 4)).abs().max()) < 1e-10
 
 
@@ -145,13 +144,13 @@ def test_the_temperature_divides_logits_in_training() -> None:
     trial = trial.working(steps=1, batch_size=None, lr=0.01)
     result = run(f"fed3rft(fedavg):train=head,temperature={theta}", replace(trial, rounds=2))
     closed = run("fed3r", replace(trial, rounds=1))
-    module = closed.module()
-    weight, bias = module.get_submodule("out").weight, module.get_submodule("out").bias
+    module: Any = closed.module()
+    weight, bias = module.out.weight, module.out.bias
     total = sum(len(y) for _, y in trial.clients)
     steps: list[tuple[Tensor, ...]] = []
     for x, y in trial.clients:
         loss = torch.nn.functional.cross_entropy(module(x.double()) / theta, y)
-        gradients = torch.autograd.grad(loss, [weight, bias])  # type: ignore[arg-type]
+        gradients = torch.autograd.grad(loss, [weight, bias])
         steps.append(tuple(len(y) / total * g for g in gradients))
     expected = torch.cat(
         [

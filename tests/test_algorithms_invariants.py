@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fedrift.algorithms import NAMES
-from fedrift.conform import averages, generic, invariants
-from fedrift.conform.bench import Bench
+from fedrift.conform import averages, invariants
 from fedrift.conform.inside import Inside, backwards, different
 from fedrift.conform.moment import Moment
 from fedrift.conform.problem import classifier, uneven_quadratic
@@ -32,11 +31,6 @@ COMPOSED = (
 ALL = (*NAMES, *COMPOSED)
 
 
-def bench(rounds: int = 4) -> Bench:
-    """A bench whose workers nobody needs."""
-    return Bench(replace(classifier(), rounds=rounds), None)  # type: ignore[arg-type]
-
-
 def test_every_name_has_an_invariant_of_its_own() -> None:
     assert set(invariants.OF) == set(NAMES)
 
@@ -45,18 +39,6 @@ def test_every_name_has_an_invariant_of_its_own() -> None:
 def test_invariants(text: str) -> None:
     """Its own, and those of all: absentees, void rounds, clients without data."""
     cell = invariants.check(subject_of(text))
-    assert cell.passed, cell.said
-
-
-@pytest.mark.parametrize("text", ALL)
-def test_messages_and_states_are_not_written_to(text: str) -> None:
-    cell = generic.payload(subject_of(text), bench())
-    assert cell.passed, cell.said
-
-
-@pytest.mark.parametrize("text", ALL)
-def test_client_order_does_not_matter(text: str) -> None:
-    cell = generic.order(subject_of(text), bench())
     assert cell.passed, cell.said
 
 
@@ -80,11 +62,18 @@ def shared(inside: Inside) -> list[str]:
 
 
 @pytest.mark.parametrize("text", ALL)
-def test_server_and_clients_share_no_memory(text: str) -> None:
-    inside = Inside(text, classifier())
+def test_nothing_is_written_to_or_shared_and_order_does_not_matter(text: str) -> None:
+    """Messages and old states keep their bits; server and clients share no memory."""
+    subject = subject_of(text)
+    inside, other = (Inside(subject, classifier(), order) for order in (sorted, backwards))
     found: list[str] = []
     inside.run(lambda report: found.extend(shared(inside)))
+    other.run()
     assert found == []
+    assert inside.backend.written == []
+    for here, there in zip(inside.reports, other.reports, strict=True):
+        assert torch.equal(here.weights, there.weights)
+        assert different(pack(here.state), pack(there.state)) == []
 
 
 def test_inside_sees_an_ordinary_run() -> None:

@@ -110,12 +110,8 @@ def test_cost(text: str) -> None:
     total = result.ledger.of_round(4)
     assert total.bytes_down == COHORT * (4 * P * cost.down + 8 * cost.numbers_down)
     assert total.bytes_up == COHORT * (4 * P * cost.up + 8 * cost.numbers_up)
-
-
-@pytest.mark.parametrize("text", [t for t in COSTS if not t.startswith("fedgf")])
-def test_no_round_is_dearer_than_another(text: str) -> None:
-    result = run(text, trial())
-    assert len({result.ledger.of_round(round) for round in (1, 2, 3, 4)}) == 1
+    others = {result.ledger.of_round(round) for round in (1, 2, 3)}
+    assert others == {total} or text == "fedgf"  # no round is dearer than another
 
 
 def test_fedgf_has_nothing_more_to_send_in_the_first_round() -> None:

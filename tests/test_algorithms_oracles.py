@@ -235,7 +235,7 @@ def test_feddyn_at_rest() -> None:
     best = torch.tensor(MINIMISER, dtype=torch.float64)
     for i, h in enumerate(rows[-1]):
         assert h.tolist() == pytest.approx((A[i] * (best - B[i])).tolist(), abs=1e-8)
-    assert float(sum(rows[-1]).abs().max()) < 1e-9
+    assert float(torch.stack(rows[-1]).sum(0).abs().max()) < 1e-9
 
 
 def test_the_mean_model_of_feddyn_is_evaluated_beside_it() -> None:

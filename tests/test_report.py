@@ -1,66 +1,26 @@
-"""Reports: what is selected, what is said, tables, the page, and what untrusted names cannot do."""
+"""Reports: sections, sentences, tables, and what untrusted names cannot do."""
 
 from __future__ import annotations
 
-import base64
 import csv
-import gzip
 import io
 import json
 import re
 import time
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedrift import report, results
-from fedrift.cli import code_of
-from fedrift.errors import InputError
 from fedrift.experiment import Spec
-from fedrift.report import Labelled, Written, formats, options, page, write
+from fedrift.report import Labelled, formats, options, page, write
 from fedrift.report.tables import Cell, Table
 from fedrift.results import RunRecord
+from report_pages import made
 from run_folders import grid, run_folder
 
 NASTY = "<script>alert(1)</script>\"'&"
-
-
-class Page(HTMLParser):
-    """The texts of a page, its tags, and the scripts that a browser would run."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[tuple[str | None, str]] = []
-        self.inside = ""
-        self.feed(path.read_text(encoding="utf-8"))
-        self.text = " ".join(" ".join(self.texts).split())
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self.inside = tag
-
-    def handle_endtag(self, tag: str) -> None:
-        self.inside = ""
-
-    def handle_data(self, data: str) -> None:
-        if self.inside == "script":
-            self.scripts.append((self.tags[-1][1].get("id"), data))
-        elif self.inside != "style":
-            self.texts.append(data)
-
-    def unpacked(self, key: str) -> bytes:
-        (packed,) = [text for name, text in self.scripts if name == key]
-        return gzip.decompress(base64.b64decode(packed))
-
-
-def made(tmp_path: Path, *runs: Any, **options: Any) -> tuple[Written, Page]:
-    path = tmp_path / "report.html"
-    written = write(runs or [grid(tmp_path / "runs")], path, **options)
-    return written, Page(path)
 
 
 def test_a_page_has_every_section_and_its_numbers(tmp_path: Path) -> None:
@@ -139,6 +99,7 @@ def test_sentences_say_what_is_shown_and_what_is_not(tmp_path: Path) -> None:
     assert "With 3 seeds an interval is wide" in said
     assert "Accuracy per client is expected, not measured" in said
     assert "Default options: fedavg, fedavgm, fedsam and scaffold; options given" in said
+    assert "not given, so epochs 1, batch_size 64 and lr 0.1 unless the algorithm" in said
     assert "Nothing here was tuned" in said
 
 
@@ -148,107 +109,9 @@ def test_one_seed_says_nothing_about_chance(tmp_path: Path) -> None:
     assert "ran with one seed only" in found.text
 
 
-def test_damaged_foreign_and_cut_off_folders_are_told_and_the_rest_shown(tmp_path: Path) -> None:
-    root = grid(tmp_path / "runs", alphas=(0.1,), seeds=3)
-    (root / "notes").mkdir()
-    with (root / "fedavg-0.1-0" / results.ROUNDS).open("a") as file:
-        file.write('{"round": 21, "accu')
-    (root / "fedavg-0.1-1" / results.ROUNDS).write_text("nothing\n{}\n")
-    (root / "fedprox-0.1-0" / results.SPEC).write_text('algorithm = "fedavg"\ncolour = "red"\n')
-    (root / "fedprox-0.1-1" / results.SUMMARY).unlink()
-    (root / "scaffold-0.1-0" / results.ROUNDS).write_text('{"round": 1, "loss": "much"}\n')
-    (root / "scaffold-0.1-1" / results.CLIENTS).write_text('{"sizes": [1], "counts": [["x"]]}')
-    written, found = made(tmp_path, root)
-    said = " ".join(written.problems)
-    for part in (
-        "'notes' is no run folder",
-        "the last line of rounds.jsonl was cut off",
-        "line 1 of",
-        "unknown key 'colour'",
-        "is unfinished and left out of every figure",
-        "loss must be a number",
-        "is damaged or of another version",
-    ):
-        assert part in said
-        assert part in found.text
-    assert len(written.findings.grouped.runs) == 4
-    assert "Not everything could be used" in found.text
-
-
-def test_what_cannot_be_reported_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    out = tmp_path / "report.html"
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"there is no run to report on in '.*empty'"):
-        write([tmp_path / "empty"], out)
-    with pytest.raises(InputError, match=r"'.*nowhere' does not exist"):
-        write([tmp_path / "nowhere"], out)
-    with pytest.raises(InputError, match="no run to report on in nothing"):
-        write([], out)
-    run = run_folder(tmp_path / "a")
-    with pytest.raises(InputError, match="different data sets"):
-        write([run, run_folder(tmp_path / "b", data="mnist")], out)
-    with pytest.raises(InputError, match=r"must end in \.html"):
-        write([run], tmp_path / "report.pdf")
-    with pytest.raises(InputError, match="unknown format 'word'"):
-        write([run], out, format=["word"])
-    with pytest.raises(InputError, match="unknown figures 'gif'"):
-        write([run], out, figures=["gif"])
-    assert not out.exists()
-
-
-def test_without_plotly_the_fix_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
-    with pytest.raises(InputError, match=r"pip install 'fedrift\[report\]'"):
-        write([run_folder(tmp_path / "a")], tmp_path / "report.html")
-
-
-COMPARISON = """
-algorithms = ["fedavg", {name = "fedprox:mu=0.3", lr = 0.2, label = "prox"}]
-seeds = [0, 1]
-data = "digits"
-model = "mlp"
-clients = 10
-per_round = 3
-rounds = 20
-"""
-
-
-def comparison(root: Path) -> Path:
-    """A comparison folder with one run of four missing and one of another grid."""
-    from fedrift import grid as grids
-
-    root.mkdir()
-    (root / "compare.toml").write_text(COMPARISON)
-    cells = grids.from_toml(root / "compare.toml").cells()
-    for cell in cells[1:]:
-        run_folder(root / "runs" / cell.slug, **cell.spec.said())
-    run_folder(root / "runs" / "older", algorithm="fedsam")
-    return root
-
-
-def test_a_comparison_folder_is_read_by_its_grid(tmp_path: Path) -> None:
-    root = comparison(tmp_path / "compare")
-    for lr in (0.1, 0.2):
-        place = run_folder(root / "tuning" / "runs" / f"{lr}", algorithm="fedprox:mu=0.3", lr=lr)
-        (place / results.SUMMARY).write_text('{"status": "done", "gradient_evaluations": 5000}')
-    written, found = made(tmp_path, root)
-    assert written.findings.methods == ("fedavg", "prox")
-    assert [len(g.runs) for g in written.findings.grouped.groups] == [2, 1]
-    said = " ".join(written.problems)
-    assert "lacks 1 of 4 runs" in said
-    assert "also holds 1 run that compare.toml does not name" in said
-    assert "Found by tuning: lr=0.2 for prox." in found.text
-    assert "Not tuned: fedavg." in found.text
-    assert "2 runs and 10 k gradient evaluations" in found.text
-    assert f"fedrift compare --spec {root / 'compare.toml'} --out {root}" in found.text
-    (root / "compare.toml").write_text("algorithms = 3")
-    written, _ = made(tmp_path, root)
-    assert "cannot be read, so all its runs are shown" in written.problems[0]
-    assert len(written.findings.grouped.runs) == 4
-
-
 def test_runs_in_memory_are_reported_like_folders(tmp_path: Path) -> None:
-    rows = [{"round": t, "loss": 1.0, "n": 9, "accuracy": t / 9} for t in (1, 2, 3)]
+    row = {"loss": 1.0, "n": 9, "cohort": [0, 4]}
+    rows = [{**row, "round": t, "accuracy": t / 9} for t in (1, 2, 3)]
 
     def record(seed: int) -> RunRecord:
         spec = Spec.of({"algorithm": "mine", "seed": seed, "data": "python", "model": "python"})
@@ -257,8 +120,10 @@ def test_runs_in_memory_are_reported_like_folders(tmp_path: Path) -> None:
     written, found = made(tmp_path, record(0), Labelled(record(1), "other", {"lr": 0.1}))
     assert written.findings.methods == ("mine", "other")
     assert "2 methods on data given in Python" in found.text
+    assert "own clients, 2 clients a round" in found.text
     assert "are made again by the same calls" in found.text
     assert "fedrift run" not in found.text
+    assert "Local work" not in found.text  # what was given in Python is not known
 
 
 def test_tables_are_written_beside_the_page(tmp_path: Path) -> None:
@@ -308,49 +173,6 @@ def test_signs_with_a_meaning_are_escaped() -> None:
 )
 def test_the_command_makes_the_run_again(given: dict[str, Any], said: str) -> None:
     assert options.command(Spec.of(given)) == said
-
-
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = grid(tmp_path / "runs", seeds=2)
-    out = tmp_path / "made" / "page.html"
-    words = ["report", str(root), "-o", str(out), "--target", "60%", "--baseline", "scaffold"]
-    assert code_of([*words, "--last", "3", "--format", "md"]) == 0
-    assert out.exists()
-    assert out.with_suffix(".md").exists()
-    assert "page.html" in capsys.readouterr().out
-    found = Page(out)
-    assert "The target is 60.00 %." in found.text
-    assert "mean of the last 3 evaluated rounds" in found.text
-    assert "difference to scaffold" in found.text
-    assert code_of([*words, "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["baseline"] == "scaffold"
-    assert len(answer["results"]) == 6
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--target", "high"], "target must be an accuracy such as 0.9 or 90%, not 'high'"),
-        (["--target", "90"], "target must be an accuracy above 0 and at most 1"),
-        (["--last", "x"], "last must be a whole number"),
-        (["--last", "99"], "has only 20 evaluated rounds; use at most 20"),
-        (["--baseline", "sgd"], "unknown baseline 'sgd'"),
-        (["--format", "doc"], "unknown format 'doc'"),
-        (["--figures", ""], "unknown figures ''"),
-        (["-o", "report.txt"], "must end in .html"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    run = run_folder(tmp_path / "run")
-    assert code_of(["report", str(run), "-o", str(tmp_path / "r.html"), *words]) == 2
-    errors = capsys.readouterr().err
-    assert errors.startswith("error: ")
-    assert said in errors
-    assert errors.count("\n") == 1
-    assert not (tmp_path / "r.html").exists()
 
 
 @pytest.mark.slow

@@ -164,7 +164,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(
 
 def test_it_prints_with_every_chart(opened: Opened) -> None:
     opened.page.evaluate("ready()")  # a reader has seen a chart before printing
-    opened.page.wait_for_function("window.Plotly")
+    opened.page.wait_for_function("() => window.Plotly")
     opened.page.pdf(format="A4")
     drawn = opened.page.evaluate(
         "[...document.querySelectorAll('.chart')].every(one => one.querySelector('svg'))"

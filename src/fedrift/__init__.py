@@ -51,6 +51,8 @@ def __getattr__(name: str) -> Any:
     # torch takes a second to import, and `fedrift --help` does not need it
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name == "conform":  # a package of its own: fedrift.conform.check(MyAlgorithm)
+        return import_module("fedrift.conform")
     raise AttributeError(f"module 'fedrift' has no attribute '{name}'")
 
 

@@ -53,8 +53,10 @@ def _has_options(named: Named) -> bool:
 
 
 def _shared(groups: Sequence[Group]) -> str:
-    """What all methods have in common; a value that is not said is the usual one."""
+    """What all methods have in common; a value that was not given is the usual one, except in
+    runs made in Python, whose records may not say what was given."""
     words: list[str] = []
+    unsaid: list[str] = []
     for key in LOCAL_WORK:
         found = {getattr(group.spec, key) for group in groups}
         if len(found) > 1:
@@ -63,7 +65,9 @@ def _shared(groups: Sequence[Group]) -> str:
         if value is not None:
             words.append(f"{key} {spelled(value)}")
         elif key in USUAL and not (key == "epochs" and groups[0].spec.steps is not None):
-            words.append(f"{key} as usual ({USUAL[key]})")
+            unsaid.append(f"{key} {USUAL[key]}")
+    if unsaid and groups[0].spec.data != IN_PYTHON:
+        words.append(f"not given, so {listed(unsaid)} unless the algorithm has its own")
     return ", ".join(words)
 
 

@@ -106,7 +106,7 @@ def _partition(run: Measured) -> str:
 def _participation(run: Measured) -> str:
     """`3 of 10 clients`, `all 10 clients`."""
     spec = run.spec
-    clients = len(run.clients.sizes) if run.clients else spec.wanted_clients
+    clients = len(run.clients.sizes) if run.clients else _wanted(spec)
     everybody = f"{clients} clients" if clients else "clients"
     if spec.participants is not None:
         return f"a schedule of {everybody}"
@@ -116,7 +116,13 @@ def _participation(run: Measured) -> str:
     size = _cohort(run, spec, clients)
     if size is None or size == clients:
         return f"all {everybody}"
+    if clients is None:
+        return f"{size} clients a round"
     return f"{size} of {everybody}{' in turns' if spec.sampling == 'cyclic' else ''}"
+
+
+def _wanted(spec: Spec) -> int | None:
+    return None if spec.data == IN_PYTHON else spec.wanted_clients
 
 
 def _cohort(run: Measured, spec: Spec, clients: int | None) -> int | None:
