@@ -78,7 +78,7 @@ ALLOWED = {
     "report.*": f"{INPUT} {READ}",
     "report": f"{INPUT} {READ}",
     "validation": f"{WORDS} data.samples",
-    "comparison": f"{RUNS} session",
+    "comparison": f"{RUNS} session report",
     "checks": f"{CORE} data.resident",
     "task": f"{INPUT} {RUNS} data.* models build checks prepare session",
     "front": f"{INPUT} {RUNS} data.* {GRIDS} prepare session",

@@ -133,6 +133,14 @@ class Comparison:
         """The runs of one algorithm."""
         return [o.result for o in self.outcomes if o.item.label == label and o.result is not None]
 
+    def report(self, path: str | Path, **options: Any) -> Path:
+        """A self-contained page about the comparison; options as of `fedrift report`."""
+        from fedrift import report
+
+        made = [(o.item.label, o.result) for o in self.outcomes if o.result is not None]
+        report.write([report.Labelled(r.record(), label) for label, r in made], path, **options)
+        return Path(path)
+
     def frame(self) -> Any:
         """One row per run and evaluated round (pandas if installed, else a list of dicts)."""
         rows = [

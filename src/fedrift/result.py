@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from fedrift.engine import Status, fingerprint
+from fedrift.experiment import Spec
 from fedrift.flat import Vec
 from fedrift.ledger import Ledger
 from fedrift.problem import Problem
+from fedrift.results import RunRecord
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Result:
     """What was run: algorithm, data, seed and the like."""
     notes: tuple[str, ...] = ()
     folder: Path | None = None
+    clients: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Who holds how many samples of which class."""
 
     @property
     def accuracy(self) -> list[float]:
@@ -60,6 +64,28 @@ class Result:
     def module(self) -> nn.Module:
         """A module of the run's kind with the final weights."""
         return self.problem.module(self.weights, self.rest)
+
+    def spec(self) -> Spec:
+        """What is known of how the run was made."""
+        from fedrift import keeping
+
+        said = {k: v for k, v in self.about.items() if v is not None}
+        return Spec.of({"rounds": len(self.rounds) or 1} | keeping.IN_PYTHON | said)
+
+    def record(self) -> RunRecord:
+        """The run as it would be read from its folder."""
+        from fedrift import keeping
+
+        return RunRecord(
+            folder=self.folder or Path("memory"),
+            spec=self.spec(),
+            rounds=self.metrics,
+            ledger=self.ledger.rows(),
+            environment=keeping.environment("", self.notes),
+            summary=self.summary(),
+            torn=(),
+            clients=dict(self.clients),
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """Every parameter and buffer that the run has decided, by name."""
@@ -96,13 +122,11 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write the run as a run folder."""
         from fedrift import keeping
-        from fedrift.experiment import Spec
         from fedrift.results import RunFolder
 
-        said = {k: v for k, v in self.about.items() if v is not None}
-        spec = Spec.of({"rounds": len(self.rounds) or 1} | keeping.IN_PYTHON | said)
-        with RunFolder.create(folder, spec) as made:
+        with RunFolder.create(folder, self.spec()) as made:
             made.write_environment(keeping.environment("", self.notes))
+            made.write_clients(self.clients)
             for row in self.metrics:
                 made.append_round(row)
             for row in self.ledger.rows():

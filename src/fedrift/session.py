@@ -212,6 +212,7 @@ def _result(task: Task, finished: Finished, folder: RunFolder | None) -> Result:
         about=task.about,
         notes=task.notes,
         folder=None if folder is None else folder.path,
+        clients=keeping.clients(task.split, task.problem.classes),
     )
 
 
