@@ -276,6 +276,7 @@ def test_side_by_side() -> None:
     assert all(report.passed for report in found.values())
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_is_told() -> None:
     with pytest.raises(fr.RunError, match="nonsense"):
         survey.side_by_side([["nonsense"]], lambda name, report: None)
