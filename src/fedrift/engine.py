@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,18 @@ from fedrift.store import Store
 __all__ = ["Engine", "Finished", "Observer", "Plan", "Progress", "RoundReport", "fingerprint"]
 
 
+@dataclass
+class Waiting:
+    """A finished round whose evaluation is still under way."""
+
+    report: RoundReport
+    entries: list[Entry]
+    pending: dict[str, Pending]
+    buffers: tuple[Tensor, ...]
+    before: tuple[Any, tuple[Tensor, ...]]
+    """State and buffers to end with if the evaluation is not finite."""
+
+
 class Engine:
     """One run. `run()` may be called once."""
 
@@ -56,42 +69,52 @@ class Engine:
         self.settings, self.progress = settings, progress
         self.recorder, self.observer, self.on_round = recorder, observer, on_round
         self._entries: list[Entry] = []
-        self._waiting: tuple[RoundReport, list[Entry], dict[str, Pending]] | None = None
+        self._waiting: deque[Waiting] = deque()
+        # Chunks of an evaluation fill the workers while the server folds and asks again.
+        self._most_waiting = 1 if backend.workers else 0
         self._total = progress.ledger.total
         self._stop = False
         self._clock = time.perf_counter() - progress.seconds
 
     def run(self) -> Finished:
         """All rounds that are left."""
-        good = self.progress.state, self.progress.buffers
         while self.progress.round < self.settings.rounds:
             t = self.progress.round
             new, buffers, cohort, lost = self._round(t)
-            if not self._settle():  # the evaluation of the round before was not finite
-                self.store.discard()
-                return self._finished("diverged", t, *good)
             weights = self.algorithm.model(new)
-            if lost or not is_finite(weights):
+            is_lost = lost or not is_finite(weights)
+            bad = self._settle(0 if is_lost else self._most_waiting)
+            if bad is not None:
+                return self._diverged(bad)
+            if is_lost:
                 self.store.discard()
-                self._flush(t, weights, new, cohort)
+                self._wait(self._report(t, weights, new, cohort), {}, buffers)
+                self._settle()
                 return self._finished("diverged", t + 1)
-            good = self.progress.state, self.progress.buffers
+            due = (t + 1) % self.settings.eval_every == 0 or t + 1 == self.settings.rounds
+            pending = self._evaluate(new, buffers) if due else {}
+            self._wait(self._report(t, weights, new, cohort), pending, buffers)
             self.store.commit()
             self.progress.state, self.progress.buffers = new, buffers
             self.progress.round = t + 1
-            due = (t + 1) % self.settings.eval_every == 0 or t + 1 == self.settings.rounds
-            pending = self._evaluate(new, buffers) if due else {}
-            self._waiting = (self._report(t, weights, new, cohort), self._entries, pending)
-            self._entries = []
             saves = self.recorder is not None and self.recorder.is_due()
-            if self.on_round is not None or saves or t + 1 == self.settings.rounds:
-                if not self._settle():
-                    return self._finished("diverged", t + 1, *good)
+            is_last = t + 1 == self.settings.rounds
+            if is_last or saves or self.on_round is not None or not self._most_waiting:
+                bad = self._settle()
+                if bad is not None:
+                    return self._diverged(bad)
                 if saves:
                     self.save()
                 if self._stop:
                     return self._finished("stopped", None)
         return self._finished("done", None)
+
+    def _diverged(self, bad: Waiting) -> Finished:
+        """The evaluation of a round was not finite: whatever came after it does not count."""
+        self.store.discard()
+        self._waiting.clear()
+        self.progress.round = bad.report.round
+        return self._finished("diverged", bad.report.round, *bad.before)
 
     def _shown(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, Shown]:
         """What is evaluated: the model, and what the algorithm wants to see beside it."""
@@ -112,14 +135,14 @@ class Engine:
     def interrupted(self, alone: Evaluator | None) -> None:
         """Keep what is finished after an exception, without the workers, who may be in disorder."""
         self.store.discard()
-        if self._waiting is not None:
-            report, entries, pending = self._waiting
-            if pending and alone is not None:
-                shown = self._shown(report.state, self.progress.buffers)
-                done = {name: Done(alone.chunks(model)) for name, model in shown.items()}
-                pending = dict[str, Pending](done)
-            self._waiting = (report, entries, pending)
-            self._settle()
+        if self._waiting and self._waiting[-1].report.round > self.progress.round:
+            self._waiting.pop()  # its state was not taken over any more
+        for waiting in self._waiting:
+            if waiting.pending and alone is not None:
+                shown = self._shown(waiting.report.state, waiting.buffers)
+                for name, model in shown.items():
+                    waiting.pending[name] = Done(alone.chunks(model))
+        self._settle()
         self.save()
 
     def _round(self, t: int) -> tuple[Any, tuple[Tensor, ...], tuple[int, ...], bool]:
@@ -207,24 +230,34 @@ class Engine:
             cost=sum((e.cost for e in self._entries), Cost()),
             cohort=cohort,
             nonfinite=tuple(c for e in self._entries for c in e.nonfinite),
-            seconds=0.0,
+            seconds=time.perf_counter() - self._clock,
         )
 
-    def _flush(self, t: int, weights: Vec, state: Any, cohort: tuple[int, ...]) -> None:
-        self._waiting = (self._report(t, weights, state, cohort), self._entries, {})
+    def _wait(
+        self, report: RoundReport, pending: dict[str, Pending], buffers: tuple[Tensor, ...]
+    ) -> None:
+        before = self.progress.state, self.progress.buffers
+        self._waiting.append(Waiting(report, self._entries, pending, buffers, before))
         self._entries = []
-        self._settle()
 
-    def _settle(self) -> bool:
-        """Finish the round that waits for its evaluation; False if the loss is not finite."""
-        if self._waiting is None:
-            return True
-        report, entries, pending = self._waiting
-        metrics = self._metrics(report.state, pending)
-        self._waiting = None  # only now: an interruption while waiting must not lose the round
-        seconds = time.perf_counter() - self._clock
-        report = replace(report, metrics=metrics, seconds=seconds)
-        self.progress.seconds = seconds
+    def _settle(self, leave: int = 0) -> Waiting | None:
+        """Finish the rounds that wait for their evaluation, in order, but for the last `leave`.
+
+        Stops at the first whose loss is not finite, and returns it.
+        """
+        while len(self._waiting) > leave:
+            waiting = self._waiting[0]
+            metrics = self._metrics(waiting.report.state, waiting.pending)
+            self._waiting.popleft()  # only now: an interruption must not lose the round
+            self._note(replace(waiting.report, metrics=metrics), waiting.entries)
+            if not math.isfinite(metrics.get("loss", 0.0)):
+                return waiting
+        return None
+
+    def _note(self, report: RoundReport, entries: Sequence[Entry]) -> None:
+        """Write a finished round down, and tell whoever watches."""
+        metrics = report.metrics
+        self.progress.seconds = report.seconds
         self.progress.ledger.entries.extend(entries)
         self._total = self._total + report.cost
         row: Metrics = {}
@@ -234,7 +267,7 @@ class Engine:
                 "bytes_down": self._total.bytes_down,
                 "bytes_up": self._total.bytes_up,
                 "gradients": self._total.gradients,
-                "seconds": seconds,
+                "seconds": report.seconds,
             }
             self.progress.rows.append(row)
         if self.recorder is not None:
@@ -247,7 +280,6 @@ class Engine:
         if self.on_round is not None:
             copied = replace(report, weights=report.weights.clone())
             self._stop = bool(self.on_round(copied)) or self._stop
-        return math.isfinite(metrics.get("loss", 0.0))
 
     def _metrics(self, state: Any, pending: dict[str, Pending]) -> Metrics:
         metrics: Metrics = {}

@@ -190,23 +190,23 @@ class Evaluator:
         return -(-count(self.x) // EVALUATION_CHUNK)
 
     @torch.no_grad()
-    def chunk(self, i: int, shown: Shown) -> dict[str, Any]:
-        """What one chunk adds."""
-        some = slice(i * EVALUATION_CHUNK, (i + 1) * EVALUATION_CHUNK)
+    def chunks(self, shown: Shown, which: range | None = None) -> list[dict[str, Any]]:
+        """What each chunk adds; all of them if it is not said which."""
         problem, model = self.problem, self.problem.model
         model.load_buffers(shown.buffers or [problem.rest[name] for name in problem.moving])
         model.freeze(shown.frozen)
         model.temperature = shown.temperature
-        output = model.logits(shown.w, take(self.x, some))
-        target = take(self.y, some)
+        model.load(shown.w)
+        return [self._chunk(i, shown) for i in which or range(len(self))]
+
+    def _chunk(self, i: int, shown: Shown) -> dict[str, Any]:
+        some = slice(i * EVALUATION_CHUNK, (i + 1) * EVALUATION_CHUNK)
+        problem, target = self.problem, take(self.y, some)
+        output = problem.model.output(take(self.x, some))
         sums = dict(self.measure(output, target, problem.loss, problem.classes, shown.allowed))
         if self.keeps_outputs:
             sums["output"] = output
         return sums
-
-    def chunks(self, shown: Shown) -> list[dict[str, Any]]:
-        """All of them, one after another."""
-        return [self.chunk(i, shown) for i in range(len(self))]
 
 
 class Pending(Protocol):
