@@ -18,7 +18,7 @@ VECTORS = f"{WORDS} flat messages optim"
 LOOP = f"{VECTORS} pieces local data.batches data.augment"
 CORE = f"{LOOP} problem site exchange algorithm"
 PLACES = f"{CORE} shared ledger store data.resident"
-ENGINE = f"{PLACES} backends backends.* participation checkpoint rounds engine"
+ENGINE = f"{PLACES} unbroken backends backends.* participation checkpoint rounds engine"
 RUNS = f"{ENGINE} metrics experiment records results keeping figures result planning"
 GRIDS = "grid validation comparison task"
 READ = "experiment records results figures quantities grid statistics.* report.*"
@@ -29,6 +29,7 @@ ALLOWED = {
     "version": "",
     "errors": "",
     "streams": "",
+    "unbroken": "",
     "grammar": "errors",
     "options": "errors",
     "source": "errors options",

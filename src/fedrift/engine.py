@@ -32,6 +32,7 @@ from fedrift.rounds import (
     fingerprint,
 )
 from fedrift.store import Store
+from fedrift.unbroken import unbroken
 
 __all__ = ["Engine", "Finished", "Observer", "Plan", "Progress", "RoundReport", "fingerprint"]
 
@@ -76,13 +77,7 @@ class Engine:
                 self._flush(t, weights, new, cohort)
                 return self._finished("diverged", t + 1)
             good = self.progress.state, self.progress.buffers
-            self.store.commit()
-            self.progress.state, self.progress.buffers = new, buffers
-            self.progress.round = t + 1
-            due = (t + 1) % self.settings.eval_every == 0 or t + 1 == self.settings.rounds
-            pending = self._evaluate(new, buffers) if due else {}
-            self._waiting = (self._report(t, weights, new, cohort), self._entries, pending)
-            self._entries = []
+            self._accept(t, weights, new, buffers, cohort)
             saves = self.recorder is not None and self.recorder.is_due()
             if self.on_round is not None or saves or t + 1 == self.settings.rounds:
                 if not self._settle():
@@ -92,6 +87,21 @@ class Engine:
                 if self._stop:
                     return self._finished("stopped", None)
         return self._finished("done", None)
+
+    def _accept(
+        self, t: int, weights: Vec, new: Any, buffers: tuple[Tensor, ...], cohort: tuple[int, ...]
+    ) -> None:
+        """The round counts from here on; its evaluation may still be interrupted."""
+        due = (t + 1) % self.settings.eval_every == 0 or t + 1 == self.settings.rounds
+        report, entries = self._report(t, weights, new, cohort), self._entries
+        with unbroken():
+            self.store.commit()
+            self.progress.state, self.progress.buffers = new, buffers
+            self.progress.round = t + 1
+            self._waiting = (report, entries, {"": Done([])} if due else {})
+            self._entries = []
+        if due:
+            self._waiting = (report, entries, self._evaluate(new, buffers))
 
     def _shown(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, Shown]:
         """What is evaluated: the model, and what the algorithm wants to see beside it."""
@@ -221,7 +231,17 @@ class Engine:
             return True
         report, entries, pending = self._waiting
         metrics = self._metrics(report.state, pending)
-        self._waiting = None  # only now: an interruption while waiting must not lose the round
+        with unbroken():
+            self._waiting = None  # only now: an interruption while waiting must not lose the round
+            report = self._record(report, entries, metrics)
+        if self.observer is not None:
+            self.observer.finished_round(report)
+        if self.on_round is not None:
+            copied = replace(report, weights=report.weights.clone())
+            self._stop = bool(self.on_round(copied)) or self._stop
+        return math.isfinite(metrics.get("loss", 0.0))
+
+    def _record(self, report: RoundReport, entries: list[Entry], metrics: Metrics) -> RoundReport:
         seconds = time.perf_counter() - self._clock
         report = replace(report, metrics=metrics, seconds=seconds)
         self.progress.seconds = seconds
@@ -242,12 +262,7 @@ class Engine:
                 self.recorder.ledger(entry.row())
             if row:
                 self.recorder.rounds(row)
-        if self.observer is not None:
-            self.observer.finished_round(report)
-        if self.on_round is not None:
-            copied = replace(report, weights=report.weights.clone())
-            self._stop = bool(self.on_round(copied)) or self._stop
-        return math.isfinite(metrics.get("loss", 0.0))
+        return report
 
     def _metrics(self, state: Any, pending: dict[str, Pending]) -> Metrics:
         metrics: Metrics = {}
