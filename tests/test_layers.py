@@ -21,7 +21,7 @@ PLACES = f"{CORE} shared ledger store data.resident"
 ENGINE = f"{PLACES} unbroken backends backends.* participation checkpoint rounds engine"
 RUNS = f"{ENGINE} metrics experiment records results keeping figures result planning"
 GRIDS = "grid validation comparison task"
-READ = "experiment records results figures quantities grid statistics.* report.*"
+READ = "experiment records results figures quantities tuned grid statistics.* report.*"
 
 # Module → what it may import from the package; a row of its own goes before a pattern. Rows are
 # in the order of the layers: only the command line may import what a later row describes.
@@ -73,17 +73,20 @@ ALLOWED = {
     "result": f"{ENGINE} records experiment results keeping figures",
     "planning": RUNS,
     "session": RUNS,
-    "grid": f"{INPUT} experiment",
+    "tuned": "errors",
+    "grid": f"{INPUT} experiment tuned",
+    "search": f"{INPUT} experiment grid",
     "statistics": "",
     "statistics.*": "errors grammar experiment records statistics.*",
     "report.*": f"{INPUT} {READ}",
     "report": f"{INPUT} {READ}",
     "validation": f"{WORDS} data.samples",
     "comparison": f"{RUNS} session report",
+    "described": f"{LOOP} experiment keeping",
     "checks": f"{CORE} data.resident",
-    "task": f"{INPUT} {RUNS} data.* models build checks prepare session",
+    "task": f"{INPUT} {RUNS} data.* models build described checks prepare session",
     "front": f"{INPUT} {RUNS} data.* {GRIDS} prepare session",
-    "contests": f"{INPUT} {RUNS} data.* {GRIDS} prepare session",
+    "contests": f"{INPUT} {RUNS} data.* {GRIDS} tuned search prepare session",
     "conform.*": f"{INPUT} {RUNS} data.* build task session algorithms algorithms.* conform.*",
     "conform": "errors conform.*",
     "conform.survey": f"{WORDS} backends algorithms conform conform.*",

@@ -15,13 +15,14 @@ from report_pages import Page, made
 from run_folders import grid, run_folder
 
 COMPARISON = """
-algorithms = ["fedavg", {name = "fedprox:mu=0.3", lr = 0.2, label = "prox"}]
+algorithms = ["fedavg", {name = "fedprox:mu=0.3", lr = 0.2, label = "prox", tuned = ["lr"]}]
 seeds = [0, 1]
 data = "digits"
 model = "mlp"
 clients = 10
 per_round = 3
 rounds = 20
+tuning = {seed = 0, runs = 2, rounds = 40, gradients = 10000, options = {lr = ["0.1", "0.2"]}}
 """
 
 
@@ -94,9 +95,6 @@ def comparison(root: Path) -> Path:
 
 def test_a_comparison_folder_is_read_by_its_grid(tmp_path: Path) -> None:
     root = comparison(tmp_path / "compare")
-    for lr in (0.1, 0.2):
-        place = run_folder(root / "tuning" / "runs" / f"{lr}", algorithm="fedprox:mu=0.3", lr=lr)
-        (place / results.SUMMARY).write_text('{"status": "done", "gradient_evaluations": 5000}')
     written, found = made(tmp_path, root)
     assert written.findings.methods == ("fedavg", "prox")
     assert [len(g.runs) for g in written.findings.grouped.groups] == [2, 1]
@@ -105,7 +103,7 @@ def test_a_comparison_folder_is_read_by_its_grid(tmp_path: Path) -> None:
     assert "also holds 1 run that compare.toml does not name" in said
     assert "Found by tuning: lr=0.2 for prox." in found.text
     assert "Not tuned: fedavg." in found.text
-    assert "2 runs and 10 k gradient evaluations" in found.text
+    assert "2 runs, 40 rounds and 10 k gradient evaluations" in found.text
     assert f"fedrift compare --spec {root / 'compare.toml'} --out {root}" in found.text
     (root / "compare.toml").write_text("algorithms = 3")
     written, _ = made(tmp_path, root)

@@ -29,6 +29,8 @@ class Item:
     make: Callable[[], Task]
     folder: Path | None = None
     rounds: int = 0
+    shown: str = ""
+    """What reports call the algorithm; empty: what its spec says."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class Comparison:
         """A self-contained page about the comparison; options as of `fedrift report`."""
         from fedrift import report
 
-        made = [(o.item.label, o.result) for o in self.outcomes if o.result is not None]
+        made = [(o.item.shown, o.result) for o in self.outcomes if o.result is not None]
         report.write([report.Labelled(r.record(), label) for label, r in made], path, **options)
         return Path(path)
 

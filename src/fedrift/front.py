@@ -148,14 +148,23 @@ def compare(
         raise InputError(f"workers={workers!r} must be 'auto' or a whole number")
     folder = None if out is None else Path(out)
     items: list[Item] = []
+    labels = _labels(algorithms)
     for seed in numbers:
-        for algorithm in algorithms:
-            label = algorithm if isinstance(algorithm, str) else type(algorithm).__name__.lower()
+        for algorithm, label in zip(algorithms, labels, strict=True):
             place = None if folder is None else folder / "runs" / slug(f"{label}-s{seed}")
             make = partial(_settled, algorithm, {**settings, "seed": seed})
             items.append(Item(label, {}, seed, make, place, settings.get("rounds", 0)))
     number = backends.cores() if workers == "auto" else int(workers)
     return Comparison(Runner(number, watch).run(items), folder)
+
+
+def _labels(algorithms: Sequence[str | Algorithm[Any, Any]]) -> list[str]:
+    """Texts as they are, objects by their class; a second one of a name gets a number."""
+    names = [a if isinstance(a, str) else type(a).__name__.lower() for a in algorithms]
+    return [
+        f"{name} ({names[:i].count(name) + 1})" if name in names[:i] else name
+        for i, name in enumerate(names)
+    ]
 
 
 def _settled(algorithm: str | Algorithm[Any, Any], given_: Mapping[str, Any]) -> session.Task:

@@ -215,6 +215,7 @@ def _result(task: Task, finished: Finished, folder: RunFolder | None) -> Result:
         notes=task.notes,
         folder=None if folder is None else folder.path,
         clients=keeping.clients(task.split, task.problem.classes),
+        said=task.spec,
     )
 
 

@@ -32,6 +32,14 @@ def compare(
             rich_help_panel=GRID,
         ),
     ] = None,
+    tune_budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Rounds an algorithm may spend on tuning, all candidates together.",
+            metavar="N",
+            rich_help_panel=GRID,
+        ),
+    ] = None,
     spec: Annotated[
         Path | None,
         typer.Option(help="The same in a TOML file.", metavar="FILE", rich_help_panel=GRID),
@@ -68,7 +76,7 @@ def compare(
 
     flags = {key: value for key, value in options.items() if value not in (None, [], False)}
     grid = gathered(algorithms or [], flags, seeds, spec)
-    contest(grid, tune or [], out, as_json=as_json, quiet=quiet)
+    contest(grid, tune or [], out, budget=tune_budget, as_json=as_json, quiet=quiet)
 
 
 def _with_the_flags_of_run() -> None:
