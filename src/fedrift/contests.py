@@ -16,6 +16,7 @@ from fedrift.grid import Cell, Entrant, Grid
 from fedrift.prepare import load, prepare
 from fedrift.search import first_setting, options_of, searches
 from fedrift.session import Task
+from fedrift.track import Track
 from fedrift.tuned import Tuned
 from fedrift.validation import hold_out
 
@@ -37,16 +38,23 @@ class Loader:
 
 
 def run_grid(
-    cells: Sequence[Cell], folder: Path | None, workers: int | str, watch: Watch | None
+    cells: Sequence[Cell],
+    folder: Path | None,
+    workers: int | str,
+    watch: Watch | None,
+    track: Sequence[Track] = (),
 ) -> Comparison:
     """Every cell that is not in the folder yet; what is there is read."""
     loader = Loader()
-    return Comparison(_run([_item(c, loader, folder) for c in cells], workers, watch), folder)
+    items = [_item(cell, loader, folder) for cell in cells]
+    return Comparison(_run(items, workers, watch, track), folder)
 
 
-def _run(items: Sequence[Item], workers: int | str, watch: Watch | None) -> list[Outcome]:
+def _run(
+    items: Sequence[Item], workers: int | str, watch: Watch | None, track: Sequence[Track] = ()
+) -> list[Outcome]:
     number = backends.cores() if workers == "auto" else int(workers)
-    return Runner(number, watch).run(items)
+    return Runner(number, watch, track).run(items)
 
 
 def _item(cell: Cell, loader: Loader, folder: Path | None) -> Item:

@@ -19,6 +19,7 @@ from fedrift.grid import Entrant, Grid, from_toml, seeds_of
 from fedrift.records import dump, replace_text
 from fedrift.search import searches
 from fedrift.statistics.rows import rows
+from fedrift.track import tracks
 
 if TYPE_CHECKING:
     from fedrift.comparison import Comparison
@@ -65,12 +66,13 @@ def contest(
     out: str | None,
     *,
     budget: str | None = None,
+    track: Sequence[str] = (),
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Check everything, run what is not there yet, print the table."""
     cells = grid.cells()
-    most = _budget(budget, tune)
+    most, wanted = _budget(budget, tune), tracks(track)
     if tune:
         searches(grid, tune, most)  # refuses before anything is started
     folder = None if out is None else Path(out)
@@ -91,7 +93,7 @@ def contest(
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             replace_text(folder / FILE, grid.to_toml())
-        made = contests.run_grid(cells, folder, grid.base.workers, watch)
+        made = contests.run_grid(cells, folder, grid.base.workers, watch, wanted)
     except KeyboardInterrupt:
         watch.close()
         kept = "the same command goes on from here" if out else "nothing was kept without --out"
