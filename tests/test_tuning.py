@@ -28,8 +28,9 @@ def test_rungs_halve_candidates_and_lengthen_runs() -> None:
 
 @pytest.mark.parametrize("budget", [18, 60, 100, 1000])
 def test_a_budget_is_kept(budget: int) -> None:
-    for number in (2, 3, 6, 9):
+    for number in (2, 3, 4, 6, 8, 9):
         found = rungs(number, 50, budget)
+        assert all(rung.candidates > rung.kept for rung in found)
         assert sum(rung.candidates * rung.rounds for rung in found) <= budget
         assert found[-1].kept == 1
     with pytest.raises(InputError, match=r"tune_budget is 17.*use at least 18"):

@@ -81,7 +81,7 @@ def rungs(candidates: int, full: int, budget: int | None = None) -> tuple[Rung, 
     A budget, in rounds of all candidates together, is shared out evenly to the rungs.
     """
     numbers = [candidates]
-    while numbers[-1] > KEEP:
+    while numbers[-1] // KEEP > 1:
         numbers.append(numbers[-1] // KEEP)
     if candidates < 2:
         return ()
