@@ -13,6 +13,8 @@ import pytest
 
 import fedrift as fr
 from fedrift import results
+from fedrift.backends import context
+from fedrift.backends.worker import main
 from fedrift.unbroken import unbroken
 from problems import small_run
 
@@ -79,6 +81,17 @@ def test_a_block_is_finished_before_ctrl_c_is_heard() -> None:
         steps.append(2)
     assert steps == [1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_worker_whose_parent_hears_no_more_ends_quietly() -> None:
+    ours, theirs = context().Pipe(duplex=True)
+    process = context().Process(target=main, args=(theirs,))  # type: ignore[attr-defined]
+    process.start()
+    theirs.close()
+    ours.send(("visit", ("no such run", None)))
+    ours.close()
+    process.join(60)
+    assert process.exitcode == 0
 
 
 @pytest.mark.parametrize("left", ["spec.toml", ".spec.toml.123.tmp", "env.json"])

@@ -207,4 +207,8 @@ def main(pipe: Connection) -> None:
             else:
                 pipe.send(("done", answering[kind](content)))
         except Exception as error:
-            pipe.send(("error", (f"{type(error).__name__}: {error}", traceback.format_exc())))
+            told = f"{type(error).__name__}: {error}", traceback.format_exc()
+            try:
+                pipe.send(("error", told))
+            except OSError:  # the parent was interrupted and hears nobody
+                return
