@@ -80,6 +80,7 @@ class Grid:
             raise InputError("nothing to compare: name at least one algorithm")
         if number > MOST_RUNS:
             raise InputError(f"the grid has {number:,} runs; keep it below {MOST_RUNS:,}")
+        self._check_once()
         cells: list[Cell] = []
         for seed, point, entrant in itertools.product(self.seeds, values, self.entrants):
             axes = dict(zip(self.axes, point, strict=True))
@@ -91,6 +92,17 @@ class Grid:
             spec.validate()
             cells.append(Cell(entrant, axes, spec))
         return cells
+
+    def _check_once(self) -> None:
+        """The same run twice would be two runs in one folder."""
+        known = [(str(parse(e.algorithm, "algorithm")), dict(e.settings)) for e in self.entrants]
+        for i, entrant in enumerate(self.entrants):
+            if known[i] in known[:i]:
+                raise InputError(f"algorithm '{entrant.name}' is given twice; name it once")
+        for key, values in (*self.axes.items(), ("seeds", self.seeds)):
+            twice = next((v for i, v in enumerate(values) if v in values[:i]), None)
+            if twice is not None:
+                raise InputError(f"{key} has the value {twice} twice; give it once")
 
     def to_toml(self) -> str:
         """The grid as a file that `--spec` reads."""
