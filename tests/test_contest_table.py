@@ -47,8 +47,8 @@ def test_the_table_says_what_the_report_says(
 
 
 def test_runs_that_fail_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["compare", "fedavg", *WORDS, "--lr", "1e15", "--epochs", "5"]
-    assert code_of(words) == 0
+    words = ["mlp" if word == "logistic" else word for word in WORDS]
+    assert code_of(["compare", "fedavg", *words, "--lr", "1e15"]) == 0
     shown = capsys.readouterr().out
     assert "(X)" in shown
     assert "became infinite" in shown or "stays at chance" in shown

@@ -114,7 +114,7 @@ def run(
     observer: Observer | None = None,
     track: str | Sequence[str] | None = None,
 ) -> Result:
-    """Simulate a federation and return its `Result`; every argument is described in the README."""
+    """Simulate a federation and return its `Result`; docs/api.md describes every argument."""
     settings = {key: value for key, value in locals().items() if key in SETTINGS}
     if on_round is not None and not callable(on_round):
         raise InputError(f"on_round={on_round!r} must be a function of a RoundReport")

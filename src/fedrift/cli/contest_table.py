@@ -28,7 +28,7 @@ def findings(made: Comparison) -> Findings | None:
     runs = [
         measured(o.result.record(), _name(o.item), o.item.shown)
         for o in made.outcomes
-        if o.result is not None and o.result.metrics
+        if o.result is not None and (o.result.metrics or o.result.status == "diverged")
     ]
     return find(runs) if runs else None
 
