@@ -18,10 +18,10 @@ VECTORS = f"{WORDS} flat messages optim"
 LOOP = f"{VECTORS} pieces local data.batches data.augment"
 CORE = f"{LOOP} problem site exchange algorithm"
 PLACES = f"{CORE} shared ledger store data.resident"
-ENGINE = f"{PLACES} backends backends.* participation checkpoint rounds engine"
+ENGINE = f"{PLACES} unbroken backends backends.* participation checkpoint rounds engine"
 RUNS = f"{ENGINE} metrics experiment records results keeping figures result planning"
 GRIDS = "grid validation comparison task"
-READ = "experiment records results figures quantities grid statistics.* report.*"
+READ = "experiment records results figures quantities tuned grid statistics.* report.*"
 
 # Module → what it may import from the package; a row of its own goes before a pattern. Rows are
 # in the order of the layers: only the command line may import what a later row describes.
@@ -29,6 +29,7 @@ ALLOWED = {
     "version": "",
     "errors": "",
     "streams": "",
+    "unbroken": "",
     "grammar": "errors",
     "options": "errors",
     "source": "errors options",
@@ -72,17 +73,22 @@ ALLOWED = {
     "result": f"{ENGINE} records experiment results keeping figures",
     "planning": RUNS,
     "session": RUNS,
-    "grid": f"{INPUT} experiment",
+    "tuned": "errors",
+    "grid": f"{INPUT} experiment tuned",
+    "search": f"{INPUT} experiment grid",
     "statistics": "",
     "statistics.*": "errors grammar experiment records statistics.*",
     "report.*": f"{INPUT} {READ}",
     "report": f"{INPUT} {READ}",
+    "track.*": "errors rounds result track.*",
+    "track": "errors grammar rounds result track.*",
     "validation": f"{WORDS} data.samples",
-    "comparison": f"{RUNS} session report",
+    "comparison": f"{RUNS} session grid track report",
+    "described": f"{LOOP} experiment keeping",
     "checks": f"{CORE} data.resident",
-    "task": f"{INPUT} {RUNS} data.* models build checks prepare session",
-    "front": f"{INPUT} {RUNS} data.* {GRIDS} prepare session",
-    "contests": f"{INPUT} {RUNS} data.* {GRIDS} prepare session",
+    "task": f"{INPUT} {RUNS} data.* models build described checks prepare session",
+    "front": f"{INPUT} {RUNS} data.* {GRIDS} track prepare session",
+    "contests": f"{INPUT} {RUNS} data.* {GRIDS} tuned search track prepare session",
     "conform.*": f"{INPUT} {RUNS} data.* build task session algorithms algorithms.* conform.*",
     "conform": "errors conform.*",
     "conform.survey": f"{WORDS} backends algorithms conform conform.*",

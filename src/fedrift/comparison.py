@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,8 +14,10 @@ from fedrift import backends, session
 from fedrift.backends.pool import Pool
 from fedrift.engine import Plan, RoundReport
 from fedrift.errors import RunError
+from fedrift.grid import slug
 from fedrift.result import Result
 from fedrift.session import Task
+from fedrift.track import Track, following
 
 AHEAD = 1  # runs beyond the number of workers that are under way, to fill what others leave idle
 
@@ -29,6 +32,8 @@ class Item:
     make: Callable[[], Task]
     folder: Path | None = None
     rounds: int = 0
+    shown: str = ""
+    """What reports call the algorithm; empty: what its spec says."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class Runner:
 
     workers: int
     watch: Watch | None = None
+    track: Sequence[Track] = ()
     _building: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, items: Sequence[Item]) -> list[Outcome]:
@@ -103,12 +109,14 @@ class Runner:
         try:
             with self._building:  # building draws initial weights from torch's one generator
                 task = item.make()
-            result = session.execute(
-                task,
-                workers=0,
-                out=item.folder,
-                observer=_Observer(item, self.watch),
-                pool=pool,
+            execute = partial(session.execute, task, workers=0, out=item.folder, pool=pool)
+            result = following(
+                self.track,
+                _name(item),
+                task.spec.said(),
+                item.folder,
+                _Observer(item, self.watch),
+                lambda seen: execute(observer=seen),
             )
             outcome = Outcome(item, result)
         except RunError as error:
@@ -116,6 +124,14 @@ class Runner:
         if self.watch is not None:
             self.watch.finished(outcome)
         return outcome
+
+
+def _name(item: Item) -> str:
+    """What trackers call a run."""
+    if item.folder is not None:
+        return item.folder.name
+    axes = "".join(f"-{key}{value}" for key, value in item.axes.items())
+    return slug(f"{item.label}{axes}-s{item.seed}")
 
 
 class Comparison:
@@ -137,7 +153,7 @@ class Comparison:
         """A self-contained page about the comparison; options as of `fedrift report`."""
         from fedrift import report
 
-        made = [(o.item.label, o.result) for o in self.outcomes if o.result is not None]
+        made = [(o.item.shown, o.result) for o in self.outcomes if o.result is not None]
         report.write([report.Labelled(r.record(), label) for label, r in made], path, **options)
         return Path(path)
 

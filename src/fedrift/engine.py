@@ -33,6 +33,7 @@ from fedrift.rounds import (
     fingerprint,
 )
 from fedrift.store import Store
+from fedrift.unbroken import unbroken
 
 __all__ = ["Engine", "Finished", "Observer", "Plan", "Progress", "RoundReport", "fingerprint"]
 
@@ -91,12 +92,7 @@ class Engine:
                 self._wait(self._report(t, weights, new, cohort), {}, buffers)
                 self._settle()
                 return self._finished("diverged", t + 1)
-            due = (t + 1) % self.settings.eval_every == 0 or t + 1 == self.settings.rounds
-            pending = self._evaluate(new, buffers) if due else {}
-            self._wait(self._report(t, weights, new, cohort), pending, buffers)
-            self.store.commit()
-            self.progress.state, self.progress.buffers = new, buffers
-            self.progress.round = t + 1
+            self._accept(t, weights, new, buffers, cohort)
             saves = self.recorder is not None and self.recorder.is_due()
             is_last = t + 1 == self.settings.rounds
             if is_last or saves or self.on_round is not None or not self._most_waiting:
@@ -108,6 +104,20 @@ class Engine:
                 if self._stop:
                     return self._finished("stopped", None)
         return self._finished("done", None)
+
+    def _accept(
+        self, t: int, weights: Vec, new: Any, buffers: tuple[Tensor, ...], cohort: tuple[int, ...]
+    ) -> None:
+        """The round counts from here on; its evaluation may still be interrupted."""
+        due = (t + 1) % self.settings.eval_every == 0 or t + 1 == self.settings.rounds
+        report = self._report(t, weights, new, cohort)
+        with unbroken():
+            waiting = self._wait(report, {"": Done([])} if due else {}, buffers)
+            self.store.commit()
+            self.progress.state, self.progress.buffers = new, buffers
+            self.progress.round = t + 1
+        if due:
+            waiting.pending = self._evaluate(new, buffers)
 
     def _diverged(self, bad: Waiting) -> Finished:
         """The evaluation of a round was not finite: whatever came after it does not count."""
@@ -135,8 +145,6 @@ class Engine:
     def interrupted(self, alone: Evaluator | None) -> None:
         """Keep what is finished after an exception, without the workers, who may be in disorder."""
         self.store.discard()
-        if self._waiting and self._waiting[-1].report.round > self.progress.round:
-            self._waiting.pop()  # its state was not taken over any more
         for waiting in self._waiting:
             if waiting.pending and alone is not None:
                 shown = self._shown(waiting.report.state, waiting.buffers)
@@ -235,10 +243,12 @@ class Engine:
 
     def _wait(
         self, report: RoundReport, pending: dict[str, Pending], buffers: tuple[Tensor, ...]
-    ) -> None:
+    ) -> Waiting:
         before = self.progress.state, self.progress.buffers
-        self._waiting.append(Waiting(report, self._entries, pending, buffers, before))
+        waiting = Waiting(report, self._entries, pending, buffers, before)
+        self._waiting.append(waiting)
         self._entries = []
+        return waiting
 
     def _settle(self, leave: int = 0) -> Waiting | None:
         """Finish the rounds that wait for their evaluation, in order, but for the last `leave`.
@@ -248,14 +258,20 @@ class Engine:
         while len(self._waiting) > leave:
             waiting = self._waiting[0]
             metrics = self._metrics(waiting.report.state, waiting.pending)
-            self._waiting.popleft()  # only now: an interruption must not lose the round
-            self._note(replace(waiting.report, metrics=metrics), waiting.entries)
+            report = replace(waiting.report, metrics=metrics)
+            with unbroken():
+                self._waiting.popleft()  # only now: an interruption must not lose the round
+                self._record(report, waiting.entries)
+            if self.observer is not None:
+                self.observer.finished_round(report)
+            if self.on_round is not None:
+                copied = replace(report, weights=report.weights.clone())
+                self._stop = bool(self.on_round(copied)) or self._stop
             if not math.isfinite(metrics.get("loss", 0.0)):
                 return waiting
         return None
 
-    def _note(self, report: RoundReport, entries: Sequence[Entry]) -> None:
-        """Write a finished round down, and tell whoever watches."""
+    def _record(self, report: RoundReport, entries: Sequence[Entry]) -> None:
         metrics = report.metrics
         self.progress.seconds = report.seconds
         self.progress.ledger.entries.extend(entries)
@@ -275,11 +291,6 @@ class Engine:
                 self.recorder.ledger(entry.row())
             if row:
                 self.recorder.rounds(row)
-        if self.observer is not None:
-            self.observer.finished_round(report)
-        if self.on_round is not None:
-            copied = replace(report, weights=report.weights.clone())
-            self._stop = bool(self.on_round(copied)) or self._stop
 
     def _metrics(self, state: Any, pending: dict[str, Pending]) -> Metrics:
         metrics: Metrics = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from fedrift.flat import map_tree
 from fedrift.ledger import Entry, Ledger
 from fedrift.planning import Task, UserMetric, cost_of, plan, workers_for
 from fedrift.result import Result
-from fedrift.results import RunFolder
+from fedrift.results import CLIENTS, RunFolder
 from fedrift.results import load as load_folder
 from fedrift.store import Store
 
@@ -51,7 +51,9 @@ def execute(
     pool: Pool | None = None,
 ) -> Result:
     """Run the task, on a pool if there is one, or go on with what its folder holds of it."""
-    with one_thread():
+    # Several runs share a pool and one generator: whoever made the pool restores it, not each run.
+    with one_thread() if pool is None else nullcontext():
+        torch.set_num_threads(1)
         _check(task)
         number = pool.workers if pool is not None else workers_for(task, workers, backend)
         if number:
@@ -64,7 +66,7 @@ def execute(
         try:
             if folder is not None and again and _is_complete(folder):
                 return _reread(task, folder)
-            if folder is not None and not again:
+            if folder is not None and not (folder.path / CLIENTS).exists():
                 folder.write_clients(keeping.clients(task.split, task.problem.classes))
             return _execute(task, folder, again, number, backend, observer, on_round, pool)
         finally:
@@ -213,6 +215,7 @@ def _result(task: Task, finished: Finished, folder: RunFolder | None) -> Result:
         notes=task.notes,
         folder=None if folder is None else folder.path,
         clients=keeping.clients(task.split, task.problem.classes),
+        said=task.spec,
     )
 
 

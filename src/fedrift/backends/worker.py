@@ -213,4 +213,8 @@ def main(pipe: Connection) -> None:
             else:
                 say(pipe, "done", answering[kind](content))
         except Exception as error:
-            say(pipe, "error", (f"{type(error).__name__}: {error}", traceback.format_exc()))
+            told = f"{type(error).__name__}: {error}", traceback.format_exc()
+            try:
+                say(pipe, "error", told)
+            except OSError:  # the parent was interrupted and hears nobody
+                return

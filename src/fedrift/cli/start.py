@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from fedrift.cli.screen import bytes_text, console, seconds_text
 from fedrift.experiment import FIELDS, Spec, read_toml
 from fedrift.records import dump
 from fedrift.results import check_free
+from fedrift.track import tracks
 
 INTERRUPTED = 130
 # A flag takes the place of what says the same in another way in the file.
@@ -41,15 +42,18 @@ def chosen(flags: Mapping[str, object], file: Path | None) -> Spec:
     return Spec.of({**values, **given})
 
 
-def start(spec: Spec, *, as_json: bool, quiet: bool) -> None:
+def start(spec: Spec, *, as_json: bool, quiet: bool, track: Sequence[str] = ()) -> None:
     """A new run. Everything that can be refused is refused before torch is imported."""
     spec.validate()
+    tracks(track)
     if spec.out is not None:
         check_free(Path(spec.out))
-    execute(spec, spec.out, as_json=as_json, quiet=quiet)
+    execute(spec, spec.out, as_json=as_json, quiet=quiet, track=track)
 
 
-def execute(spec: Spec, folder: str | None, *, as_json: bool, quiet: bool) -> None:
+def execute(
+    spec: Spec, folder: str | None, *, as_json: bool, quiet: bool, track: Sequence[str] = ()
+) -> None:
     """Runs what has been checked; `folder` may hold the beginning of the same run."""
     if spec.workers != 0 and spec.backend != "in-process":
         from fedrift.backends import prestart
@@ -64,7 +68,7 @@ def execute(spec: Spec, folder: str | None, *, as_json: bool, quiet: bool) -> No
     try:
         from fedrift import front
 
-        result = front.run_spec(spec, observer=watch, out=folder, prepared=prepared)
+        result = front.run_spec(spec, observer=watch, out=folder, prepared=prepared, track=track)
     except KeyboardInterrupt:
         watch.close()
         print(_interrupted(watch, spec, folder), file=sys.stderr)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedrift.errors import InputError, unknown
-from fedrift.report import formats, tables, words
+from fedrift.records import replace_text
+from fedrift.report import formats, tables, tuning, words
 from fedrift.report.provenance import Extras, runs_table
 from fedrift.report.selection import COMPARISON, Labelled, Selection, select
 from fedrift.statistics.findings import Findings, find
@@ -56,7 +56,7 @@ def write(
     extras = Extras(
         title=title or words.title(findings),
         problems=problems,
-        notes=(*(t.sentence() for t in selection.tunings), *notes),
+        notes=(*(tuning.sentence(t) for t in selection.tunings), *notes),
         commands=_commands(sources, selection, page_path, target, baseline, last),
         specs=_specs(selection),
     )
@@ -148,12 +148,8 @@ def _specs(selection: Selection) -> list[tuple[str, str]]:
 
 
 def _write(path: Path, content: str) -> None:
-    """Replaces a file as a whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(content, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
+        replace_text(path, content)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise InputError(f"'{path}' cannot be written: {error.strerror}") from None
