@@ -59,8 +59,11 @@ class Visitor:
         problem: Problem,
         clients: Clients,
         augment: Augment | None = None,
+        site: Callable[..., Any] = Site,
     ) -> None:
+        """`site` makes what a client method is given: a `Site`, or one that is watched."""
         self.root, self.problem, self.clients, self.augment = root, problem, clients, augment
+        self._site = site
         self._resolved: dict[str, tuple[Algorithm[Any, Any], Problem]] = {}
 
     def owner(self, path: str) -> tuple[Algorithm[Any, Any], Problem]:
@@ -86,7 +89,7 @@ class Visitor:
         model.load_buffers(buffers or [problem.rest[name] for name in problem.moving])
         model.freeze(frozen)
         model.temperature = call.temperature
-        site = Site(
+        site = self._site(
             problem,
             self.clients.view(client),
             client=client,

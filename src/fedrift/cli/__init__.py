@@ -12,6 +12,7 @@ import typer
 
 from fedrift.cli.compare import compare
 from fedrift.cli.conform import conform
+from fedrift.cli.explain import explain
 from fedrift.cli.listing import list_names
 from fedrift.cli.partition import partition
 from fedrift.cli.report import report
@@ -35,6 +36,7 @@ app.command(no_args_is_help=True)(compare)
 app.command(no_args_is_help=True)(report)
 app.command()(resume)
 app.command()(conform)
+app.command(no_args_is_help=True)(explain)
 app.command("list")(list_names)
 app.command()(partition)
 

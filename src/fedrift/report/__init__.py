@@ -63,7 +63,7 @@ def write(
     texts = {page_path: _page(findings, extras)}
     texts |= _tables(findings, page_path, format)
     for file, content in texts.items():
-        _write(file, content)
+        replace_file(file, content)
     drawn: list[Path] = []
     if figures:
         from fedrift.report.drawings import draw  # matplotlib is slow to import
@@ -147,8 +147,8 @@ def _specs(selection: Selection) -> list[tuple[str, str]]:
     return found
 
 
-def _write(path: Path, content: str) -> None:
-    """Replaces a file as a whole."""
+def replace_file(path: Path, content: str) -> None:
+    """Writes a file as a whole, or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
