@@ -72,9 +72,7 @@ def explain(
     from fedrift.cli.screen import bytes_text, console
     from fedrift.explain import explain as make
 
-    done = make(
-        name, out, steps=_steps(steps), rounds=rounds, lr=lr, terrain=terrain, turns=turns
-    )
+    done = make(name, out, steps=_steps(steps), rounds=rounds, lr=lr, terrain=terrain, turns=turns)
     console().print(done.words)
     console().print(f"{done.path}  {bytes_text(done.path.stat().st_size)}")
 
@@ -100,4 +98,6 @@ def _steps(text: str | None) -> tuple[int, ...] | None:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise InputError(f"steps must be a whole number, or two such as 3,9, not '{text}'") from None
+        raise InputError(
+            f"steps must be a whole number, or two such as 3,9, not '{text}'"
+        ) from None

@@ -80,13 +80,13 @@ function play() {
     view.timer = setTimeout(tick, frame().kind === "step" && frame().step > 1 ? PAUSE * 0.75 : PAUSE * 1.6);
   };
   view.timer = setTimeout(tick, 150);
-  one("[data-go=play]").textContent = "❚❚ Pause";
+  one("[data-go=play]").textContent = "Pause";
 }
 
 function stop() {
   clearTimeout(view.timer);
   view.timer = null;
-  one("[data-go=play]").textContent = "▶ Play";
+  one("[data-go=play]").textContent = "Play";
 }
 
 function go(at) {
@@ -119,9 +119,13 @@ function say(at) {
 
 // The map: rings and shading are drawn once, all that moves is shapes and annotations on top.
 
+// Rings and shades end where nine tenths of the map do, whatever its heights.
+const most = (name) => { const flat = data.maps[name].flat().sort((a, b) => a - b); return flat[Math.floor(0.9 * flat.length)]; };
+
 function ring(name, color, width, opacity) {
+  const size = Math.min(0.28, most(name) / 8);
   return { type: "contour", x: data.x, y: data.y, z: data.maps[name], showscale: false, hoverinfo: "skip", opacity,
-    contours: { coloring: "none", start: 0.18, end: 6, size: 0.28 }, line: { color, width, smoothing: 1 }, visible: shows(name) };
+    contours: { coloring: "none", start: 0.6 * size, end: 8.6 * size, size }, line: { color, width, smoothing: 1 }, visible: shows(name) };
 }
 
 function stage(chart, width) {
@@ -130,14 +134,14 @@ function stage(chart, width) {
     ? [[0, "#3a4654"], [0.35, "#252d36"], [1, "#14181d"]]
     : [[0, "#cfd8e2"], [0.35, "#e9eef3"], [1, "#ffffff"]];
   const both = { ...ring("both", dark ? "#5b6875" : "#b4bec9", 0.7, 1), colorscale: shade };
-  both.contours = { ...both.contours, coloring: "fill", start: 0, size: 0.22 };
+  both.contours = { coloring: "fill", start: 0, end: most("both"), size: most("both") / 16 };
   const traces = [both, ring("one", css("--one"), 1.1, 0.5), ring("two", css("--two"), 1.1, 0.5)];
   const axis = { showgrid: false, ticks: "", fixedrange: isTouch };
   const [left, right, down, up] = [data.x[0], data.x.at(-1), data.y[0], data.y.at(-1)];
   return plot(chart, traces, {
-    ...overlay(), margin: { l: 34, r: 8, t: 8, b: 34 },
-    xaxis: { ...axis, range: [left, right], title: { text: "w₁" }, constrain: "domain" },
-    yaxis: { ...axis, range: [down, up], title: { text: "w₂" }, scaleanchor: "x", constrain: "domain" },
+    ...overlay(), margin: isNarrow() ? { l: 20, r: 4, t: 4, b: 20 } : { l: 34, r: 8, t: 8, b: 34 },
+    xaxis: { ...axis, range: [left, right], title: { text: isNarrow() ? "" : "w₁" }, constrain: "domain" },
+    yaxis: { ...axis, range: [down, up], title: { text: isNarrow() ? "" : "w₂" }, scaleanchor: "x", constrain: "domain" },
   }, width);
 }
 
@@ -153,7 +157,7 @@ function label([x, y], words, color, ax, ay) {
 function arrow(from, to, color, width = 2.4, opacity = 1) {
   const span = data.x.at(-1) - data.x[0];
   if (distance(from, to) < 0.006 * span) return [];
-  return [{ x: to[0], y: to[1], ax: from[0], ay: from[1], xref: "x", yref: "y", axref: "x", ayref: "y", text: "", showarrow: true, arrowhead: 2, arrowsize: 1, arrowwidth: width, arrowcolor: color, opacity }];
+  return [{ x: to[0], y: to[1], ax: from[0], ay: from[1], xref: "x", yref: "y", axref: "x", ayref: "y", text: "", showarrow: true, arrowhead: 2, arrowsize: 1, arrowwidth: isNarrow() ? 0.7 * width : width, arrowcolor: color, opacity }];
 }
 
 // A label leads away from the middle of the map, so that labels of neighbours do.
@@ -170,7 +174,10 @@ function overlay() {
     annotations.push(label(bottom, isNarrow() ? `min ${client + 1}` : `client ${client + 1}'s minimum`, clientColour(client), ...away(bottom)));
   });
   annotations.push(sign(data.lowest, "★", css("--star"), 24));
-  if (ends || !view.at) annotations.push(label(data.lowest, "common minimum", ink, 0, -30));
+  if (ends || !view.at) {
+    annotations.push(label(data.lowest, "common minimum", ink, 0, -30));
+    for (const [name, x, y] of data.places) if (distance([x, y], data.lowest) > 0.2) annotations.push(label([x, y], name, ink, 20, 40));
+  }
   if (data.other && shows("other")) {
     const points = data.other.points.slice(0, upTo + 1);
     shapes.push(line(points, grey, 2, { dash: "5px,4px" }), ...points.map((point) => dot(point, 2.5, grey)));
@@ -220,6 +227,7 @@ function current(now, shapes, annotations) {
     if (now.kind === "gather" || (now.kind === "server" && !visit.strides.length)) {
       for (const g of visit.gradient) annotations.push(...arrow(turn.sent, sum(turn.sent, [-data.span * g[0], -data.span * g[1]]), colour));
     }
+    for (let k = 0; k < Math.min(now.step - 1, visit.strides.length); k++) pieces(turn, visit, k, colour, annotations, 0.4);
     if (now.kind === "step" && now.step <= visit.strides.length) steps(turn, visit, now.step - 1, colour, shapes, annotations);
   }
   shapes.push(dot(turn.sent, 6, css("--ink"), css("--paper")));
@@ -234,14 +242,20 @@ function steps(turn, visit, k, colour, shapes, annotations) {
   if (stride.climb && shows("climb")) {
     shapes.push(line([start, stride.climb], colour, 2, { dash: "2px,3px" }), dot(stride.climb, 5, css("--paper"), colour));
   }
-  let from = start;
+  pieces(turn, visit, k, colour, annotations, 1);
+  shapes.push(dot(stride.end, 5, colour, css("--paper")));
+}
+
+// Head to tail: the gradient in the client's colour, then every correction in its own.
+function pieces(turn, visit, k, colour, annotations, opacity) {
+  const stride = visit.strides[k];
+  let from = k ? visit.strides[k - 1].end : turn.sent;
   for (const [name, x, y] of stride.arrows) {
     const to = sum(from, [x, y]);
-    if (!isTerm(name)) annotations.push(...arrow(from, to, colour, 2.6));
-    else if (shows(name)) annotations.push(...arrow(from, to, termColour(name), 3.2));
+    if (!isTerm(name)) annotations.push(...arrow(from, to, colour, opacity < 1 ? 1.6 : 2.6, opacity));
+    else if (shows(name)) annotations.push(...arrow(from, to, termColour(name), opacity < 1 ? 2 : 3.2, opacity));
     from = to;
   }
-  shapes.push(dot(stride.end, 5, colour, css("--paper")));
 }
 
 function average(now, turn, shapes, annotations) {
@@ -256,8 +270,8 @@ function average(now, turn, shapes, annotations) {
   }
   if (ends.length) {
     shapes.push(dot(turn.mean, 5, css("--paper"), css("--soft")));
-    annotations.push(...arrow(turn.sent, turn.mean, css("--soft"), 2));
-    if (shows("extra")) annotations.push(...arrow(turn.mean, turn.end, css("--extra"), 3.2));
+    annotations.push(...arrow(turn.sent, turn.mean, css("--chance"), 2));
+    if (shows("extra")) annotations.push(...arrow(data.replaces ? turn.sent : turn.mean, turn.end, css("--extra"), 3.2));
   } else annotations.push(...arrow(turn.sent, turn.end, ink, 3));
   shapes.push(dot(turn.end, 6, css("--paper"), ink));
   annotations.push(label(turn.end, "wᵗ⁺¹", ink, 30, 24));

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedrift.explain.story import LONG, Path, Story, Turn
+from fedrift.explain.terrain import Point
 from fedrift.explain.watch import Visit
 from fedrift.explain.words import Told
 
 Kind = Literal["send", "gather", "step", "average", "server", "end"]
 NEAR = 0.02  # a point this close to another is the same to the eye
 TINY = 1e-9
+WITHIN = 0.5  # of the middle of a named place
 
 
 @dataclass(frozen=True)
@@ -114,25 +116,40 @@ def verdict(story: Story, told: Told) -> str:
 
 def _ends(story: Story, name: str, path: Path) -> str:
     far = gap(story, path)
-    if far is None:
+    if far is None or path.limit is None:
         return f"With these settings {name} runs away: it became infinite."
     if not path.rests:
-        return f"After {LONG} rounds {name} still moves, {far:.2f} from the common minimum."
+        return f"After {LONG} rounds {name} still goes to and fro, {_away(far)}."
+    place = _place(story, path.limit)
+    if place:
+        return f"{name} comes to rest in the {place}."
     if far < NEAR:
         return f"{name} comes to rest in the common minimum."
-    return f"{name} comes to rest {far:.2f} away from the common minimum."
+    return f"{name} comes to rest {_away(far)}."
+
+
+def _away(far: float) -> str:
+    return f"{far:.2f} away from the common minimum"
+
+
+def _place(story: Story, at: Point) -> str:
+    """The named place of the terrain that a point is in."""
+    places = story.task.terrain.places.items()
+    return next((name for name, middle in places if math.dist(middle, at) < WITHIN), "")
 
 
 def _beside(story: Story) -> str:
     if story.other is None:
-        return "The more local steps, the farther; with one step it would be gradient descent."
+        return "The more local steps, the farther; one step would make it gradient descent."
     far, own = gap(story, story.other), gap(story, story.path)
-    if far is None or own is None:
+    if far is None or own is None or story.other.limit is None:
         return ""
     if abs(far - own) < NEAR and story.other.rests == story.path.rests:
-        return "So does FedAvg." if story.path.rests else "So does FedAvg."
-    rests = "stops" if story.other.rests else "is then"
-    return f"FedAvg {rests} {far:.2f} away."
+        return "So does FedAvg."
+    place = _place(story, story.other.limit)
+    if story.other.rests and place:
+        return f"FedAvg stays in the {place}."
+    return f"FedAvg {'stops' if story.other.rests else 'is then'} {far:.2f} away."
 
 
 def state(turn: Turn, names: Mapping[str, Mapping[str, str]]) -> list[tuple[str, list[float]]]:
@@ -149,7 +166,7 @@ def state(turn: Turn, names: Mapping[str, Mapping[str, str]]) -> list[tuple[str,
     return shown
 
 
-def climb(visit: Visit, k: int) -> tuple[float, float] | None:
+def climb(visit: Visit, k: int) -> Point | None:
     """Where the gradient of a local step was taken, if not where the step began."""
     if k >= len(visit.strides):
         return None

@@ -66,6 +66,7 @@ def _body(story: Story, told: Told, about: Sequence[str], command: str) -> str:
         f"{_controls()}</figure><aside>"
         '<h2 id="heading" aria-live="polite"></h2><p id="words"></p>'
         f'{rules}<div id="legend" class="legend"></div><table id="state" hidden></table>'
+        f'<p class="look">{escape(told.look)} <b>{escape(ends)}</b></p>'
         "</aside></div></section>"
     )
     progress = section(
@@ -84,8 +85,7 @@ def _body(story: Story, told: Told, about: Sequence[str], command: str) -> str:
     )
     return (
         f"{header}<main><h1>{escape(told.title)}, step by step</h1>"
-        f'<p class="idea">{escape(told.idea)}</p><p class="look">{escape(told.look)} '
-        f"<b>{escape(ends)}</b></p>{stage}{progress}{settings}</main>"
+        f'<p class="idea">{escape(told.idea)}</p>{stage}{progress}{settings}</main>'
     )
 
 
@@ -95,18 +95,26 @@ PROGRESS = (
 )
 
 
+def _icon(*shapes: str) -> str:
+    drawn = "".join(f'<path d="{shape}"/>' for shape in shapes)
+    return f'<svg viewBox="0 0 16 16" width="16" height="16" aria-hidden="true">{drawn}</svg>'
+
+
+BACK, ON = "M11 2v12L3 8z", "M5 2v12l8-6z"
+BUTTONS = (
+    ("first", _icon(BACK, "M2 2h2v12H2z"), "To the start"),
+    ("back", _icon(BACK), "One step back"),
+    ("play", "Play", "Play"),
+    ("next", _icon(ON), "One step on"),
+    ("round", _icon(ON, "M12 2h2v12h-2z"), "To the next round"),
+)
+
+
 def _controls() -> str:
-    buttons = (
-        ("first", "⏮", "To the start"),
-        ("back", "◀", "One step back"),
-        ("play", "▶ Play", "Play"),
-        ("next", "▶", "One step on"),
-        ("round", "⏭", "To the next round"),
-    )
     made = "".join(
         f'<button type="button" class="plain" data-go="{key}" aria-label="{words}" '
         f'title="{words}">{mark}</button>'
-        for key, mark, words in buttons
+        for key, mark, words in BUTTONS
     )
     return (
         f'<div class="controls" role="group" aria-label="Steps">{made}</div>'
@@ -145,10 +153,12 @@ def payload(story: Story, told: Told) -> dict[str, Any]:
         "title": told.title,
         "lowest": story.lowest,
         "bottoms": story.bottoms,
+        "places": [[name, *at] for name, at in story.task.terrain.places.items()],
         "path": _path(story, story.path),
         "other": None if story.other is None else _path(story, story.other),
         "terms": _terms(story, told),
         "extra": told.extra or "server's own step",
+        "replaces": told.replaces,
         "turns": [_turn(turn, told) for turn in story.turns],
         "frames": [_frame(frame) for frame in frames(story, told)],
     }

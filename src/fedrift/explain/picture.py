@@ -21,24 +21,28 @@ TERMS = ("#AA3377", "#E69F00")  # first and further corrections
 EXTRA = COLOURS[2]
 INK, GREY, STAR = "#1b1f24", "#8a929b", "#f0b400"
 SMALL = 9.0
+WIDE, ABOVE, BELOW = 11, 0.95, 0.55  # inches: the figure, its heading, its keys
+PIT = "narrow pit"
 CLOSE = 0.25  # of the map's width: what is farther from the shown round is cut off
 
 
 def draw(story: Story, told: Told, path: File) -> File:
     """Left one round with every local step taken apart, right all rounds and where they lead."""
     figure, (left, right) = new_figure(2, sharey=False)
-    figure.set_size_inches(11, 6.1)
+    low, high = story.box()
+    tall = 1.95 + 4.7 * (high[1] - low[1]) / (high[0] - low[0])
+    figure.set_size_inches(WIDE, tall)
+    rect = (0, BELOW / tall, 1, 1 - (BELOW + ABOVE) / tall)
+    figure.set_layout_engine("constrained", rect=rect)
     turn = telling(story)
     pieces = _pieces(story)
     _map(left, story, *_lens(story, turn))
     _map(right, story, *story.box())
-    _round(left, turn, pieces)
+    _round(left, story, told, turn)
     _way(right, story, told)
     left.set_title(f"Round {turn.number}, step by step", fontsize=11)
     right.set_title(f"{len(story.turns)} rounds, and where they lead", fontsize=11)
-    rules = f"client:  {plain(told.step)}\nserver:  {plain(told.server)}"
-    figure.suptitle(f"{told.title}\n", fontsize=16, fontweight="bold", x=0.01, ha="left")
-    figure.text(0.012, 0.955, rules, fontsize=11, va="top", color=INK)
+    _heading(figure, story, told)
     _legend(figure, story, told, pieces)
     return save(figure, path)
 
@@ -46,7 +50,11 @@ def draw(story: Story, told: Told, path: File) -> File:
 def telling(story: Story) -> Turn:
     """The first round in which everything the algorithm adds is at work."""
     most = max(_variety(turn) for turn in story.turns)
-    return next(turn for turn in story.turns if _variety(turn) == most)
+    found = [turn for turn in story.turns if _variety(turn) == most]
+    places = story.task.terrain.places
+    if PIT in places:  # where the first decision falls
+        return min(found, key=lambda turn: math.dist(turn.sent, places[PIT]))
+    return found[0]
 
 
 def _variety(turn: Turn) -> int:
@@ -88,17 +96,23 @@ def _map(axis: Axes, story: Story, low: Point, high: Point) -> None:
     losses = terrain.losses(grid(x, y))
     ours = terrain.losses(grid(*terrain.axes(*story.box())))
     across, up = x.numpy(), y.numpy()
+    most = max(float(loss.quantile(0.9) - loss.min()) ** 0.5 for loss in ours)
     both = ((losses[0] + losses[1]) / 2 - float((ours[0] + ours[1]).min()) / 2).clamp_min(0).sqrt()
-    levels = [0.22 * k for k in range(24)]
+    levels = [most / 18 * k for k in range(24)]
     axis.contourf(across, up, both.numpy(), levels, cmap="Greys_r", alpha=0.22, extend="max")
     for loss, mine, colour in zip(losses, ours, CLIENTS, strict=True):
         roots = (loss - float(mine.min())).clamp_min(0).sqrt().numpy()
-        rings = [0.18 + 0.28 * k for k in range(24)]
+        size = min(0.28, float(mine.sub(mine.min()).quantile(0.9)) ** 0.5 / 8)
+        rings = [size * (0.6 + k) for k in range(9)]
         axis.contour(across, up, roots, rings, colors=colour, linewidths=0.7, alpha=0.45)
-    for bottom, colour in zip(story.bottoms, CLIENTS, strict=True):
+    for client, (bottom, colour) in enumerate(zip(story.bottoms, CLIENTS, strict=True), start=1):
         axis.plot(*bottom, "o", markersize=6, markerfacecolor="white", color=colour)
+        if low[0] < bottom[0] < high[0] and low[1] < bottom[1] < high[1]:
+            name = f"minimum of client {client}"
+            place = {"textcoords": "offset points", "ha": "center", "fontsize": SMALL}
+            axis.annotate(name, bottom, (0, 7), color=colour, **place)  # type: ignore[arg-type]
     axis.plot(*story.lowest, "*", markersize=17, color=STAR, markeredgecolor=INK, zorder=6)
-    axis.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), xlabel="$w_1$")
+    axis.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), xlabel="$w_1$", ylabel="$w_2$")
     axis.set_aspect("equal")
     axis.tick_params(labelsize=SMALL)
 
@@ -109,7 +123,8 @@ def _arrow(axis: Axes, start: Point, end: Point, colour: str, width: float = 1.6
     axis.annotate("", end, start, arrowprops=style, zorder=5, annotation_clip=True)
 
 
-def _round(axis: Axes, turn: Turn, pieces: list[str]) -> None:
+def _round(axis: Axes, story: Story, told: Told, turn: Turn) -> None:
+    pieces = _pieces(story)
     for visit in turn.visits:
         colour, start = CLIENTS[visit.client], turn.sent
         for k, stride in enumerate(visit.strides):
@@ -122,13 +137,14 @@ def _round(axis: Axes, turn: Turn, pieces: list[str]) -> None:
             axis.plot(*stride.end, "o", markersize=4.5, color=colour, zorder=6)
             start = stride.end
         for look in visit.looks[:1] if not visit.strides else []:
-            _arrow(axis, look.at, _plus(look.at, look.gradient, -0.2), colour)
+            _arrow(axis, look.at, _plus(look.at, look.gradient, -story.task.lr), colour)
     ends = [visit.strides[-1].end for visit in turn.visits if visit.strides]
     if len(ends) > 1:
         axis.plot(*zip(*ends, strict=True), color=GREY, linestyle="--", linewidth=1)
-    _arrow(axis, turn.sent, turn.mean, INK, 2.2)
-    if math.dist(turn.mean, turn.end) > 1e-9:
-        _arrow(axis, turn.mean, turn.end, EXTRA, 2.2)
+    moved = math.dist(turn.mean, turn.end) > 1e-9
+    _arrow(axis, turn.sent, turn.mean, GREY if moved else INK, 2.2)
+    if moved:
+        _arrow(axis, turn.sent if told.replaces else turn.mean, turn.end, EXTRA, 2.2)
     for place, name in ((turn.sent, "$w^t$"), (turn.end, "$w^{t+1}$")):
         axis.plot(*place, "o", markersize=7, color=INK, markeredgecolor="white", zorder=7)
         axis.annotate(name, place, (7, -13), textcoords="offset points", fontsize=12, zorder=8)
@@ -167,7 +183,20 @@ def _way(axis: Axes, story: Story, told: Told) -> None:
     if any(math.dist(turn.shown, turn.end) > 1e-9 for turn in story.turns):
         axis.plot(*zip(*story.path.points, strict=True), "D:", color=EXTRA, markersize=4, zorder=6)
     if story.path.limit is not None:
-        axis.plot(*story.path.limit, "o", markersize=10, markerfacecolor="none", color=INK, zorder=7)
+        axis.plot(
+            *story.path.limit, "o", markersize=10, markerfacecolor="none", color=INK, zorder=7
+        )
+
+
+def _heading(figure: Figure, story: Story, told: Told) -> None:
+    """Title, rules and verdict, above the panels."""
+    rules = f"client:  {plain(told.step)}\nserver:  {plain(told.server)}"
+    tall = figure.get_figheight()
+    title: dict[str, Any] = {"fontsize": 16, "fontweight": "bold", "color": INK}
+    figure.text(0.012, 1 - 0.08 / tall, told.title, va="top", **title)
+    figure.text(0.012, 1 - 0.42 / tall, rules, fontsize=10.5, va="top", color=INK, linespacing=1.4)
+    ends = verdict(story, told)
+    figure.text(0.99, 1 - 0.1 / tall, ends, fontsize=10.5, va="top", ha="right", color="#59636e")
 
 
 def _legend(figure: Figure, story: Story, told: Told, pieces: list[str]) -> None:
@@ -179,15 +208,21 @@ def _legend(figure: Figure, story: Story, told: Told, pieces: list[str]) -> None
     keys = [key(c, f"client {i}") for i, c in enumerate(CLIENTS, start=1)]
     for i, piece in enumerate(pieces):
         keys.append(key(TERMS[min(i, 1)], told.term(piece)[0], linewidth=2.4))
+    if any(math.dist(turn.mean, turn.end) > 1e-9 for turn in story.turns):
+        keys.append(key(EXTRA, told.extra or "server's own step", linewidth=2.4))
     keys.append(key(INK, f"server, {told.title}", marker="o", markersize=4))
     if story.other is not None:
         keys.append(key(GREY, "FedAvg", linestyle="--", marker="o", markersize=3.5))
+    rings = {"linestyle": "", "markerfacecolor": "none"}
+    keys.append(key(INK, "where it ends", marker="o", markersize=9, **rings))
+    if story.other is not None:
+        keys.append(key(GREY, "where FedAvg ends", marker="s", markersize=8, **rings))
     star = {"marker": "*", "markersize": 13, "linestyle": "", "markeredgecolor": INK}
     keys.append(key(STAR, "common minimum", **star))
     figure.legend(
         handles=keys,
-        loc="outside lower center",
-        ncols=min(len(keys), 6),
+        loc="lower center",
+        ncols=(len(keys) + 1) // 2,
+        fontsize=9.5,
         frameon=False,
-        title=verdict(story, told),
     )

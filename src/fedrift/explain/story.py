@@ -105,7 +105,9 @@ class Story:
             low, high, margin = terrain.low[i], terrain.high[i], 0.04 * wide[i]
             least = min(p[i] for p in points) - margin
             most = max(p[i] for p in points) + margin
-            corners.append((max(min(low, least), low - wide[i]), min(max(high, most), high + wide[i])))
+            corners.append(
+                (max(min(low, least), low - wide[i]), min(max(high, most), high + wide[i]))
+            )
         (left, right), (down, up) = corners
         return (left, down), (right, up)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
@@ -92,6 +92,8 @@ class Terrain:
     lr: float
     steps: int
     about: str
+    places: Mapping[str, Point] = field(default_factory=dict[str, Point])
+    """What is worth a name on the map."""
 
     def model(self) -> partial[Spot]:
         return partial(Spot, self.start)
@@ -154,6 +156,7 @@ WELLS = Terrain(
     lr=0.12,
     steps=6,
     about="A narrow pit on the way to a wide valley: a sharp and a flat minimum.",
+    places={"narrow pit": (-0.38, -0.27), "wide valley": (1.71, 0.0)},
 )
 
 TERRAINS: Mapping[str, Terrain] = {"bowls": BOWLS, "wells": WELLS}

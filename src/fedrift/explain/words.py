@@ -56,6 +56,11 @@ class Told:
     terms: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     state: Mapping[str, Names] = field(default_factory=dict[str, Names])
 
+    @property
+    def replaces(self) -> bool:
+        """The server's own step stands in the place of the mean; others go on from it."""
+        return "instead" in self.extra
+
     def term(self, piece: str) -> tuple[str, str]:
         """Symbol and sentence of a piece of the local step."""
         return self.terms.get(piece) or USUAL.get(piece, OTHER)
