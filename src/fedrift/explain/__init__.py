@@ -9,6 +9,7 @@ The ending of the file decides: a page to step through (`.html`), or a picture (
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,8 @@ def settle(
         raise InputError(f"steps={many} must be one whole number of at least 1, or two: 3,9")
     if rounds < 1:
         raise InputError(f"rounds={rounds} must be at least 1")
+    if lr is not None and not 0 < lr < math.inf:
+        raise InputError(f"lr={lr} must be a number above 0")
     rate = lr if lr is not None else (told.lr if terrain is None and told.lr else place.lr)
     by_turns = bool(told.turns) if turns is None else turns
     return given, Task(text, place, many, rate, rounds, by_turns), told

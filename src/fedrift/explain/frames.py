@@ -42,6 +42,16 @@ def frames(story: Story, told: Told) -> list[Frame]:
     return found
 
 
+def pieces(story: Story, told: Told) -> list[str]:
+    """The corrections that occur, in the order of the rule: the first has the first colour."""
+    found: dict[str, None] = {}
+    for turn in story.turns:
+        for visit in turn.visits:
+            for stride in visit.strides:
+                found |= {push.piece: None for push in stride.pushes if any(push.vector)}
+    return sorted(found, key=lambda piece: list((*told.terms, *found)).index(piece))
+
+
 def _round(story: Story, told: Told, place: int, turn: Turn) -> Iterator[Frame]:
     head = f"Round {turn.number}"
     yield Frame(place, "send", 0, head, _sent(told, turn), "")
@@ -139,6 +149,8 @@ def _place(story: Story, at: Point) -> str:
 
 
 def _beside(story: Story) -> str:
+    if story.other is None and story.path.limit is None:
+        return "A smaller rate would hold it."
     if story.other is None:
         return "The more local steps, the farther; one step would make it gradient descent."
     far, own = gap(story, story.other), gap(story, story.path)

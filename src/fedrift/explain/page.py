@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrift.explain.frames import Frame, climb, frames, state
+from fedrift.explain.frames import Frame, climb, frames, pieces, state
 from fedrift.explain.story import Path, Story, Turn
 from fedrift.explain.terrain import Point, grid
 from fedrift.explain.watch import Visit
@@ -156,22 +156,12 @@ def payload(story: Story, told: Told) -> dict[str, Any]:
         "places": [[name, *at] for name, at in story.task.terrain.places.items()],
         "path": _path(story, story.path),
         "other": None if story.other is None else _path(story, story.other),
-        "terms": _terms(story, told),
+        "terms": [{"piece": piece, "symbol": told.term(piece)[0]} for piece in pieces(story, told)],
         "extra": told.extra or "server's own step",
         "replaces": told.replaces,
         "turns": [_turn(turn, told) for turn in story.turns],
         "frames": [_frame(frame) for frame in frames(story, told)],
     }
-
-
-def _terms(story: Story, told: Told) -> list[dict[str, str]]:
-    """The corrections that occur, in order: name in the code, symbol."""
-    pieces: dict[str, None] = {}
-    for turn in story.turns:
-        for visit in turn.visits:
-            for stride in visit.strides:
-                pieces |= {push.piece: None for push in stride.pushes if any(push.vector)}
-    return [{"piece": piece, "symbol": told.term(piece)[0]} for piece in pieces]
 
 
 def _path(story: Story, path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Any
 
-from fedrift.explain.frames import climb, verdict
+from fedrift.explain.frames import climb, pieces, verdict
 from fedrift.explain.story import Story, Turn
 from fedrift.explain.terrain import Point, grid
 from fedrift.explain.words import Told, plain
@@ -35,15 +35,14 @@ def draw(story: Story, told: Told, path: File) -> File:
     rect = (0, BELOW / tall, 1, 1 - (BELOW + ABOVE) / tall)
     figure.set_layout_engine("constrained", rect=rect)
     turn = telling(story)
-    pieces = _pieces(story)
     _map(left, story, *_lens(story, turn))
     _map(right, story, *story.box())
     _round(left, story, told, turn)
-    _way(right, story, told)
+    _way(right, story)
     left.set_title(f"Round {turn.number}, step by step", fontsize=11)
     right.set_title(f"{len(story.turns)} rounds, and where they lead", fontsize=11)
     _heading(figure, story, told)
-    _legend(figure, story, told, pieces)
+    _legend(figure, story, told)
     return save(figure, path)
 
 
@@ -63,15 +62,6 @@ def _variety(turn: Turn) -> int:
     spread = len({stride.looks[-1].at for stride in strides if stride.looks})
     meets = bool(strides) and spread < len(strides)  # clients look at a common point
     return len(pieces) + int(meets) + int(math.dist(turn.mean, turn.end) > 1e-9)
-
-
-def _pieces(story: Story) -> list[str]:
-    found: dict[str, None] = {}
-    for turn in story.turns:
-        for visit in turn.visits:
-            for stride in visit.strides:
-                found |= {push.piece: None for push in stride.pushes if any(push.vector)}
-    return list(found)
 
 
 def _lens(story: Story, turn: Turn) -> tuple[Point, Point]:
@@ -105,12 +95,8 @@ def _map(axis: Axes, story: Story, low: Point, high: Point) -> None:
         size = min(0.28, float(mine.sub(mine.min()).quantile(0.9)) ** 0.5 / 8)
         rings = [size * (0.6 + k) for k in range(9)]
         axis.contour(across, up, roots, rings, colors=colour, linewidths=0.7, alpha=0.45)
-    for client, (bottom, colour) in enumerate(zip(story.bottoms, CLIENTS, strict=True), start=1):
+    for bottom, colour in zip(story.bottoms, CLIENTS, strict=True):
         axis.plot(*bottom, "o", markersize=6, markerfacecolor="white", color=colour)
-        if low[0] < bottom[0] < high[0] and low[1] < bottom[1] < high[1]:
-            name = f"minimum of client {client}"
-            place = {"textcoords": "offset points", "ha": "center", "fontsize": SMALL}
-            axis.annotate(name, bottom, (0, 7), color=colour, **place)  # type: ignore[arg-type]
     axis.plot(*story.lowest, "*", markersize=17, color=STAR, markeredgecolor=INK, zorder=6)
     axis.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), xlabel="$w_1$", ylabel="$w_2$")
     axis.set_aspect("equal")
@@ -124,7 +110,7 @@ def _arrow(axis: Axes, start: Point, end: Point, colour: str, width: float = 1.6
 
 
 def _round(axis: Axes, story: Story, told: Told, turn: Turn) -> None:
-    pieces = _pieces(story)
+    order = pieces(story, told)
     for visit in turn.visits:
         colour, start = CLIENTS[visit.client], turn.sent
         for k, stride in enumerate(visit.strides):
@@ -133,7 +119,7 @@ def _round(axis: Axes, story: Story, told: Told, turn: Turn) -> None:
                 line = {"color": colour, "linestyle": ":", "linewidth": 1.1, "alpha": 0.8}
                 axis.plot(*zip(start, at, strict=True), **line)  # type: ignore[arg-type]
                 axis.plot(*at, "D", markersize=4, markerfacecolor="white", color=colour, alpha=0.8)
-            _stride(axis, start, stride.arrows(), pieces, colour)
+            _stride(axis, start, stride.arrows(), order, colour)
             axis.plot(*stride.end, "o", markersize=4.5, color=colour, zorder=6)
             start = stride.end
         for look in visit.looks[:1] if not visit.strides else []:
@@ -151,14 +137,14 @@ def _round(axis: Axes, story: Story, told: Told, turn: Turn) -> None:
 
 
 def _stride(
-    axis: Axes, start: Point, arrows: list[tuple[str, Point]], pieces: list[str], colour: str
+    axis: Axes, start: Point, arrows: list[tuple[str, Point]], order: list[str], colour: str
 ) -> None:
     """Head to tail: the gradient in the client's colour, each correction in its own."""
     for name, vector in arrows:
         end = _plus(start, vector)
         if math.hypot(*vector) > 1e-6:
-            own = colour if name not in pieces else TERMS[min(pieces.index(name), 1)]
-            _arrow(axis, start, end, own, 1.9 if name in pieces else 1.5)
+            own = colour if name not in order else TERMS[min(order.index(name), 1)]
+            _arrow(axis, start, end, own, 1.9 if name in order else 1.5)
         start = end
 
 
@@ -166,8 +152,13 @@ def _plus(a: Point, b: Point, scale: float = 1.0) -> Point:
     return a[0] + scale * b[0], a[1] + scale * b[1]
 
 
-def _way(axis: Axes, story: Story, told: Told) -> None:
+def _way(axis: Axes, story: Story) -> None:
     """All rounds: the server's models, FedAvg's, and where both come to rest."""
+    for client, (bottom, colour) in enumerate(zip(story.bottoms, CLIENTS, strict=True), start=1):
+        words: dict[str, Any] = {"color": colour, "ha": "center", "fontsize": SMALL}
+        axis.annotate(
+            f"minimum of client {client}", bottom, (0, 7), "data", "offset points", **words
+        )
     for turn in story.turns:
         for visit in turn.visits:
             walked = [turn.sent, *(stride.end for stride in visit.strides)]
@@ -199,14 +190,14 @@ def _heading(figure: Figure, story: Story, told: Told) -> None:
     figure.text(0.99, 1 - 0.1 / tall, ends, fontsize=10.5, va="top", ha="right", color="#59636e")
 
 
-def _legend(figure: Figure, story: Story, told: Told, pieces: list[str]) -> None:
+def _legend(figure: Figure, story: Story, told: Told) -> None:
     from matplotlib.lines import Line2D
 
     def key(colour: str, label: str, **style: Any) -> Line2D:
         return Line2D([], [], color=colour, label=label, **style)
 
     keys = [key(c, f"client {i}") for i, c in enumerate(CLIENTS, start=1)]
-    for i, piece in enumerate(pieces):
+    for i, piece in enumerate(pieces(story, told)):
         keys.append(key(TERMS[min(i, 1)], told.term(piece)[0], linewidth=2.4))
     if any(math.dist(turn.mean, turn.end) > 1e-9 for turn in story.turns):
         keys.append(key(EXTRA, told.extra or "server's own step", linewidth=2.4))

@@ -15,6 +15,7 @@ from fedrift.conform.inside import Inside
 from fedrift.conform.problem import Trial, alternating
 from fedrift.conform.subject import Subject, subject_of
 from fedrift.engine import RoundReport
+from fedrift.errors import InputError
 from fedrift.explain.terrain import Point, Terrain, bowl_with_pits
 from fedrift.explain.watch import Visit, point, watching
 from fedrift.messages import pack
@@ -23,6 +24,7 @@ from fedrift.session import one_thread
 LONG = 200  # rounds after which an algorithm has come to rest, or never will
 STILL = 1e-4  # a model that moves less than this in some rounds is at rest
 FEW = 8
+FAR = 100.0  # times the size of a map, about twenty
 SERVER_MODEL = re.compile(r"(?:(?:inner|second)\.)*w")
 
 
@@ -117,6 +119,10 @@ def tell(task: Task) -> Story:
     with one_thread():
         subject = subject_of(task.text)
         turns = watched(task, subject)
+        if not turns:
+            raise InputError(
+                f"lr={task.lr:g} is too large: the first round leaves the map; lower it"
+            )
         points = (task.terrain.start, *(turn.shown for turn in turns))
         path = Path(points, *_limit(subject, task))
         other = None
@@ -135,6 +141,8 @@ def watched(task: Task, subject: Subject) -> tuple[Turn, ...]:
     sent = [task.terrain.start]
 
     def note(report: RoundReport) -> None:
+        if not on_map(report.weights) or len(turns) < report.round - 1:
+            return  # it has run away: the rest is not worth a picture
         seen = _merged([v for v in visits if v.round == report.round - 1])
         ends = [v.end for v in seen if v.end is not None]
         end = _server(report.state, report.weights)
@@ -146,6 +154,11 @@ def watched(task: Task, subject: Subject) -> tuple[Turn, ...]:
 
     inside.run(note)
     return tuple(turns)
+
+
+def on_map(w: Tensor) -> bool:
+    """Not so far away that nothing else could be seen."""
+    return bool(w.isfinite().all()) and float(w.abs().max()) < FAR
 
 
 def _merged(visits: Sequence[Visit]) -> tuple[Visit, ...]:
@@ -202,12 +215,12 @@ def _limit(subject: Subject, task: Task) -> tuple[Point | None, bool]:
         return report.round > task.rounds and rests()
 
     result = runs.run(subject, task.trial(LONG), on_round=note)
-    if result.status == "diverged" or not all(map(math.isfinite, last[-1])):
+    if result.status == "diverged" or math.dist(last[-1], task.terrain.start) > FAR:
         return None, False
     return last[-1], rests()
 
 
 def _beside(task: Task) -> Path:
     subject = subject_of(task.text)
-    points = (task.terrain.start, *map(point, runs.path(subject, task.trial())))
-    return Path(points, *_limit(subject, task))
+    points = [point(w) for w in runs.path(subject, task.trial()) if on_map(w)]
+    return Path((task.terrain.start, *points), *_limit(subject, task))

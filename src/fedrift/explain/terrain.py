@@ -29,7 +29,7 @@ class Spot(nn.Module):
 
     def __init__(self, start: Point) -> None:
         nn.Module.__init__(self)
-        self.weight = nn.Parameter(torch.tensor(start))
+        self.weight = nn.Parameter(torch.tensor(start, dtype=torch.float64))
 
     def forward(self, shape: Tensor) -> tuple[Tensor, Tensor]:
         return shape, self.weight
