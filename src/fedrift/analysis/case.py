@@ -66,6 +66,9 @@ class Options:
     """Of Lanczos, for the spectral density."""
     probes: int = 1
     rho: float = 0.05
+    """Radius of sharpness."""
+    rho_a: float = 0.5
+    """Radius of adaptive sharpness, in units of the weights."""
     eta_a: float = 0.01
     passes: bool = True
     """Passes over the clients' data are allowed: gradient dissimilarity, true gradients."""
