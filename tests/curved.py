@@ -61,11 +61,11 @@ def symmetric(spectrum: np.ndarray, seed: int = 0) -> np.ndarray:
     return q @ np.diag(spectrum) @ q.T
 
 
-def net(n: int = 150, dtype: torch.dtype = torch.float64) -> tuple[Problem, Batch]:
+def net(n: int = 150, dtype: torch.dtype = torch.float64) -> tuple[Problem, tuple[Tensor, Tensor]]:
     """A classifier with 212 weights and a sample whose size is no multiple of a chunk."""
     x, y = blobs(n)
-    data: Batch = (x.to(dtype), y)
-    return problem_of(Net, nn.functional.cross_entropy, (x[:2].to(dtype), y[:2]), dtype), data
+    x = x.to(dtype)
+    return problem_of(Net, nn.functional.cross_entropy, (x[:2], y[:2]), dtype), (x, y)
 
 
 def dense_hessian(problem: Problem, w: Vec, data: Batch) -> Tensor:

@@ -23,6 +23,8 @@ RUNS = f"{ENGINE} metrics experiment records results keeping figures result plan
 GRIDS = "grid validation comparison task"
 READ = "experiment records results figures quantities grid statistics.* report.*"
 
+SEEN = "examinations pictures pictures.*"
+
 # Module → what it may import from the package; a row of its own goes before a pattern. Rows are
 # in the order of the layers: only the command line may import what a later row describes.
 ALLOWED = {
@@ -39,6 +41,9 @@ ALLOWED = {
     "records": "errors",
     "figures": "errors",
     "quantities": "",
+    "pictures": "records",
+    "pictures.*": "errors records figures pictures pictures.*",
+    "examinations": WORDS,
     "participation": WORDS,
     "flat": WORDS,
     "messages": f"{WORDS} flat",
@@ -86,7 +91,7 @@ ALLOWED = {
     "conform.*": f"{INPUT} {RUNS} data.* build task session algorithms algorithms.* conform.*",
     "conform": "errors conform.*",
     "conform.survey": f"{WORDS} backends algorithms conform conform.*",
-    "analysis.*": f"{INPUT} {RUNS} data.* prepare session task analysis.*",
+    "analysis.*": f"{INPUT} {RUNS} {SEEN} data.* prepare session task analysis.*",
     "analysis": "analysis.*",
     "cli": "*",
     "cli.*": "*",
@@ -97,7 +102,7 @@ ALLOWED = {
 # Outside the package an algorithm sees torch and the language, nothing else.
 ALGORITHM_MAY_USE = "__future__ collections dataclasses functools math numpy torch typing"
 
-LIGHT = "statistics statistics.* report report.*"
+LIGHT = "examinations statistics statistics.* report report.* pictures pictures.*"
 # `fedrift --help` and wrong input answer without the second that `import torch` takes.
 WITHOUT_TORCH = f"{INPUT} data.datasets data.partition experiment prepare results {LIGHT} cli cli.*"
 

@@ -61,6 +61,8 @@ class Options:
     """Samples of that set at most, drawn once; 0 takes all."""
     clients: int = 5
     """Local models that are looked at: as many of the coming cohort at most."""
+    curved: int = 2
+    """Local models whose curvature is measured: it takes as long for each as for the global one."""
     top: int = 5
     steps: int = 100
     """Of Lanczos, for the spectral density."""

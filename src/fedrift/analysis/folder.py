@@ -12,13 +12,14 @@ from fedrift.checkpoint import replace_file
 from fedrift.errors import InputError
 from fedrift.flat import Vec
 from fedrift.records import Record, dump, read_lines
+from fedrift.results import ANALYSIS
 
-FOLDER, ROUNDS, WEIGHTS = "analysis", "rounds.jsonl", "weights"
+ROUNDS, WEIGHTS = "rounds.jsonl", "weights"
 
 
 def place(run: Path) -> Path:
     """Where a run's analysis is kept; made if need be."""
-    found = run / FOLDER
+    found = run / ANALYSIS
     try:
         found.mkdir(exist_ok=True)
     except OSError as error:
@@ -34,7 +35,7 @@ def write_json(path: Path, record: Record) -> Path:
 
 def observed(run: Path) -> list[Record]:
     """What was measured while the run was going on."""
-    return read_lines(run / FOLDER / ROUNDS)[0]
+    return read_lines(run / ANALYSIS / ROUNDS)[0]
 
 
 def keep_weights(run: Path, round: int, names: Sequence[str], w: Sequence[torch.Tensor]) -> None:
@@ -53,7 +54,7 @@ def snapshots(run: Path, names: Sequence[str]) -> dict[int, Vec]:
     from safetensors.torch import load_file
 
     found: dict[int, Vec] = {}
-    for file in sorted((run / FOLDER / WEIGHTS).glob("*.safetensors")):
+    for file in sorted((run / ANALYSIS / WEIGHTS).glob("*.safetensors")):
         try:
             tensors = load_file(file)
             found[int(file.stem)] = torch.cat([tensors[name].reshape(-1) for name in names])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -88,7 +89,8 @@ def top_eigenvalues(
         start = stream(0, "eigenvalues").standard_normal(size)
         matrix = LinearOperator((size, size), product, dtype=np.float64)  # type: ignore[call-arg]
         try:
-            found = eigsh(matrix, k, which="LM", v0=start, tol=TOLERANCE, return_eigenvectors=False)
+            options: dict[str, Any] = {"which": "LM", "tol": TOLERANCE}
+            found = eigsh(matrix, k, v0=start, return_eigenvectors=False, **options)
         except ArpackNoConvergence as partly:
             found = partly.eigenvalues
     order = np.argsort(-np.abs(found), kind="stable")

@@ -1,0 +1,17 @@
+"""Which figures compare several runs, by what was examined."""
+
+from __future__ import annotations
+
+from fedrift.pictures import Picture, cka, classes, drift, hessian, sharpness
+
+TOGETHER: dict[str, dict[str, Picture]] = {
+    "hessian": {"eigenvalues": hessian.eigenvalues, "density": hessian.density},
+    "sharpness": {"rises": sharpness.rises, "discrepancy": sharpness.discrepancy},
+    "cka": {"layers": cka.by_layer},
+    "drift": {"updates": drift.updates},
+    "classes": {
+        "over-rounds": classes.over_rounds,
+        "recency": classes.recency,
+        "forgetting": classes.forgetting,
+    },
+}
