@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedrift.errors import InputError, unknown
 from fedrift.grammar import number
@@ -21,6 +22,7 @@ DURING = {
     "classes": "accuracy per class, recency, lengths of the classifier's rows",
     "gradients": "dissimilarity of client gradients, control variates against true gradients",
     "weights": "keeps the global weights of the round",
+    **{name: WHAT[name] for name in ("hessian", "sharpness", "cka")},
 }
 """For `--analyse` while a run goes on; the first two cost next to nothing."""
 CHEAP = ("drift", "classes")
@@ -72,3 +74,16 @@ def during(text: str) -> During:
         every=number(found.get("every", "1"), "every of analyse", kind=int, low=1),
         what=wanted(found["what"], DURING, "what of analyse") if "what" in found else CHEAP,
     )
+
+
+PLAN = "analysis/plan.txt"
+
+
+def planned(run: Path) -> During | None:
+    """What a run that was interrupted was measuring; None if nothing."""
+    try:
+        return during((run / PLAN).read_text(encoding="utf-8").strip())
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"'{run / PLAN}' cannot be read: {error}") from None

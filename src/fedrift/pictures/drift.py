@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -68,24 +68,3 @@ def controls(figure: Figure, runs: Mapping[str, Record]) -> None:
     axes[1].set_ylim(bottom=0)
     axes[1].set_ylabel("length (norm)")
     legend(figure, axes)
-
-
-def over_rounds(figure: Figure, runs: Mapping[str, Record]) -> None:
-    """Distances and angles while the run was going on."""
-    axes = panels(figure, 2)
-    for place, (name, numbers) in enumerate(runs.items()):
-        rows = numbers["observed"]
-        rounds = [row["round"] for row in rows]
-        style: dict[str, Any] = {"color": colour(place), "marker": "o", "ms": 3}
-        axes[0].plot(rounds, [row["distance"] for row in rows], label=name, **style)
-        label = f"{name}, with the average"
-        axes[1].plot(rounds, [row["cosine_to_average"] for row in rows], label=label, **style)
-        label = f"{name}, with each other"
-        between = [row["cosine_between"] for row in rows]
-        axes[1].plot(rounds, between, linestyle="--", label=label, **style)
-    for axis in axes:
-        axis.set_xlabel("round")
-    axes[0].set_ylim(bottom=0)
-    axes[0].set_ylabel("mean distance ‖w − wᵢ‖")
-    axes[1].set_ylabel("mean cosine of updates")
-    legend(figure, [axes[1]], 2)

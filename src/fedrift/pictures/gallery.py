@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedrift.pictures import Picture, cka, classes, drift, hessian, sharpness
+from fedrift.pictures import Picture, cka, classes, drift, during, hessian, sharpness
 
 TOGETHER: dict[str, dict[str, Picture]] = {
     "hessian": {"eigenvalues": hessian.eigenvalues, "density": hessian.density},
@@ -14,4 +14,5 @@ TOGETHER: dict[str, dict[str, Picture]] = {
         "recency": classes.recency,
         "forgetting": classes.forgetting,
     },
+    "during": {"drift": during.drift, "recency": during.recency},
 }
