@@ -21,7 +21,9 @@ PLACES = f"{CORE} shared ledger store data.resident"
 ENGINE = f"{PLACES} backends backends.* participation checkpoint rounds engine"
 RUNS = f"{ENGINE} metrics experiment records results keeping figures result planning"
 GRIDS = "grid validation comparison task"
-READ = "experiment records results figures quantities grid statistics.* report.*"
+READ = (
+    "experiment records results figures quantities pictures pictures.* grid statistics.* report.*"
+)
 
 SEEN = "examinations pictures pictures.*"
 

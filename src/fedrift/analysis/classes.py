@@ -14,6 +14,7 @@ from fedrift.problem import Problem
 
 Floats = npt.NDArray[np.float64]
 CHUNK = 250
+LEAST = 0.1  # of an even share of the cohort's samples, to say that it held a class
 OLDEST = 10  # rounds since a class was seen that are told apart
 
 
@@ -38,6 +39,11 @@ def presence(cohorts: Sequence[Sequence[int]], counts: Floats) -> Floats:
     """Share of each class among the samples of each cohort: rounds × classes."""
     held = np.array([counts[list(c)].sum(axis=0) for c in cohorts], np.float64)
     return held / np.maximum(1.0, held.sum(axis=1, keepdims=True))
+
+
+def held(share: Floats) -> npt.NDArray[np.bool_]:
+    """Which classes a cohort really held: a tenth of an even share, not a stray sample or two."""
+    return share * share.shape[1] >= LEAST
 
 
 def ages(present: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

@@ -116,7 +116,7 @@ class Watcher:
         if self._counts is not None:
             share = classes.presence([report.cohort], self._counts)
             found["presence"] = share[0].tolist()
-            found["lift"] = classes.recency(np.array([accuracy]), share > 0)["lift"]
+            found["lift"] = classes.recency(np.array([accuracy]), classes.held(share))["lift"]
         return found
 
     def _case(self, report: RoundReport) -> Case:

@@ -99,7 +99,7 @@ def draw_file(draw: object, path: Path) -> Path:
     draw(figure)
     ending = path.suffix[1:]
     dated: dict[str, object] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    with rc_context({"svg.hashsalt": "fedrift", "svg.fonttype": "none"}):
+    with rc_context({"svg.hashsalt": "fedrift", "pdf.fonttype": 42}):
         figure.savefig(content, format=ending, dpi=160, metadata=dated.get(ending))
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, content.getvalue())

@@ -93,7 +93,7 @@ def bias(figure: Figure, runs: Mapping[str, Record]) -> None:
     shown = [key for key in ("norms", "mean_logits") if numbers.get(key)]
     labels = {"norms": "length of the classifier's row (norm)", "mean_logits": "mean test logit"}
     axes = panels(figure, len(shown))
-    held = np.array(numbers["presence"][-1]) > 0
+    held = np.array(numbers["held"])
     for axis, key in zip(axes, shown, strict=True):
         values = np.array(numbers[key])
         at = np.arange(len(values))

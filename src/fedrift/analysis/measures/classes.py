@@ -26,7 +26,7 @@ def measure(case: Case, options: Options) -> Finding:
     counts = keeping.clients(case.task.split, count)["counts"]
     table = np.zeros((len(case.task.split), count)) if counts is None else np.array(counts)
     share = classes.presence(cohorts, table)
-    recent = classes.recency(accuracy, share > 0)
+    recent = classes.recency(accuracy, classes.held(share))
     forgotten = classes.forgetting(accuracy)
     data = case.test()
     logits, predicted = classes.outputs(case.model(), case.shown, data)
@@ -37,6 +37,7 @@ def measure(case: Case, options: Options) -> Finding:
         "rounds": [row["round"] for row in rows],
         "accuracy": accuracy.tolist(),
         "presence": share.tolist(),
+        "held": classes.held(share)[-1].tolist(),
         "recency": recent,
         "forgetting": forgotten.tolist(),
         "mean_forgetting": float(forgotten.mean()),
@@ -55,7 +56,8 @@ def measure(case: Case, options: Options) -> Finding:
         f"{100 * numbers['drops']:.1f} points from one evaluated round to the next."
     ]
     lift = recent["lift"]
-    if isinstance(lift, float) and lift == lift:
+    has_lift = isinstance(lift, float) and lift == lift
+    if isinstance(lift, float) and has_lift:
         about.append(
             f"Classes that the cohort of a round held are {100 * lift:.1f} points more accurate "
             "after it than those it did not hold: the higher, the more the model leans to what it "
@@ -66,8 +68,9 @@ def measure(case: Case, options: Options) -> Finding:
     drawn: dict[str, Any] = {
         "over-rounds": pictures.over_rounds,
         "confusion": pictures.confusion,
-        "recency": pictures.recency,
         "bias": pictures.bias,
     }
+    drawn |= {"recency": pictures.recency} if has_lift else {}
     figures = {name: partial(draw, runs={case.name: numbers}) for name, draw in drawn.items()}
-    return Finding("Classes", tuple(about), numbers, figures, TOGETHER["classes"])
+    together = {n: draw for n, draw in TOGETHER["classes"].items() if has_lift or n != "recency"}
+    return Finding("Classes", tuple(about), numbers, figures, together)
