@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedrift.ledger import Cost, Entry
 from fedrift.messages import Size, nbytes, pack
 from fedrift.problem import Problem
 from fedrift.rounds import (
+    Analyst,
     Finished,
     Metrics,
     Observer,
@@ -51,10 +53,12 @@ class Engine:
         recorder: Recorder | None = None,
         observer: Observer | None = None,
         on_round: Callable[[RoundReport], bool | None] | None = None,
+        analyst: Analyst | None = None,
     ) -> None:
         self.algorithm, self.problem, self.backend, self.store = algorithm, problem, backend, store
         self.settings, self.progress = settings, progress
         self.recorder, self.observer, self.on_round = recorder, observer, on_round
+        self.analyst = analyst
         self._entries: list[Entry] = []
         self._waiting: tuple[RoundReport, list[Entry], dict[str, Pending]] | None = None
         self._total = progress.ledger.total
@@ -84,7 +88,8 @@ class Engine:
             self._waiting = (self._report(t, weights, new, cohort), self._entries, pending)
             self._entries = []
             saves = self.recorder is not None and self.recorder.is_due()
-            if self.on_round is not None or saves or t + 1 == self.settings.rounds:
+            looks = self._looks(t)
+            if self.on_round is not None or saves or looks or t + 1 == self.settings.rounds:
                 if not self._settle():
                     return self._finished("diverged", t + 1, *good)
                 if saves:
@@ -92,6 +97,9 @@ class Engine:
                 if self._stop:
                     return self._finished("stopped", None)
         return self._finished("done", None)
+
+    def _looks(self, t: int) -> bool:
+        return self.analyst is not None and self.analyst.is_due(t + 1)
 
     def _shown(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, Shown]:
         """What is evaluated: the model, and what the algorithm wants to see beside it."""
@@ -169,6 +177,8 @@ class Engine:
         return local.steps_for(n, self.settings.seed, t, client) > 0
 
     def _deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
+        if self.analyst is not None and self._looks(exchange.round):
+            exchange = replace(exchange, watch=partial(self.analyst.replied, exchange))
         outcome = self.backend.deliver(exchange, clients)
         down = {n: _times(s, len(clients)) for n, s in nbytes(pack(exchange.down)).items()}
         if exchange.buffers:
@@ -244,6 +254,8 @@ class Engine:
                 self.recorder.rounds(row)
         if self.observer is not None:
             self.observer.finished_round(report)
+        if self.analyst is not None and self.analyst.is_due(report.round):
+            self.analyst.finished_round(report)
         if self.on_round is not None:
             copied = replace(report, weights=report.weights.clone())
             self._stop = bool(self.on_round(copied)) or self._stop

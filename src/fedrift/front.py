@@ -18,6 +18,7 @@ from fedrift.data import given, partition
 from fedrift.data.resident import Split
 from fedrift.engine import Observer, RoundReport
 from fedrift.errors import InputError, unknown
+from fedrift.examinations import During, during
 from fedrift.experiment import Spec
 from fedrift.flat import count
 from fedrift.grid import seeds_of, slug
@@ -111,6 +112,7 @@ def run(
     head: str | None = None,
     on_round: Callable[[RoundReport], bool | None] | None = None,
     observer: Observer | None = None,
+    analyse: str | During | None = None,
 ) -> Result:
     """Simulate a federation and return its `Result`; every argument is described in the README."""
     settings = {key: value for key, value in locals().items() if key in SETTINGS}
@@ -123,7 +125,19 @@ def run(
         out=None if out is None else Path(out),
         observer=observer,
         on_round=on_round,
+        appoint=_appointed(analyse, out),
     )
+
+
+def _appointed(analyse: str | During | None, out: str | Path | None) -> session.Appoint | None:
+    """Who measures during the run; what is found goes to the run's folder."""
+    if analyse is None:
+        return None
+    if out is None:
+        raise InputError(f"analyse='{analyse}' needs a folder for what it finds; give out")
+    from fedrift.analysis.during import appointed
+
+    return appointed(during(analyse) if isinstance(analyse, str) else analyse)
 
 
 def compare(
@@ -201,6 +215,7 @@ def run_spec(
     observer: Observer | None = None,
     out: str | Path | None = None,
     prepared: Prepared | None = None,
+    analyse: str | During | None = None,
 ) -> Result:
     """Run what a spec says: named data, partition and model."""
     spec.validate()
@@ -211,6 +226,7 @@ def run_spec(
         backend=spec.backend,
         out=None if folder is None else Path(folder),
         observer=observer,
+        appoint=_appointed(analyse, folder),
     )
 
 

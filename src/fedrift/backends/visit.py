@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedrift.algorithm import Algorithm, owner_of, resolve
-from fedrift.exchange import Exchange, Outcome, Shown, Signature
+from fedrift.exchange import Exchange, Outcome, Shown, Signature, Watch
 from fedrift.flat import count, take
 from fedrift.messages import Reducer, Size, all_finite, nbytes, pack
 from fedrift.problem import Problem
@@ -112,6 +112,7 @@ class Fold:
     signature: Signature
     weights: str
     before: tuple[Tensor, ...]
+    watch: Watch | None = None
     replied: list[int] = field(default_factory=list)
     nonfinite: list[int] = field(default_factory=list)
     work: Work = field(default_factory=Work)
@@ -136,6 +137,8 @@ class Fold:
             self._reducer.fold(reply.up, weight)
             self._fold_buffers(reply.buffers, weight)
             self.replied.append(client)
+            if self.watch is not None:
+                self.watch(client, weight, reply.up)
         return True
 
     def _fold_buffers(self, buffers: Sequence[Tensor], weight: float) -> None:

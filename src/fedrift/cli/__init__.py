@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
+from fedrift.cli.analyse import analyse
 from fedrift.cli.compare import compare
 from fedrift.cli.conform import conform
 from fedrift.cli.explain import explain
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.command(no_args_is_help=True)(run)
 app.command(no_args_is_help=True)(compare)
 app.command(no_args_is_help=True)(report)
+app.command(no_args_is_help=True)(analyse)
 app.command()(resume)
 app.command()(conform)
 app.command(no_args_is_help=True)(explain)

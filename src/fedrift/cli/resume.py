@@ -31,6 +31,7 @@ def resume(
     from fedrift import results  # here, so that --help need not wait for it
     from fedrift.cli.screen import console
     from fedrift.cli.start import execute, report
+    from fedrift.examinations import planned
     from fedrift.experiment import FIELDS
 
     record = results.load(folder)
@@ -47,4 +48,4 @@ def resume(
         console(errors=True).print(f"'{folder}' is finished; nothing is left to do")
         report(record.summary, str(folder), as_json=as_json)
         return
-    execute(spec, str(folder), as_json=as_json, quiet=quiet)
+    execute(spec, str(folder), as_json=as_json, quiet=quiet, analyse=planned(folder))

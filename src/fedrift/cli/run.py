@@ -110,6 +110,14 @@ def run(
             OUTPUT, "New folder for curve, ledger and weights; else nothing is written.", "FOLDER"
         ),
     ] = None,
+    analyse: Annotated[
+        str | None,
+        _flag(
+            OUTPUT,
+            "Measure on the way: every=10,what=drift,classes (these two cost next to nothing).",
+            "PLAN",
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="One JSON object on standard output.", rich_help_panel=OUTPUT),
@@ -134,4 +142,4 @@ def run(
 
     from fedrift.cli.start import chosen, start  # here, so that --help need not wait for it
 
-    start(chosen(flags, spec), as_json=as_json, quiet=quiet)
+    start(chosen(flags, spec), as_json=as_json, quiet=quiet, analyse=analyse)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedrift.errors import InputError, unknown
 from fedrift.report import formats, tables, words
+from fedrift.report.analyses import analysed
 from fedrift.report.provenance import Extras, runs_table
 from fedrift.report.selection import COMPARISON, Labelled, Selection, select
 from fedrift.statistics.findings import Findings, find
@@ -52,13 +53,16 @@ def write(
     sources = list(runs)
     selection = select(sources)
     findings = find(selection.runs, target=target, baseline=baseline, last=last)
-    problems = words.problems([*selection.problems, *findings.grouped.problems], findings)
+    analyses, damaged = analysed(findings)
+    told = [*selection.problems, *findings.grouped.problems, *damaged]
+    problems = words.problems(told, findings)
     extras = Extras(
         title=title or words.title(findings),
         problems=problems,
         notes=(*(t.sentence() for t in selection.tunings), *notes),
         commands=_commands(sources, selection, page_path, target, baseline, last),
         specs=_specs(selection),
+        analyses=analyses,
     )
     texts = {page_path: _page(findings, extras)}
     texts |= _tables(findings, page_path, format)
