@@ -9,7 +9,7 @@ normalisation layers have no length in it. The plane itself goes through the mod
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,8 +29,6 @@ Score = Callable[[Vec], "tuple[float, float | None]"]
 
 def scorer(problem: Problem, data: Batch, shown: Shown) -> Score:
     """Measures any weights as the run measures its model: same buffers, mask and temperature."""
-    from dataclasses import replace
-
     evaluator = Evaluator(problem, *data, metrics.evaluate_chunk)
 
     def score(w: Vec) -> tuple[float, float | None]:

@@ -22,6 +22,7 @@ from fedrift.streams import stream
 ALONG = np.linspace(-0.5, 1.5, 21)  # from one model (0) to the other (1) and beyond both
 SIDE = 13  # points along each side of a plane
 MODELS = 2  # local models in lines and plane
+NEAR = 1.5  # times the distance of the local models: earlier models that the map makes room for
 
 
 def measure(case: Case, options: Options) -> Finding:
@@ -87,9 +88,11 @@ def _plane(
     made = landscape.plane(case.problem.layout, case.weights, first.w, second.w)
     models = {"global": case.weights, f"client {one}": first.w, f"client {two}": second.w}
     places = {name: made.place(w)[:2] for name, w in models.items()}
-    x, y = landscape.around(list(places.values()), SIDE)
-    found = landscape.chart(score, made.point, x.tolist(), y.tolist(), options.watch)
     path = landscape.projected(made, case.snapshots)
+    span = max(abs(value) for place in places.values() for value in place)
+    near = [(x, y) for _, x, y, _ in path if max(abs(x), abs(y)) < NEAR * span]
+    x, y = landscape.around([*places.values(), *near], SIDE)
+    found = landscape.chart(score, made.point, x.tolist(), y.tolist(), options.watch)
     return {**asdict(found), "models": places, "path": path}
 
 
@@ -110,8 +113,8 @@ def _path(numbers: Record) -> str:
     if not chart:
         return ""
     words = (
-        "The plane goes through the global and two local models; its lengths are "
-        "filter-normalised, so a length of 1 is as long as a filter."
+        "The plane goes through the global and two local models; lengths in it are "
+        "filter-normalised: the change of a filter counts relative to the filter's own length."
     )
     if len(chart["path"]) < 2:
         return f"{words} No earlier global models were kept (--analyse what=weights keeps them)."
