@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+LEAST = 0.1  # of an even share: fewer samples than that are not marked
 MOST_DOTS = 4000  # cells of the table over rounds that can still be marked
 
 
@@ -36,7 +37,7 @@ def over_rounds(figure: Figure, runs: Mapping[str, Record]) -> None:
         table(axis, accuracy, "test accuracy (%)", low=0, high=100)
         present = np.array(numbers["presence"]).T
         if present.shape == accuracy.shape and present.size <= MOST_DOTS:
-            of_class, at = np.nonzero(present)
+            of_class, at = np.nonzero(present * len(present) >= LEAST)
             sizes = 4 + 30 * present[of_class, at]
             axis.scatter(at, of_class, sizes, "white", edgecolors="black", linewidths=0.6)
         rounds = numbers["rounds"]

@@ -29,9 +29,9 @@ def updates(figure: Figure, runs: Mapping[str, Record]) -> None:
         names(axis, list(runs))
         axis.grid(axis="x", visible=False)
     axes[0].set_ylim(bottom=0)
-    axes[0].set_ylabel("distance ‖w − wᵢ‖ after local work")
+    axes[0].set_ylabel(r"distance $\|w - w_i\|$ after local work")
     axes[1].axhline(0, color="grey", linewidth=0.8)
-    axes[1].set_ylabel("cosine of Δᵢ with the average D")
+    axes[1].set_ylabel(r"cosine of $\Delta_i$ with the average $D$")
 
 
 def pairs(figure: Figure, runs: Mapping[str, Record]) -> None:
@@ -39,7 +39,14 @@ def pairs(figure: Figure, runs: Mapping[str, Record]) -> None:
     axes = panels(figure, len(runs))
     for axis, (name, numbers) in zip(axes, runs.items(), strict=True):
         clients = [str(c) for c in numbers["clients"]]
-        table(axis, numbers["pairs"], "cosine of Δᵢ and Δⱼ", low=-1, high=1, map="RdBu_r")
+        table(
+            axis,
+            numbers["pairs"],
+            r"cosine of $\Delta_i$ and $\Delta_j$",
+            low=-1,
+            high=1,
+            map="RdBu_r",
+        )
         axis.set_xticks(range(len(clients)), clients)
         axis.set_yticks(range(len(clients)), clients)
         axis.set_xlabel("client")
@@ -53,18 +60,20 @@ def controls(figure: Figure, runs: Mapping[str, Record]) -> None:
     axes = panels(figure, 2)
     for place, (name, found) in enumerate(told.items()):
         for field, one in found.items():
-            label = f"{name}, {field}ᵢ"
+            label = f"{name}, {field} of the client"
             at = np.arange(len(one["cosines"]))
             axes[0].plot(at, one["cosines"], "o", color=colour(place), label=label)
             axes[1].plot(at, one["lengths"], "o", color=colour(place), label=label)
-            axes[1].plot(at, one["gradients"], "x", color="black", label="true gradient ∇Fᵢ(w)")
+            axes[1].plot(
+                at, one["gradients"], "x", color="black", label="true gradient of the client"
+            )
         first = next(iter(found.values()))
         for axis in axes:
             names(axis, [str(c) for c in first["clients"]])
             axis.set_xlabel("client")
     axes[0].axhline(0, color="grey", linewidth=0.8)
     axes[0].set_ylim(-1.05, 1.05)
-    axes[0].set_ylabel("cosine with the true gradient ∇Fᵢ(w)")
+    axes[0].set_ylabel(r"cosine with the true gradient $\nabla F_i(w)$")
     axes[1].set_ylim(bottom=0)
     axes[1].set_ylabel("length (norm)")
     legend(figure, axes)

@@ -42,7 +42,7 @@ def drift(figure: Figure, runs: Mapping[str, Record]) -> None:
     for axis in axes:
         axis.set_xlabel("round")
     axes[0].set_ylim(bottom=0)
-    axes[0].set_ylabel("mean distance ‖w − wᵢ‖")
+    axes[0].set_ylabel(r"mean distance $\|w - w_i\|$")
     axes[1].set_ylabel("mean cosine of updates")
     legend(figure, [axes[1]], 2)
 
@@ -73,13 +73,13 @@ def gradients(figure: Figure, runs: Mapping[str, Record]) -> None:
         for letter in ("c", "h"):
             found = _column(rows, "gradients", "controls", letter, "mean_cosine")
             if found[0]:
-                style["label"] = f"{name}, {letter}ᵢ"
+                style["label"] = f"{name}, {letter} of the clients"
                 axes[1].plot(*found, **style)
     for axis in axes:
         axis.set_xlabel("round")
     axes[0].set_ylabel("gradient dissimilarity B (1: all agree)")
     axes[1].set_ylim(-1.05, 1.05)
-    axes[1].set_ylabel("cosine of control variate and ∇Fᵢ(w)")
+    axes[1].set_ylabel(r"cosine of control variate and $\nabla F_i(w)$")
     legend(figure, axes)
 
 

@@ -26,8 +26,8 @@ def rises(figure: Figure, runs: Mapping[str, Record]) -> None:
             places = np.arange(len(runs)) + 0.36 * (i - 0.5)
             axis.bar(places, heights, 0.34, color=colour(i), label=label)
         names(axis, list(runs))
-        kind = "adaptive sharpness" if prefix else "sharpness"
-        axis.set_ylabel(f"{kind}, ρ = {first[radius]:g} (rise of the loss)")
+        axis.set_title("adaptive sharpness" if prefix else "sharpness", fontsize=10)
+        axis.set_ylabel(f"rise of the loss within ρ = {first[radius]:g}")
         axis.grid(axis="x", visible=False)
     legend(figure, axes)
 
@@ -45,6 +45,6 @@ def discrepancy(figure: Figure, runs: Mapping[str, Record]) -> None:
         axis.plot(place, numbers["pooled"]["ascent"], "D", color=colour(1), label=label)
     axis.set_xlim(-0.6, len(runs) - 0.4)
     names(axis, list(runs))
-    axis.set_ylabel(f"sharpness, ρ = {next(iter(runs.values()))['rho']:g} (rise of the loss)")
+    axis.set_ylabel(f"rise of the loss within ρ = {next(iter(runs.values()))['rho']:g}")
     axis.grid(axis="x", visible=False)
-    legend(figure, [axis], 2)
+    legend(figure, [axis], 1)
