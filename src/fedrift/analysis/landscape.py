@@ -32,7 +32,8 @@ def scorer(problem: Problem, data: Batch, shown: Shown) -> Score:
     evaluator = Evaluator(problem, *data, metrics.evaluate_chunk)
 
     def score(w: Vec) -> tuple[float, float | None]:
-        found = metrics.combine(evaluator.chunks(replace(shown, w=w)))
+        sums = evaluator.chunks(replace(shown, w=w))
+        found = metrics.combine(sums)  # type: ignore[arg-type]
         return float(found["loss"]), found.get("accuracy")
 
     return score
