@@ -11,7 +11,7 @@ from fedrift.explain import explain
 
 IMAGES = Path(__file__).parent / "images"
 NAMES = ("fedavg", "scaffold", "fedprox", "fedsam", "fedgf", "fedhbm")
-COLOURS, WIDTH, MOST = 24, 1040, 80_000  # bytes
+COLOURS, WIDTH, MOST = 24, 1000, 80_000  # bytes
 
 
 def shrink(path: Path) -> None:

@@ -26,7 +26,7 @@ from fedrift.explain.watch import Stride, point
 from fedrift.explain.words import Told
 from fedrift.grammar import parse
 
-TRAINS = [name for name in NAMES if name not in ("fed3r", "fed3rft")]
+TRAINS = [name for name in NAMES if name != "fed3r"]
 ROUNDS = 4
 
 
@@ -250,7 +250,7 @@ def test_a_run_that_diverges_is_told() -> None:
 
 
 def test_every_algorithm_that_trains_has_its_words() -> None:
-    assert set(words.table()) == set(NAMES) - {"fed3r", "fed3rft"}
+    assert set(words.table()) == set(NAMES) - {"fed3r"}
     for name, entry in words.table().items():
         assert entry.idea and entry.look and entry.title, name
         used = words.visible(parse(name, "algorithm"))
@@ -306,7 +306,13 @@ def test_a_readers_own_algorithm_is_recorded() -> None:
     assert [turn.end for turn in recorded] == [turn.end for turn in seen("fedavg")]
 
 
-@pytest.mark.parametrize("text", ["fed3r", "swa(fed3r)", "fed3rft(fedavg)", "fed3rft"])
+def test_fed3rft_shows_its_second_stage() -> None:
+    _, task, text = settle("swa(fed3rft(fedprox):train=head)", None, ROUNDS, None, None, None)
+    assert task.text == "swa(fedprox:mu=1):start=0.3"
+    assert "Fed3R+FT" in text.title and "μ" in text.step
+
+
+@pytest.mark.parametrize("text", ["fed3r", "swa(fed3r)", "fed3rft(fed3r)"])
 def test_what_has_no_steps_gets_a_sentence(text: str) -> None:
     with pytest.raises(InputError, match="closed form"):
         explain(text, "never.html")

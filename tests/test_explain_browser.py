@@ -55,7 +55,7 @@ def _far(url: str) -> bool:
     return not url.startswith(("file:", "blob:", "data:"))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("fed3r", "fed3rft")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "fed3r"])
 def test_every_moment_of_every_algorithm_draws(browser: Browser, tmp_path: Path, name: str) -> None:
     page = browser.new_page()
     complaints = opened(page, explain(name, tmp_path / "page.html", rounds=3).path)

@@ -14,6 +14,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedrift import catalogue
 from fedrift.errors import InputError, unknown
 from fedrift.explain import words
 from fedrift.explain.frames import verdict
@@ -24,12 +25,10 @@ from fedrift.grammar import Named, parse
 
 ROUNDS = 10
 PAGES, PICTURES = (".html", ".htm"), (".png", ".svg", ".pdf")
-WITHOUT_STEPS = {
-    "fed3r": "fed3r does not train: it solves for a classifier in closed form, so there are no "
-    "steps to show; try fedavg, or read docs/algorithms/fed3r.md",
-    "fed3rft": "fed3rft starts from a classifier in closed form, which has no place in two "
-    "dimensions; its second stage is the algorithm inside: explain that one",
-}
+NO_STEPS = (
+    "fed3r does not train: it solves for a classifier in closed form, so there are no steps to "
+    "show; try fed3rft(fedavg), whose second stage trains"
+)
 
 
 @dataclass(frozen=True)
@@ -75,10 +74,11 @@ def settle(
     """What was asked for, what is run, and what is said about it."""
     given = parse(algorithm, "algorithm")
     text, told = algorithm, _own(given)
-    if given.name in words.table() or given.name in WITHOUT_STEPS:
+    if given.name in catalogue.names():
         _refuse(given)
         used = words.visible(given)
-        text, told = str(used), words.told(used)
+        catalogue.check(used)
+        text, told = str(words.trained(used)), words.told(used)
     name = terrain or told.terrain or "bowls"
     if name not in TERRAINS:
         raise unknown("terrain", name, TERRAINS)
@@ -100,8 +100,8 @@ def _refuse(given: Named) -> None:
     """A sentence for what has no local steps."""
     inner: Named | None = given
     while inner is not None:
-        if inner.name in WITHOUT_STEPS:
-            raise InputError(WITHOUT_STEPS[inner.name])
+        if inner.name == "fed3r":
+            raise InputError(NO_STEPS)
         inner = inner.inner
 
 
@@ -147,7 +147,7 @@ def notes(given: Named, task: Task) -> list[str]:
         "are exact.",
     ]
     if given.name in words.table():
-        changed = words.changed(given, parse(task.text, "algorithm"))
+        changed = words.changed(given, words.visible(given))
         if changed:
             lines.append(f"Chosen so that the effect can be seen: {', '.join(changed)}.")
     return lines

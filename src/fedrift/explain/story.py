@@ -212,10 +212,10 @@ def _limit(subject: Subject, task: Task) -> tuple[Point | None, bool]:
 
     def note(report: RoundReport) -> bool:
         last[:] = [*last[1 - FEW :], point(report.weights)]
-        return report.round > task.rounds and rests()
+        return not on_map(report.weights) or (report.round > task.rounds and rests())
 
     result = runs.run(subject, task.trial(LONG), on_round=note)
-    if result.status == "diverged" or math.dist(last[-1], task.terrain.start) > FAR:
+    if result.status == "diverged" or not max(map(abs, last[-1])) < FAR:
         return None, False
     return last[-1], rests()
 

@@ -121,6 +121,14 @@ def visible(named: Named) -> Named:
     )
 
 
+def trained(named: Named) -> Named:
+    """What makes local steps: Fed3R+FT's first stage makes none, its second is what it wraps."""
+    if named.inner is None:
+        return named
+    inner = trained(named.inner)
+    return inner if named.name == "fed3rft" else replace(named, inner=inner)
+
+
 def changed(given: Named, used: Named) -> list[str]:
     """`mu=1 (default 0.01)` for every option that was chosen for the sake of the picture."""
     entry = catalogue.entry(used.name)
