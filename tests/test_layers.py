@@ -21,7 +21,12 @@ PLACES = f"{CORE} shared ledger store data.resident"
 ENGINE = f"{PLACES} unbroken backends backends.* participation checkpoint rounds engine"
 RUNS = f"{ENGINE} metrics experiment records results keeping figures result planning"
 GRIDS = "grid validation comparison task"
-READ = "experiment records results figures quantities tuned grid statistics.* report.*"
+READ = (
+    "experiment records results figures quantities pictures pictures.* tuned grid statistics.* "
+    "report.*"
+)
+
+SEEN = "examinations pictures pictures.*"
 
 # Module → what it may import from the package; a row of its own goes before a pattern. Rows are
 # in the order of the layers: only the command line may import what a later row describes.
@@ -40,6 +45,9 @@ ALLOWED = {
     "records": "errors",
     "figures": "errors",
     "quantities": "",
+    "pictures": "records",
+    "pictures.*": "errors records figures pictures pictures.*",
+    "examinations": WORDS,
     "participation": WORDS,
     "flat": WORDS,
     "messages": f"{WORDS} flat",
@@ -87,14 +95,15 @@ ALLOWED = {
     "described": f"{LOOP} experiment keeping",
     "checks": f"{CORE} data.resident",
     "task": f"{INPUT} {RUNS} data.* models build described checks prepare session",
-    "front": f"{INPUT} {RUNS} data.* {GRIDS} track prepare session",
+    "analysis.*": f"{INPUT} {RUNS} {SEEN} data.* prepare session task analysis.*",
+    "analysis": "analysis.*",
+    "front": f"{INPUT} {RUNS} examinations data.* {GRIDS} track prepare session analysis.during",
     "contests": f"{INPUT} {RUNS} data.* {GRIDS} tuned search track prepare session",
     "conform.*": f"{INPUT} {RUNS} data.* build task session algorithms algorithms.* conform.*",
     "conform": "errors conform.*",
     "conform.survey": f"{WORDS} backends algorithms conform conform.*",
-    "analysis": "",
-    "analysis.*": f"{WORDS} algorithm flat data.* analysis.*",
-    "analysis.explain": f"{WORDS} algorithm flat data.* front analysis.*",
+    "explain.*": f"{INPUT} {RUNS} {READ} session conform.* explain.*",
+    "explain": f"{INPUT} {READ} checkpoint report explain.*",
     "cli": "*",
     "cli.*": "*",
     "__main__": "cli",
@@ -104,7 +113,7 @@ ALLOWED = {
 # Outside the package an algorithm sees torch and the language, nothing else.
 ALGORITHM_MAY_USE = "__future__ collections dataclasses functools math numpy torch typing"
 
-LIGHT = "statistics statistics.* report report.*"
+LIGHT = "examinations statistics statistics.* report report.* pictures pictures.*"
 # `fedrift --help` and wrong input answer without the second that `import torch` takes.
 WITHOUT_TORCH = f"{INPUT} data.datasets data.partition experiment prepare results {LIGHT} cli cli.*"
 

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedrift.ledger import Cost, Entry
 from fedrift.messages import Size, nbytes, pack
 from fedrift.problem import Problem
 from fedrift.rounds import (
+    Analyst,
     Finished,
     Metrics,
     Observer,
@@ -65,10 +67,12 @@ class Engine:
         recorder: Recorder | None = None,
         observer: Observer | None = None,
         on_round: Callable[[RoundReport], bool | None] | None = None,
+        analyst: Analyst | None = None,
     ) -> None:
         self.algorithm, self.problem, self.backend, self.store = algorithm, problem, backend, store
         self.settings, self.progress = settings, progress
         self.recorder, self.observer, self.on_round = recorder, observer, on_round
+        self.analyst = analyst
         self._entries: list[Entry] = []
         self._waiting: deque[Waiting] = deque()
         # Chunks of an evaluation fill the workers while the server folds and asks again.
@@ -95,7 +99,8 @@ class Engine:
             self._accept(t, weights, new, buffers, cohort)
             saves = self.recorder is not None and self.recorder.is_due()
             is_last = t + 1 == self.settings.rounds
-            if is_last or saves or self.on_round is not None or not self._most_waiting:
+            is_seen = is_last or self.on_round is not None or self._looks(t)
+            if is_seen or saves or not self._most_waiting:
                 bad = self._settle()
                 if bad is not None:
                     return self._diverged(bad)
@@ -125,6 +130,9 @@ class Engine:
         self._waiting.clear()
         self.progress.round = bad.report.round
         return self._finished("diverged", bad.report.round, *bad.before)
+
+    def _looks(self, t: int) -> bool:
+        return self.analyst is not None and self.analyst.is_due(t + 1)
 
     def _shown(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, Shown]:
         """What is evaluated: the model, and what the algorithm wants to see beside it."""
@@ -200,6 +208,8 @@ class Engine:
         return local.steps_for(n, self.settings.seed, t, client) > 0
 
     def _deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
+        if self.analyst is not None and self._looks(exchange.round):
+            exchange = replace(exchange, watch=partial(self.analyst.replied, exchange))
         outcome = self.backend.deliver(exchange, clients)
         down = {n: _times(s, len(clients)) for n, s in nbytes(pack(exchange.down)).items()}
         if exchange.buffers:
@@ -264,6 +274,8 @@ class Engine:
                 self._record(report, waiting.entries)
             if self.observer is not None:
                 self.observer.finished_round(report)
+            if self.analyst is not None and self.analyst.is_due(report.round):
+                self.analyst.finished_round(report)
             if self.on_round is not None:
                 copied = replace(report, weights=report.weights.clone())
                 self._stop = bool(self.on_round(copied)) or self._stop

@@ -18,6 +18,7 @@ from fedrift.data import given, partition
 from fedrift.data.resident import Split
 from fedrift.engine import Observer, RoundReport
 from fedrift.errors import InputError, unknown
+from fedrift.examinations import During, during
 from fedrift.experiment import Spec
 from fedrift.flat import count
 from fedrift.grid import seeds_of, slug
@@ -113,6 +114,7 @@ def run(
     on_round: Callable[[RoundReport], bool | None] | None = None,
     observer: Observer | None = None,
     track: str | Sequence[str] | None = None,
+    analyse: str | During | None = None,
 ) -> Result:
     """Simulate a federation and return its `Result`; docs/api.md describes every argument."""
     settings = {key: value for key, value in locals().items() if key in SETTINGS}
@@ -122,11 +124,28 @@ def run(
     made = _settled(algorithm, settings)
     name = slug(f"{made.about['algorithm']}-s{made.seed}" if folder is None else folder.name)
     execute = partial(
-        session.execute, made, workers=workers, backend=backend, out=folder, on_round=on_round
+        session.execute,
+        made,
+        workers=workers,
+        backend=backend,
+        out=folder,
+        on_round=on_round,
+        appoint=_appointed(analyse, folder),
     )
     return following(
         wanted, name, made.spec.said(), folder, observer, lambda seen: execute(observer=seen)
     )
+
+
+def _appointed(analyse: str | During | None, out: str | Path | None) -> session.Appoint | None:
+    """Who measures during the run; what is found goes to the run's folder."""
+    if analyse is None:
+        return None
+    if out is None:
+        raise InputError(f"analyse='{analyse}' needs a folder for what it finds; give out")
+    from fedrift.analysis.during import appointed
+
+    return appointed(during(analyse) if isinstance(analyse, str) else analyse)
 
 
 def compare(
@@ -215,6 +234,7 @@ def run_spec(
     out: str | Path | None = None,
     prepared: Prepared | None = None,
     track: str | Sequence[str] | None = None,
+    analyse: str | During | None = None,
 ) -> Result:
     """Run what a spec says: named data, partition and model."""
     spec.validate()
@@ -222,7 +242,14 @@ def run_spec(
     folder = None if place is None else Path(place)
     made = task.of_spec(spec, prepared or prepare(spec))
     name = slug(f"{spec.algorithm}-s{spec.seed}" if folder is None else folder.name)
-    execute = partial(session.execute, made, workers=spec.workers, backend=spec.backend, out=folder)
+    execute = partial(
+        session.execute,
+        made,
+        workers=spec.workers,
+        backend=spec.backend,
+        out=folder,
+        appoint=_appointed(analyse, folder),
+    )
     return following(
         wanted, name, made.spec.said(), folder, observer, lambda seen: execute(observer=seen)
     )

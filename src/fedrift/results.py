@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SPEC, ROUNDS, LEDGER = "spec.toml", "rounds.jsonl", "ledger.jsonl"
 ENVIRONMENT, SUMMARY, MODEL = "env.json", "summary.json", "model.safetensors"
 CLIENTS = "clients.json"
+ANALYSIS = "analysis"
 TEMPORARY = ".tmp"
 
 

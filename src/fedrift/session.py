@@ -22,9 +22,13 @@ from fedrift.planning import Task, UserMetric, cost_of, plan, workers_for
 from fedrift.result import Result
 from fedrift.results import CLIENTS, RunFolder
 from fedrift.results import load as load_folder
+from fedrift.rounds import Analyst
 from fedrift.store import Store
 
-__all__ = ["Task", "UserMetric", "execute", "one_thread"]
+__all__ = ["Appoint", "Task", "UserMetric", "execute", "one_thread"]
+
+Appoint = Callable[[Task, Store, Path | None, Progress], Analyst]
+"""Makes the one who measures during a run, from what the run consists of."""
 
 
 @contextmanager
@@ -49,6 +53,7 @@ def execute(
     observer: Observer | None = None,
     on_round: Callable[[RoundReport], bool | None] | None = None,
     pool: Pool | None = None,
+    appoint: Appoint | None = None,
 ) -> Result:
     """Run the task, on a pool if there is one, or go on with what its folder holds of it."""
     # Several runs share a pool and one generator: whoever made the pool restores it, not each run.
@@ -68,7 +73,7 @@ def execute(
                 return _reread(task, folder)
             if folder is not None and not (folder.path / CLIENTS).exists():
                 folder.write_clients(keeping.clients(task.split, task.problem.classes))
-            return _execute(task, folder, again, number, backend, observer, on_round, pool)
+            return _execute(task, folder, again, number, backend, observer, on_round, pool, appoint)
         finally:
             if folder is not None:
                 folder.close()
@@ -95,6 +100,7 @@ def _execute(
     observer: Observer | None,
     on_round: Callable[[RoundReport], bool | None] | None,
     pool: Pool | None,
+    appoint: Appoint | None,
 ) -> Result:
     problem = task.problem
     store = Store(task.algorithm, problem, None if folder is None else folder.path / "clients")
@@ -105,6 +111,8 @@ def _execute(
     progress = _begin(task, store, folder, again)
     if observer is not None:
         observer.started(plan(task, store, number, progress.round))
+    place = None if folder is None else folder.path
+    analyst = None if appoint is None else appoint(task, store, place, progress)
     chosen = _backend(visitor, store, evaluator, number, task, kind, pool)
     engine = Engine(
         task.algorithm,
@@ -123,10 +131,13 @@ def _execute(
         recorder=None if folder is None else keeping.Keeper(folder),
         observer=observer,
         on_round=on_round,
+        analyst=analyst,
     )
     try:
         finished = engine.run()
         engine.save()
+        if analyst is not None:
+            analyst.ended()
     except BaseException:
         with suppress(Exception):  # the first error is the one to tell
             engine.interrupted(evaluator)

@@ -86,7 +86,7 @@ class Processes:
         )
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
-        fold = Fold(exchange.signature, exchange.weights, exchange.buffers)
+        fold = Fold(exchange.signature, exchange.weights, exchange.buffers, exchange.watch)
         table = self._store.tables.get(owner_of(exchange.phase))
         waiting, parked = deque(sorted(clients)), dict[int, Answer]()
         self._pool.submit(self._visits(exchange, clients, table))

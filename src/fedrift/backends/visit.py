@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedrift.algorithm import Algorithm, owner_of, resolve
-from fedrift.exchange import Exchange, Outcome, Shown, Signature
+from fedrift.exchange import Exchange, Outcome, Shown, Signature, Watch
 from fedrift.flat import count, take
 from fedrift.messages import Reducer, Size, all_finite, nbytes, pack
 from fedrift.problem import Problem
@@ -59,8 +59,11 @@ class Visitor:
         problem: Problem,
         clients: Clients,
         augment: Augment | None = None,
+        site: Callable[..., Any] = Site,
     ) -> None:
+        """`site` makes what a client method is given: a `Site`, or one that is watched."""
         self.root, self.problem, self.clients, self.augment = root, problem, clients, augment
+        self._site = site
         self._resolved: dict[str, tuple[Algorithm[Any, Any], Problem]] = {}
 
     def owner(self, path: str) -> tuple[Algorithm[Any, Any], Problem]:
@@ -86,7 +89,7 @@ class Visitor:
         model.load_buffers(buffers or [problem.rest[name] for name in problem.moving])
         model.freeze(frozen)
         model.temperature = call.temperature
-        site = Site(
+        site = self._site(
             problem,
             self.clients.view(client),
             client=client,
@@ -109,6 +112,7 @@ class Fold:
     signature: Signature
     weights: str
     before: tuple[Tensor, ...]
+    watch: Watch | None = None
     replied: list[int] = field(default_factory=list)
     nonfinite: list[int] = field(default_factory=list)
     work: Work = field(default_factory=Work)
@@ -133,6 +137,8 @@ class Fold:
             self._reducer.fold(reply.up, weight)
             self._fold_buffers(reply.buffers, weight)
             self.replied.append(client)
+            if self.watch is not None:
+                self.watch(client, weight, reply.up)
         return True
 
     def _fold_buffers(self, buffers: Sequence[Tensor], weight: float) -> None:

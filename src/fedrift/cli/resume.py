@@ -33,6 +33,7 @@ def resume(
     from fedrift import results  # here, so that --help need not wait for it
     from fedrift.cli.screen import console
     from fedrift.cli.start import execute, report
+    from fedrift.examinations import planned
     from fedrift.experiment import FIELDS
     from fedrift.track import tracks
 
@@ -51,4 +52,11 @@ def resume(
         report(record.summary, str(folder), as_json=as_json)
         return
     tracks(track)
-    execute(spec, str(folder), as_json=as_json, quiet=quiet, track=track or [])
+    execute(
+        spec,
+        str(folder),
+        as_json=as_json,
+        quiet=quiet,
+        track=track or [],
+        analyse=planned(folder),
+    )

@@ -118,6 +118,14 @@ def run(
         ),
     ] = None,
     track: Annotated[list[str] | None, TRACK] = None,
+    analyse: Annotated[
+        str | None,
+        _flag(
+            OUTPUT,
+            "Measure on the way: every=10,what=drift,classes (these two cost next to nothing).",
+            "PLAN",
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="One JSON object on standard output.", rich_help_panel=OUTPUT),
@@ -142,4 +150,4 @@ def run(
 
     from fedrift.cli.start import chosen, start  # here, so that --help need not wait for it
 
-    start(chosen(flags, spec), as_json=as_json, quiet=quiet, track=track or [])
+    start(chosen(flags, spec), as_json=as_json, quiet=quiet, track=track or [], analyse=analyse)

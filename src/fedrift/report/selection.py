@@ -113,8 +113,8 @@ def _listed(names: list[str]) -> str:
 
 
 def _folders(path: Path) -> list[Path]:
-    hidden = (p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-    return sorted(hidden)
+    own = (p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return sorted(p for p in own if p.name != results.ANALYSIS)
 
 
 def _comparison(path: Path, found: _Found) -> None:
