@@ -45,7 +45,7 @@ class Clock:
 
 
 def gradients_and_seconds(name: str) -> tuple[int, float]:
-    """Examples differentiated and processor seconds, per round, in one process; the first round warms up."""
+    """Examples differentiated and processor seconds per round; the first round warms up."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(CLIENTS * SAMPLES, 3, 32, 32, generator=g)
     y = torch.randint(0, 10, (CLIENTS * SAMPLES,), generator=g)

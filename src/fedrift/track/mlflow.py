@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedrift.errors import RunError
@@ -32,14 +33,13 @@ class MLflow:
     def started(self, plan: Plan) -> None:
         for talker in ("alembic", "mlflow.store.db.utils"):  # they tell of every table they make
             logging.getLogger(talker).setLevel(logging.WARNING)
-        from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
+        mlflow: Any = import_module("mlflow")  # by name: it is optional, and types come with it
 
         try:
             with _opening:
-                self._client = MlflowClient(self._address())
+                self._client = mlflow.MlflowClient(self._address())
                 self._id = self._open(plan.resumed_from)
-        except MlflowException as error:
+        except mlflow.MlflowException as error:
             raise RunError(f"track 'mlflow' cannot be used: {error}") from error
 
     def _address(self) -> str:
@@ -68,10 +68,9 @@ class MLflow:
         return str(made.info.run_id)
 
     def finished_round(self, report: RoundReport) -> None:
-        from mlflow.entities import Metric
-
+        metric = import_module("mlflow.entities").Metric
         now = int(1000 * time.time())
-        found = [Metric(k, v, now, report.round) for k, v in of_report(report).items()]
+        found = [metric(k, v, now, report.round) for k, v in of_report(report).items()]
         self._client.log_batch(self._id, metrics=found)
 
     def finished(self, result: Result) -> None:
