@@ -98,6 +98,8 @@ def _stepped(told: Told, turn: Turn, k: int) -> str:
         sentences = [f"{who} down along the gradient found at the end of the dotted line."]
     else:
         sentences = [f"{who} down {'its' if one else 'its own'} loss."]
+    if looks_uphill and strides[0].rule in told.terms:
+        sentences.append(told.term(strides[0].rule)[1])
     pieces = [push.piece for stride in strides for push in stride.pushes if any(push.vector)]
     for piece in dict.fromkeys(pieces):
         sentences.append(told.term(piece)[1])

@@ -51,7 +51,7 @@ def telling(story: Story) -> Turn:
     most = max(_variety(turn) for turn in story.turns)
     found = [turn for turn in story.turns if _variety(turn) == most]
     places = story.task.terrain.places
-    if PIT in places:  # where the first decision falls
+    if PIT in places and not _meet(found[0]):  # where it is decided whether it falls in
         return min(found, key=lambda turn: math.dist(turn.sent, places[PIT]))
     return found[0]
 
@@ -59,9 +59,13 @@ def telling(story: Story) -> Turn:
 def _variety(turn: Turn) -> int:
     strides = [stride for visit in turn.visits for stride in visit.strides]
     pieces = {push.piece for stride in strides for push in stride.pushes if any(push.vector)}
-    spread = len({stride.looks[-1].at for stride in strides if stride.looks})
-    meets = bool(strides) and spread < len(strides)  # clients look at a common point
-    return len(pieces) + int(meets) + int(math.dist(turn.mean, turn.end) > 1e-9)
+    return len(pieces) + int(_meet(turn)) + int(math.dist(turn.mean, turn.end) > 1e-9)
+
+
+def _meet(turn: Turn) -> bool:
+    """Clients take gradients at a common point."""
+    strides = [stride for visit in turn.visits for stride in visit.strides]
+    return len({stride.looks[-1].at for stride in strides if stride.looks}) < len(strides)
 
 
 def _lens(story: Story, turn: Turn) -> tuple[Point, Point]:
