@@ -154,7 +154,7 @@ def _beside(story: Story) -> str:
     if story.other is None and story.path.limit is None:
         return "A smaller rate would hold it."
     if story.other is None:
-        return "The more local steps, the farther; one step would make it gradient descent."
+        return "Fewer local steps would bring it closer."
     far, own = gap(story, story.other), gap(story, story.path)
     if far is None or own is None or story.other.limit is None:
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ TERMS = ("#AA3377", "#E69F00")  # first and further corrections
 EXTRA = COLOURS[2]
 INK, GREY, STAR = "#1b1f24", "#8a929b", "#f0b400"
 SMALL = 9.0
-WIDE, ABOVE, BELOW = 11, 0.95, 0.55  # inches: the figure, its heading, its keys
+WIDE, ABOVE, BELOW = 11, 0.95, 0.6  # inches: the figure, its heading, its keys
 PIT = "narrow pit"
 CLOSE = 0.25  # of the map's width: what is farther from the shown round is cut off
 
@@ -190,8 +191,8 @@ def _heading(figure: Figure, story: Story, told: Told) -> None:
     title: dict[str, Any] = {"fontsize": 16, "fontweight": "bold", "color": INK}
     figure.text(0.012, 1 - 0.08 / tall, told.title, va="top", **title)
     figure.text(0.012, 1 - 0.42 / tall, rules, fontsize=10.5, va="top", color=INK, linespacing=1.4)
-    ends = verdict(story, told)
-    figure.text(0.99, 1 - 0.1 / tall, ends, fontsize=10.5, va="top", ha="right", color="#59636e")
+    ends = "\n".join(textwrap.wrap(verdict(story, told), 64))
+    figure.text(0.99, 1 - 0.1 / tall, ends, fontsize=10, va="top", ha="right", color="#59636e")
 
 
 def _legend(figure: Figure, story: Story, told: Told) -> None:
