@@ -568,8 +568,16 @@ def test_run_into_the_folder_of_another_run(
     front: Front, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     interrupted_run(tmp_path / "run", Spec())
-    assert code_of(["run", "fedavg", "--out", str(tmp_path / "run")]) == 2
+    assert code_of(["run", "fedavg", "--seed", "1", "--out", str(tmp_path / "run")]) == 2
     assert f"fedrift resume {tmp_path / 'run'}" in only_line(capsys.readouterr().err)
+
+
+def test_the_same_command_goes_on(front: Front, tmp_path: Path) -> None:
+    interrupted_run(tmp_path / "run", Spec(lr=0.3, model="mlp"))
+    command = ["run", "fedavg", "--lr", "0.3", "--out", str(tmp_path / "run"), "-q"]
+    assert code_of([*command, "--workers", "1"]) == 0
+    assert code_of([*command, "--model", "cnn"]) == 2
+    assert len(front.asked) == 1
 
 
 # Words

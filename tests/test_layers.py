@@ -17,11 +17,14 @@ INPUT = f"{WORDS} options source catalogue fields workload model_names"
 VECTORS = f"{WORDS} flat messages optim"
 LOOP = f"{VECTORS} pieces local data.batches data.augment"
 CORE = f"{LOOP} problem site exchange algorithm"
-PLACES = f"{CORE} shared ledger store data.resident"
+PLACES = f"{CORE} shared ledger rows store data.resident"
 ENGINE = f"{PLACES} backends backends.* participation checkpoint rounds engine"
-RUNS = f"{ENGINE} metrics experiment records results keeping figures result planning"
+FOLDERS = "experiment records run_files run_folder results"
+RUNS = f"{ENGINE} metrics {FOLDERS} keeping figures result planning"
 GRIDS = "grid validation comparison task"
-READ = "experiment records results figures quantities grid statistics.* report.*"
+READ = (
+    "experiment records run_files run_folder results figures quantities grid statistics.* report.*"
+)
 
 # Module → what it may import from the package; a row of its own goes before a pattern. Rows are
 # in the order of the layers: only the command line may import what a later row describes.
@@ -59,7 +62,8 @@ ALLOWED = {
     "shared": f"{WORDS} messages",
     "checkpoint": f"{WORDS} messages",
     "ledger": CORE,
-    "store": f"{CORE} shared",
+    "rows": f"{CORE} shared",
+    "store": f"{CORE} shared rows",
     "backends": PLACES,
     "backends.*": f"{PLACES} backends backends.*",
     "rounds": f"{PLACES} backends backends.* participation checkpoint",
@@ -67,9 +71,11 @@ ALLOWED = {
     "build": f"{INPUT} {CORE} algorithms",
     "experiment": f"{INPUT} data.datasets data.partition data.augment",
     "prepare": f"{INPUT} data.* participation experiment",
-    "results": f"{WORDS} records experiment",
-    "keeping": f"{ENGINE} version records experiment results",
-    "result": f"{ENGINE} records experiment results keeping figures",
+    "run_files": f"{WORDS} experiment",
+    "run_folder": f"{WORDS} records experiment run_files",
+    "results": f"{WORDS} records experiment run_files run_folder",
+    "keeping": f"{ENGINE} version records experiment run_files run_folder results",
+    "result": f"{ENGINE} records experiment run_files run_folder results keeping figures",
     "planning": RUNS,
     "session": RUNS,
     "grid": f"{INPUT} experiment",

@@ -262,20 +262,22 @@ class Engine:
         """Write a checkpoint of the last finished round."""
         if self.recorder is None:
             return
-        progress = self.progress
-        rows = {path: table.index for path, table in self.store.tables.items()}
-        self.recorder.checkpoint(
-            Checkpoint(
-                round=progress.round,
-                server=progress.state,
-                buffers=progress.buffers,
-                rows=rows,
-                counted=tuple(sorted(progress.counted)),
-                told=tuple(sorted(progress.told)),
-                seconds=progress.seconds,
-            )
-        )
+        self.recorder.checkpoint(self._point)
         self.store.saved()
+
+    def _point(self) -> Checkpoint:
+        progress = self.progress
+        self.store.sync()
+        return Checkpoint(
+            round=progress.round,
+            server=progress.state,
+            buffers=progress.buffers,
+            rows={path: table.index for path, table in self.store.tables.items()},
+            counted=tuple(sorted(progress.counted)),
+            told=tuple(sorted(progress.told)),
+            seconds=progress.seconds,
+            sums={path: table.sums for path, table in self.store.tables.items()},
+        )
 
     def _finished(
         self,

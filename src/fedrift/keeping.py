@@ -6,7 +6,8 @@ import hashlib
 import platform
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from fedrift.data.resident import Split
 from fedrift.errors import InputError
 from fedrift.experiment import Spec
 from fedrift.problem import Problem
-from fedrift.results import SPEC, RunFolder
-from fedrift.results import load as load_folder
+from fedrift.records import read_file
+from fedrift.results import ENVIRONMENT, SPEC, RunFolder
+from fedrift.rounds import Progress
 from fedrift.shared import tensor_digest, tree_to_packed
 from fedrift.version import VERSION
 
@@ -46,9 +48,9 @@ class Keeper:
     def is_due(self) -> bool:
         return time.perf_counter() >= self._next
 
-    def checkpoint(self, point: Checkpoint) -> None:
+    def checkpoint(self, make: Callable[[], Checkpoint]) -> None:
         start = time.perf_counter()
-        checkpoint.write(self.folder.path, point)
+        checkpoint.write(self.folder.path, replace(make(), lines=self.folder.marks()))
         took = time.perf_counter() - start
         self._next = start + took + max(SHORTEST, took / SHARE)
 
@@ -59,16 +61,48 @@ class Keeper:
         self.folder.close()
 
 
-def open_folder(path: Path, spec: Spec, environment: Mapping[str, Any]) -> tuple[RunFolder, bool]:
+def open_folder(
+    path: Path, spec: Spec, environment: Mapping[str, Any], clients: Callable[[], dict[str, Any]]
+) -> tuple[RunFolder, bool]:
     """A new folder, or the one of the same run to go on with (True)."""
     if not (path / SPEC).exists():
-        folder = RunFolder.create(path, spec)
-        folder.write_environment(environment)
-        return folder, False
-    known = load_folder(path).environment
+        return RunFolder.create(path, spec, environment, clients()), False
+    known = read_file(path / ENVIRONMENT) or {}
     if known.get("identity") != environment["identity"]:
         raise InputError(f"out '{path}' holds another run; name a new folder")
     return RunFolder.reopen(path), True
+
+
+def find(
+    folder: RunFolder, like: Any, accept: Callable[[Checkpoint], None]
+) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """The newest checkpoint that is whole, and what is to be said about others.
+
+    `accept` raises ValueError when the rows beside it do not fit.
+    """
+    notes: list[str] = []
+    for name in (checkpoint.FILE, checkpoint.PREVIOUS):
+        if not (folder.path / name).exists():
+            continue
+        try:
+            point = checkpoint.read(folder.path / name, like)
+            folder.check_marks(point.lines)
+            accept(point)
+            return point, tuple(notes)
+        except ValueError as error:
+            notes.append(f"{name} cannot be used ({error}); going on from an earlier state")
+    return None, tuple(notes)
+
+
+def check_point(point: Checkpoint, start: Progress, rounds: int, population: int) -> None:
+    """ValueError if a checkpoint cannot be one of this run, whoever wrote it."""
+    if not 0 <= point.round <= rounds:
+        raise ValueError(f"it is of round {point.round}")
+    forms = [(b.shape, b.dtype) for b in point.buffers]
+    if forms != [(b.shape, b.dtype) for b in start.buffers]:
+        raise ValueError("its running statistics have another form")
+    if not all(0 <= client < population for client in (*point.counted, *point.told)):
+        raise ValueError("it names clients that do not exist")
 
 
 MOST_COUNTS = 1_000_000  # numbers; a larger table of labels is left out

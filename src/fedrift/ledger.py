@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedrift.errors import InputError
 from fedrift.messages import Size
 
 
@@ -97,6 +98,16 @@ class Ledger:
     """All exchanges of a run, in order."""
 
     entries: list[Entry] = field(default_factory=list)
+
+    @staticmethod
+    def of(rows: Sequence[Mapping[str, Any]]) -> Ledger:
+        """From the lines of a run folder, which nobody vouches for."""
+        try:
+            return Ledger([Entry.of(row) for row in rows])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(
+                f"the ledger is damaged ({error!r:.80}); restore it from a copy"
+            ) from None
 
     @property
     def total(self) -> Cost:

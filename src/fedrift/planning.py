@@ -119,7 +119,9 @@ def cost_of(task: Task) -> Callable[[int, int], float]:
     return cost
 
 
-def plan(task: Task, store: Store, workers: int, resumed_from: int) -> Plan:
+def plan(
+    task: Task, store: Store, workers: int, resumed_from: int, said: tuple[str, ...] = ()
+) -> Plan:
     """What the run will hold in memory and on disk."""
     vector = task.problem.w0.nbytes
     data = sum(t.nbytes for t in _leaves((task.split.x, task.split.y, task.test)))
@@ -138,7 +140,7 @@ def plan(task: Task, store: Store, workers: int, resumed_from: int) -> Plan:
         memory_bytes=memory,
         disk_bytes=state * (visited + 2 * cohort) if state else 0,
         resumed_from=resumed_from,
-        notes=task.notes,
+        notes=(*task.notes, *said),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -9,18 +10,20 @@ from typing import Any
 
 import torch
 
-from fedrift import checkpoint, keeping, metrics
+from fedrift import keeping, metrics
 from fedrift.backends.inprocess import InProcess
 from fedrift.backends.pool import Pool
 from fedrift.backends.processes import Processes, check_sendable
 from fedrift.backends.visit import Backend, Chunk, Evaluator, Visitor
+from fedrift.checkpoint import Checkpoint
 from fedrift.engine import Engine, Finished, Observer, Progress, RoundReport, Settings
-from fedrift.errors import InputError
+from fedrift.errors import InputError, RunError
 from fedrift.flat import map_tree
-from fedrift.ledger import Entry, Ledger
+from fedrift.ledger import Ledger
 from fedrift.planning import Task, UserMetric, cost_of, plan, workers_for
+from fedrift.records import read_file
 from fedrift.result import Result
-from fedrift.results import RunFolder
+from fedrift.results import SUMMARY, RunFolder
 from fedrift.results import load as load_folder
 from fedrift.store import Store
 
@@ -60,12 +63,15 @@ def execute(
         if out is not None:
             identity = keeping.identity(task.algorithm, task.problem, task.split, task.deciding())
             environment = keeping.environment(identity, task.notes)
-            folder, again = keeping.open_folder(out, task.spec, environment)
+            folder, again = keeping.open_folder(
+                out,
+                task.spec,
+                environment,
+                lambda: keeping.clients(task.split, task.problem.classes),
+            )
         try:
             if folder is not None and again and _is_complete(folder):
                 return _reread(task, folder)
-            if folder is not None and not again:
-                folder.write_clients(keeping.clients(task.split, task.problem.classes))
             return _execute(task, folder, again, number, backend, observer, on_round, pool)
         finally:
             if folder is not None:
@@ -74,7 +80,8 @@ def execute(
 
 def _is_complete(folder: RunFolder) -> bool:
     """Nothing is left to do: a run that was stopped goes on."""
-    return load_folder(folder.path).status in ("done", "diverged")
+    summary = read_file(folder.path / SUMMARY) or {}
+    return summary.get("status") in ("done", "diverged")
 
 
 def _check(task: Task) -> None:
@@ -100,9 +107,9 @@ def _execute(
     evaluator = None
     if task.test is not None:
         evaluator = Evaluator(problem, *task.test, metrics.evaluate_chunk, bool(task.metrics))
-    progress = _begin(task, store, folder, again)
+    progress, said = _begin(task, store, folder, again)
     if observer is not None:
-        observer.started(plan(task, store, number, progress.round))
+        observer.started(plan(task, store, number, progress.round, said))
     chosen = _backend(visitor, store, evaluator, number, task, kind, pool)
     engine = Engine(
         task.algorithm,
@@ -125,9 +132,11 @@ def _execute(
     try:
         finished = engine.run()
         engine.save()
-    except BaseException:
+    except BaseException as error:
         with suppress(Exception):  # the first error is the one to tell
             engine.interrupted(evaluator)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunError(_full(store.scratch, folder)) from error
         raise
     finally:
         chosen.close()
@@ -138,20 +147,33 @@ def _execute(
     return result
 
 
-def _begin(task: Task, store: Store, folder: RunFolder | None, again: bool) -> Progress:
-    """The initial state, or that of the folder's last checkpoint."""
+def _full(place: str, folder: RunFolder | None) -> str:
+    if folder is None:
+        return f"the disk of '{place}' is full, and client states go there; set TMPDIR to another"
+    return (
+        f"the disk of '{folder.path}' is full; what was finished is kept: make room, then go on "
+        f"with the same command or: fedrift resume {folder.path}"
+    )
+
+
+def _begin(
+    task: Task, store: Store, folder: RunFolder | None, again: bool
+) -> tuple[Progress, tuple[str, ...]]:
+    """The initial state, or that of the folder's newest good checkpoint; what is to be said."""
     state = task.algorithm.server(task.problem)
     start = Progress(state, tuple(task.problem.rest[n] for n in task.problem.moving))
     if folder is None or not again:
-        return start
-    point = checkpoint.read(folder.path, state)
-    folder.truncate_after(0 if point is None else point.round)
+        return start, ()
+
+    def accept(point: Checkpoint) -> None:
+        keeping.check_point(point, start, task.rounds, task.problem.population)
+        store.restore(point.rows, point.sums)
+
+    point, notes = keeping.find(folder, state, accept)
+    folder.cut({} if point is None else point.lines)
     if point is None:
-        return start
-    for path, index in point.rows.items():
-        store.tables[path].restore(index)
+        return start, notes
     record = load_folder(folder.path)
-    ledger = Ledger([Entry.of(row) for row in record.ledger])
     return Progress(
         point.server,
         point.buffers,
@@ -160,8 +182,8 @@ def _begin(task: Task, store: Store, folder: RunFolder | None, again: bool) -> P
         set(point.told),
         point.seconds,
         list(record.rounds),
-        ledger,
-    )
+        Ledger.of(record.ledger),
+    ), notes
 
 
 def _backend(
@@ -228,7 +250,7 @@ def _reread(task: Task, folder: RunFolder) -> Result:
         task.rounds,
         seconds=record.summary["seconds"],
         rows=list(record.rounds),
-        ledger=Ledger([Entry.of(row) for row in record.ledger]),
+        ledger=Ledger.of(record.ledger),
     )
     summary = record.summary
     rest = {n: torch.from_numpy(v) for n, v in weights.items() if n not in names}

@@ -23,9 +23,11 @@ from fedrift.exchange import Shown, Signature
 from fedrift.flat import map_tree
 from fedrift.messages import Packed, pack, unpack
 from fedrift.problem import Problem
+from fedrift.rows import RowLayout, Rows
 from fedrift.shared import Block, packed_to_tree
 from fedrift.site import Augment
-from fedrift.store import RowLayout, Rows
+
+OUT_OF_MEMORY = 77  # exit code of a worker that could not allocate
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,15 @@ class Worker:
         return self.runs[content[0]].evaluate(content[1])
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Python's own error, or what torch's allocators say."""
+    said = str(error)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError)
+        and ("can't allocate memory" in said or "not enough memory" in said)
+    )
+
+
 def _die_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
@@ -207,4 +218,6 @@ def main(pipe: Connection) -> None:
             else:
                 pipe.send(("done", answering[kind](content)))
         except Exception as error:
+            if is_out_of_memory(error):
+                os._exit(OUT_OF_MEMORY)  # what it holds is given back, and the visit repeated
             pipe.send(("error", (f"{type(error).__name__}: {error}", traceback.format_exc())))

@@ -14,7 +14,8 @@ from fedrift.cli.progress import Watcher, watcher
 from fedrift.cli.screen import bytes_text, console, seconds_text
 from fedrift.experiment import FIELDS, Spec, read_toml
 from fedrift.records import dump
-from fedrift.results import check_free
+from fedrift.results import read_spec
+from fedrift.run_files import SPEC, check_free
 
 INTERRUPTED = 130
 # A flag takes the place of what says the same in another way in the file.
@@ -42,11 +43,21 @@ def chosen(flags: Mapping[str, object], file: Path | None) -> Spec:
 
 
 def start(spec: Spec, *, as_json: bool, quiet: bool) -> None:
-    """A new run. Everything that can be refused is refused before torch is imported."""
+    """A new run, or the same one to go on with. Refuses before torch is imported what it can."""
     spec.validate()
-    if spec.out is not None:
+    if spec.out is not None and not _is_same(spec, Path(spec.out)):
         check_free(Path(spec.out))
     execute(spec, spec.out, as_json=as_json, quiet=quiet)
+
+
+def _is_same(spec: Spec, folder: Path) -> bool:
+    """The folder holds the beginning of this very run: the same command goes on with it."""
+    if not (folder / SPEC).is_file():
+        return False
+    there = read_spec(folder)
+    usual = {name: None for name in ("out", "model")} | {"workers": "auto", "backend": "auto"}
+    same = replace(there, **usual) == replace(spec, **usual)
+    return same and spec.model in (None, there.model)
 
 
 def execute(spec: Spec, folder: str | None, *, as_json: bool, quiet: bool) -> None:
