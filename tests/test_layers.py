@@ -19,7 +19,7 @@ LOOP = f"{VECTORS} pieces local data.batches data.augment"
 CORE = f"{LOOP} problem site exchange algorithm"
 PLACES = f"{CORE} shared ledger rows store data.resident"
 ENGINE = f"{PLACES} backends backends.* participation checkpoint rounds engine"
-FOLDERS = "experiment records run_files run_folder results"
+FOLDERS = "experiment records run_files run_folder results origin"
 RUNS = f"{ENGINE} metrics {FOLDERS} keeping figures result planning"
 GRIDS = "grid validation comparison task"
 READ = (
@@ -74,6 +74,7 @@ ALLOWED = {
     "run_files": f"{WORDS} experiment",
     "run_folder": f"{WORDS} records experiment run_files",
     "results": f"{WORDS} records experiment run_files run_folder",
+    "origin": f"{WORDS} experiment run_files",
     "keeping": f"{ENGINE} version records experiment run_files run_folder results",
     "result": f"{ENGINE} records experiment run_files run_folder results keeping figures",
     "planning": RUNS,
@@ -88,6 +89,7 @@ ALLOWED = {
     "checks": f"{CORE} data.resident",
     "task": f"{INPUT} {RUNS} data.* models build checks prepare session",
     "front": f"{INPUT} {RUNS} data.* {GRIDS} prepare session",
+    "verification": f"{INPUT} {RUNS} prepare task front cli.progress",
     "contests": f"{INPUT} {RUNS} data.* {GRIDS} prepare session",
     "conform.*": f"{INPUT} {RUNS} data.* build task session algorithms algorithms.* conform.*",
     "conform": "errors conform.*",
@@ -104,9 +106,9 @@ ALLOWED = {
 # Outside the package an algorithm sees torch and the language, nothing else.
 ALGORITHM_MAY_USE = "__future__ collections dataclasses functools math numpy torch typing"
 
-LIGHT = "statistics statistics.* report report.*"
+LIGHT = "results origin verification statistics statistics.* report report.*"
 # `fedrift --help` and wrong input answer without the second that `import torch` takes.
-WITHOUT_TORCH = f"{INPUT} data.datasets data.partition experiment prepare results {LIGHT} cli cli.*"
+WITHOUT_TORCH = f"{INPUT} data.datasets data.partition experiment prepare {LIGHT} cli cli.*"
 
 
 def matches(name: str, patterns: str) -> bool:

@@ -8,9 +8,10 @@ def main() -> NoReturn:
     """Imports only here, so that Ctrl-C while they last ends it without a word, too."""
     try:
         from fedrift import cli
+
+        cli.main()
     except KeyboardInterrupt:
         sys.exit(130)
-    cli.main()
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class Engine:
     def run(self) -> Finished:
         """All rounds that are left."""
         good = self.progress.state, self.progress.buffers
-        while self.progress.round < self.settings.rounds:
+        while self.progress.round < self.settings.last:
             t = self.progress.round
             new, buffers, cohort, lost = self._round(t)
             if not self._settle():  # the evaluation of the round before was not finite
@@ -84,14 +84,15 @@ class Engine:
             self._waiting = (self._report(t, weights, new, cohort), self._entries, pending)
             self._entries = []
             saves = self.recorder is not None and self.recorder.is_due()
-            if self.on_round is not None or saves or t + 1 == self.settings.rounds:
+            if self.on_round is not None or saves or t + 1 == self.settings.last:
                 if not self._settle():
                     return self._finished("diverged", t + 1, *good)
                 if saves:
                     self.save()
                 if self._stop:
                     return self._finished("stopped", None)
-        return self._finished("done", None)
+        is_done = self.settings.last == self.settings.rounds
+        return self._finished("done" if is_done else "stopped", None)
 
     def _shown(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, Shown]:
         """What is evaluated: the model, and what the algorithm wants to see beside it."""

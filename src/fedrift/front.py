@@ -21,6 +21,7 @@ from fedrift.errors import InputError, unknown
 from fedrift.experiment import Spec
 from fedrift.flat import count
 from fedrift.grid import seeds_of, slug
+from fedrift.origin import Origin
 from fedrift.prepare import Prepared, prepare
 from fedrift.result import Result
 from fedrift.session import UserMetric
@@ -201,12 +202,18 @@ def run_spec(
     observer: Observer | None = None,
     out: str | Path | None = None,
     prepared: Prepared | None = None,
+    until: int | None = None,
+    origin: Origin | None = None,
 ) -> Result:
-    """Run what a spec says: named data, partition and model."""
+    """Run what a spec says: named data, partition and model; a fork begins as its origin."""
     spec.validate()
     folder = out if out is not None else spec.out
+    ready = prepared or prepare(spec)
+    before = None if origin is None else (task.of_spec(origin.spec, ready), origin.at)
     return session.execute(
-        task.of_spec(spec, prepared or prepare(spec)),
+        task.of_spec(spec, ready),
+        until=until,
+        origin=before,
         workers=spec.workers,
         backend=spec.backend,
         out=None if folder is None else Path(folder),

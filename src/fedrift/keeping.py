@@ -62,11 +62,15 @@ class Keeper:
 
 
 def open_folder(
-    path: Path, spec: Spec, environment: Mapping[str, Any], clients: Callable[[], dict[str, Any]]
+    path: Path,
+    spec: Spec,
+    environment: Mapping[str, Any],
+    clients: Callable[[], dict[str, Any]],
+    origin: str | None = None,
 ) -> tuple[RunFolder, bool]:
     """A new folder, or the one of the same run to go on with (True)."""
     if not (path / SPEC).exists():
-        return RunFolder.create(path, spec, environment, clients()), False
+        return RunFolder.create(path, spec, environment, clients(), origin), False
     known = read_file(path / ENVIRONMENT) or {}
     if known.get("identity") != environment["identity"]:
         raise InputError(f"out '{path}' holds another run; name a new folder")

@@ -76,6 +76,12 @@ class Settings:
     eval_every: int
     combine: Callable[[Sequence[Chunk]], Metrics]
     sizes: np.ndarray
+    until: int | None = None
+    """Stop after so many rounds, although the run as such is longer."""
+
+    @property
+    def last(self) -> int:
+        return self.rounds if self.until is None else min(self.until, self.rounds)
 
 
 @dataclass

@@ -13,7 +13,9 @@ from fedrift.experiment import Spec
 
 SPEC, ROUNDS, LEDGER = "spec.toml", "rounds.jsonl", "ledger.jsonl"
 ENVIRONMENT, SUMMARY, MODEL = "env.json", "summary.json", "model.safetensors"
-CLIENTS = "clients.json"
+CLIENTS, ORIGIN = "clients.json", "origin.toml"
+BEGINNINGS = (ENVIRONMENT, CLIENTS, ORIGIN)
+"""Written before the spec."""
 TEMPORARY = ".tmp"
 
 
@@ -48,7 +50,7 @@ def _check_empty(path: Path) -> None:
             f"fedrift resume {path}"
         )
     # A run that was killed at its very beginning has left nothing worth keeping.
-    foreign = [n for n in found if n not in (ENVIRONMENT, CLIENTS) and not is_temporary(n)]
+    foreign = [n for n in found if n not in BEGINNINGS and not is_temporary(n)]
     if foreign:
         raise InputError(f"out '{path}' is not empty (it holds {foreign[0]}); name a new folder")
 
@@ -61,7 +63,7 @@ def remove_beginnings(path: Path) -> None:
     """What a folder that could not be made holds of us; it goes away with it."""
     with contextlib.suppress(OSError):
         for entry in path.iterdir():
-            if entry.name in (ENVIRONMENT, CLIENTS) or is_temporary(entry.name):
+            if entry.name in BEGINNINGS or is_temporary(entry.name):
                 entry.unlink()
         path.rmdir()
 

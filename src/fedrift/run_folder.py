@@ -21,6 +21,7 @@ from fedrift.run_files import (
     ENVIRONMENT,
     LEDGER,
     MODEL,
+    ORIGIN,
     ROUNDS,
     SPEC,
     SUMMARY,
@@ -52,6 +53,7 @@ class RunFolder:
         spec: Spec,
         environment: Mapping[str, Any] | None = None,
         clients: Mapping[str, Any] | None = None,
+        origin: str | None = None,
     ) -> RunFolder:
         """A new folder; call it only when everything else has been checked.
 
@@ -68,6 +70,8 @@ class RunFolder:
                 folder.write_environment(environment)
             if clients is not None:
                 folder.write_clients(clients)
+            if origin is not None:
+                folder.write_text(ORIGIN, origin)
             folder.write_text(SPEC, replace(spec, out=None).to_toml())
         except BaseException as error:
             folder.close()

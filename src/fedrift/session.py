@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedrift import keeping, metrics
+from fedrift.algorithm import parts
 from fedrift.backends.inprocess import InProcess
 from fedrift.backends.pool import Pool
 from fedrift.backends.processes import Processes, check_sendable
@@ -20,6 +22,8 @@ from fedrift.engine import Engine, Finished, Observer, Progress, RoundReport, Se
 from fedrift.errors import InputError, RunError
 from fedrift.flat import map_tree
 from fedrift.ledger import Ledger
+from fedrift.messages import pack
+from fedrift.origin import Origin
 from fedrift.planning import Task, UserMetric, cost_of, plan, workers_for
 from fedrift.records import read_file
 from fedrift.result import Result
@@ -52,30 +56,55 @@ def execute(
     observer: Observer | None = None,
     on_round: Callable[[RoundReport], bool | None] | None = None,
     pool: Pool | None = None,
+    until: int | None = None,
+    origin: tuple[Task, int] | None = None,
 ) -> Result:
-    """Run the task, on a pool if there is one, or go on with what its folder holds of it."""
+    """Run the task, on a pool if there is one, or go on with what its folder holds of it.
+
+    `until` stops it early; with an `origin`, its first rounds are those of another task, which
+    needs a folder to hand its state over.
+    """
     with one_thread():
         _check(task)
+        if origin is not None:
+            _check_fit(task, origin[0])
         number = pool.workers if pool is not None else workers_for(task, workers, backend)
         if number:
             check_sendable(task.algorithm, task.problem, task.augment)
         folder, again = None, False
         if out is not None:
-            identity = keeping.identity(task.algorithm, task.problem, task.split, task.deciding())
+            identity = _identity(task)
+            if origin is not None:
+                identity = f"{identity} from {_identity(origin[0])} at {origin[1]}"
             environment = keeping.environment(identity, task.notes)
             folder, again = keeping.open_folder(
                 out,
                 task.spec,
                 environment,
                 lambda: keeping.clients(task.split, task.problem.classes),
+                None if origin is None else Origin(origin[0].spec, origin[1]).to_toml(),
             )
         try:
             if folder is not None and again and _is_complete(folder):
                 return _reread(task, folder)
-            return _execute(task, folder, again, number, backend, observer, on_round, pool)
+            start = partial(_execute, number=number, kind=backend, observer=observer, pool=pool)
+            if origin is not None and folder is not None:
+                first, at = origin[0], origin[1] if until is None else min(origin[1], until)
+                _check(first)
+                ended = start(first, folder, again, on_round=None, until=at, is_part=True)
+                if ended is not None:  # it diverged on the way
+                    return ended
+                again = True
+            ended = start(task, folder, again, on_round=on_round, until=until)
+            assert ended is not None
+            return ended
         finally:
             if folder is not None:
                 folder.close()
+
+
+def _identity(task: Task) -> str:
+    return keeping.identity(task.algorithm, task.problem, task.split, task.deciding())
 
 
 def _is_complete(folder: RunFolder) -> bool:
@@ -91,6 +120,21 @@ def _check(task: Task) -> None:
         raise InputError(f"{task.about['algorithm']}: {error}") from None
 
 
+def _check_fit(task: Task, first: Task) -> None:
+    """Refuses to give the state of one algorithm to another."""
+    kinds: list[list[Any]] = []
+    for one in (first, task):
+        server, shape = pack(one.algorithm.server(one.problem)), one.problem.w0.shape
+        leaves = [(p, getattr(v, "shape", None)) for p, v in server.items()]
+        clients = [type(n.client(one.problem)) for _, n in parts(one.algorithm)]
+        kinds.append([type(one.algorithm), shape, leaves, clients])
+    if kinds[0] != kinds[1]:
+        raise InputError(
+            f"{task.about['algorithm']} cannot go on from the state of "
+            f"{first.about['algorithm']}; fork with other options of the same algorithm"
+        )
+
+
 def _execute(
     task: Task,
     folder: RunFolder | None,
@@ -100,7 +144,10 @@ def _execute(
     observer: Observer | None,
     on_round: Callable[[RoundReport], bool | None] | None,
     pool: Pool | None,
-) -> Result:
+    until: int | None = None,
+    is_part: bool = False,
+) -> Result | None:
+    """None if it was only a part of a run, and that part has been done."""
     problem = task.problem
     store = Store(task.algorithm, problem, None if folder is None else folder.path / "clients")
     visitor = Visitor(task.algorithm, problem, task.split, task.augment)
@@ -108,6 +155,9 @@ def _execute(
     if task.test is not None:
         evaluator = Evaluator(problem, *task.test, metrics.evaluate_chunk, bool(task.metrics))
     progress, said = _begin(task, store, folder, again)
+    if is_part and until is not None and progress.round >= until:
+        store.close()
+        return None
     if observer is not None:
         observer.started(plan(task, store, number, progress.round, said))
     chosen = _backend(visitor, store, evaluator, number, task, kind, pool)
@@ -123,6 +173,7 @@ def _execute(
             eval_every=task.eval_every,
             combine=lambda chunks: _combine(task, chunks),
             sizes=task.split.sizes,
+            until=until,
         ),
         progress,
         recorder=None if folder is None else keeping.Keeper(folder),
@@ -141,6 +192,8 @@ def _execute(
     finally:
         chosen.close()
         store.close()
+    if is_part and finished.status == "stopped":
+        return None
     result = _result(task, finished, folder)
     if folder is not None:
         keeping.Keeper(folder).finish(result.tensors(), result.summary())
@@ -242,17 +295,23 @@ def _reread(task: Task, folder: RunFolder) -> Result:
     """The result of a run that was finished before."""
     record = load_folder(folder.path)
     weights = record.weights()
-    names = task.problem.layout.names
+    layout = task.problem.layout
+    names = layout.names
+    if any(
+        n not in weights or weights[n].shape != tuple(layout.named(task.problem.w0)[n].shape)
+        for n in names
+    ):
+        raise InputError(f"'{folder.path}': its weights are not those of the model; start it anew")
     flat = torch.cat([torch.from_numpy(weights[n]).reshape(-1) for n in names])
     progress = Progress(
         None,
         (),
         task.rounds,
-        seconds=record.summary["seconds"],
+        seconds=float(record.summary.get("seconds", 0.0)),
         rows=list(record.rounds),
         ledger=Ledger.of(record.ledger),
     )
     summary = record.summary
     rest = {n: torch.from_numpy(v) for n, v in weights.items() if n not in names}
-    done = Finished(summary["status"], summary["diverged_at"], progress, flat, rest)
+    done = Finished(summary["status"], summary.get("diverged_at"), progress, flat, rest)
     return _result(task, done, folder)

@@ -10,6 +10,7 @@ import threading
 import types
 from collections.abc import Generator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 
 MOST_WORKERS = 512
@@ -23,6 +24,7 @@ def hidden_main() -> Generator[None]:
     Nor may Ctrl-C reach it while it imports torch: that is the parent's to handle.
     """
     with _lock:
+        resource_tracker.ensure_running()  # first: it would unblock the signal
         main = sys.modules["__main__"]
         sys.modules["__main__"] = types.ModuleType("__main__")
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -12,12 +12,14 @@ import typer
 
 from fedrift.cli.compare import compare
 from fedrift.cli.conform import conform
+from fedrift.cli.fork import fork
 from fedrift.cli.listing import list_names
 from fedrift.cli.partition import partition
 from fedrift.cli.report import report
 from fedrift.cli.resume import resume
 from fedrift.cli.run import run
 from fedrift.cli.screen import complain
+from fedrift.cli.verify import verify
 from fedrift.errors import InputError, RunError
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -34,6 +36,8 @@ app.command(no_args_is_help=True)(run)
 app.command(no_args_is_help=True)(compare)
 app.command(no_args_is_help=True)(report)
 app.command()(resume)
+app.command()(fork)
+app.command()(verify)
 app.command()(conform)
 app.command("list")(list_names)
 app.command()(partition)

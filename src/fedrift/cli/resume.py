@@ -10,7 +10,7 @@ import typer
 
 from fedrift.errors import InputError
 
-IN_PYTHON = "python"  # stands for data and model that were given as objects
+TRUST = "Allow the folder's spec to import the code it names (package.module:name)."
 
 
 def resume(
@@ -19,6 +19,7 @@ def resume(
         str | None,
         typer.Option(metavar="auto|N", help="Other workers than before: the bits stay the same."),
     ] = None,
+    trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST)] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on standard output.")
     ] = False,
@@ -28,13 +29,14 @@ def resume(
 
     FOLDER is what was given as --out.
     """
-    from fedrift import results  # here, so that --help need not wait for it
-    from fedrift.cli.screen import console
-    from fedrift.cli.start import execute, report
+    from fedrift.cli.screen import console  # here, so that --help need not wait for it
+    from fedrift.cli.start import IN_PYTHON, check_trust, execute, report
     from fedrift.experiment import FIELDS
+    from fedrift.origin import read_origin
+    from fedrift.records import read_file
+    from fedrift.run_files import SUMMARY, read_spec
 
-    record = results.load(folder)
-    spec = record.spec
+    spec, summary = read_spec(folder), read_file(folder / SUMMARY) or {}
     if spec.data == IN_PYTHON:
         raise InputError(
             f"'{folder}' was made in Python; to continue, make the same call there once more"
@@ -43,8 +45,10 @@ def resume(
         read = FIELDS["workers"]
         spec = replace(spec, workers=read.read(read.parse(workers, "workers"), "workers"))
     spec.validate()
-    if record.status in ("done", "diverged"):
+    if summary.get("status") in ("done", "diverged"):
         console(errors=True).print(f"'{folder}' is finished; nothing is left to do")
-        report(record.summary, str(folder), as_json=as_json)
+        report(summary, str(folder), as_json=as_json)
         return
-    execute(spec, str(folder), as_json=as_json, quiet=quiet)
+    check_trust(spec, folder, trust_code)
+    origin = read_origin(folder)
+    execute(spec, str(folder), as_json=as_json, quiet=quiet, origin=origin)
