@@ -61,7 +61,9 @@ class Front:
             observer.started(plan())
         for round in range(1, self.rounds + 1):
             metrics = {"accuracy": round / 10, "loss": 1.0 / round} if round != 2 else {}
-            observer.finished_round(types.SimpleNamespace(round=round, metrics=metrics))
+            observer.finished_round(
+                types.SimpleNamespace(round=round, metrics=metrics, nonfinite=())
+            )
         if self.raises is not None:
             raise self.raises
         return types.SimpleNamespace(summary=lambda: self.summary)

@@ -13,12 +13,12 @@ from import_graph import FRONT_DOOR, Graph
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "fedrift"
 
 WORDS = "errors grammar streams"
-INPUT = f"{WORDS} options source catalogue fields workload model_names"
+INPUT = f"{WORDS} options source catalogue fields workload model_names faults protection"
 VECTORS = f"{WORDS} flat messages optim"
 LOOP = f"{VECTORS} pieces local data.batches data.augment"
-CORE = f"{LOOP} problem site exchange algorithm"
+CORE = f"{LOOP} problem site faults exchange algorithm"
 PLACES = f"{CORE} shared ledger rows store data.resident"
-ENGINE = f"{PLACES} backends backends.* participation checkpoint rounds engine"
+ENGINE = f"{PLACES} backends backends.* participation checkpoint aggregation rounds engine"
 FOLDERS = "experiment records run_files run_folder results origin"
 RUNS = f"{ENGINE} metrics {FOLDERS} keeping figures result planning"
 GRIDS = "grid validation comparison task"
@@ -43,6 +43,8 @@ ALLOWED = {
     "figures": "errors",
     "quantities": "",
     "participation": WORDS,
+    "faults": WORDS,
+    "protection": f"{WORDS} participation",
     "flat": WORDS,
     "messages": f"{WORDS} flat",
     "optim": f"{WORDS} flat messages",
@@ -55,8 +57,9 @@ ALLOWED = {
     "local": LOOP,
     "problem": LOOP,
     "site": f"{LOOP} problem",
-    "exchange": f"{LOOP} site",
+    "exchange": f"{LOOP} site faults",
     "algorithm": f"{LOOP} problem site exchange",
+    "aggregation": f"{CORE} protection",
     "algorithms.*": "errors flat messages optim pieces local algorithm problem site algorithms.*",
     "algorithms": "algorithm algorithms.*",
     "shared": f"{WORDS} messages",
@@ -66,7 +69,7 @@ ALLOWED = {
     "store": f"{CORE} shared rows",
     "backends": PLACES,
     "backends.*": f"{PLACES} backends backends.*",
-    "rounds": f"{PLACES} backends backends.* participation checkpoint",
+    "rounds": f"{PLACES} backends backends.* participation checkpoint aggregation",
     "engine": ENGINE,
     "build": f"{INPUT} {CORE} algorithms",
     "experiment": f"{INPUT} data.datasets data.partition data.augment",
@@ -87,7 +90,8 @@ ALLOWED = {
     "validation": f"{WORDS} data.samples",
     "comparison": f"{RUNS} session report",
     "checks": f"{CORE} data.resident",
-    "task": f"{INPUT} {RUNS} data.* models build checks prepare session",
+    "guard": f"{CORE} aggregation participation protection",
+    "task": f"{INPUT} {RUNS} guard data.* models build checks prepare session",
     "front": f"{INPUT} {RUNS} data.* {GRIDS} prepare session",
     "verification": f"{INPUT} {RUNS} prepare task front cli.progress",
     "contests": f"{INPUT} {RUNS} data.* {GRIDS} prepare session",

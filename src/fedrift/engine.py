@@ -130,6 +130,9 @@ class Engine:
         able = [c for c in drawn if self._works(c, t)]
         if once:
             progress.counted.update(c for c in drawn if not self.settings.sizes[c])
+        how = settings.aggregation
+        if not able and how is not None and how.is_private:
+            able, how = self._ghost(), how.ghost()
         if not able:
             return progress.state, progress.buffers, (), False
         cohort = Cohort(
@@ -140,6 +143,7 @@ class Engine:
             seed=settings.seed,
             buffers=progress.buffers,
             deliver=self._deliver,
+            aggregation=how,
         )
         try:
             new = self.algorithm.round(progress.state, cohort)
@@ -169,8 +173,21 @@ class Engine:
             return n > 0
         return local.steps_for(n, self.settings.seed, t, client) > 0
 
+    def _ghost(self) -> list[int]:
+        """A client whose reply shows what one looks like, for a round in which nobody came."""
+        return [next(c for c in range(len(self.settings.sizes)) if self._works(c, 0))]
+
     def _deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
-        outcome = self.backend.deliver(exchange, clients)
+        dropped: tuple[int, ...] = ()
+        if self.settings.faults is not None:
+            trouble = self.settings.faults.at(exchange.seed, exchange.round, clients)
+            exchange = replace(exchange, trouble=trouble)
+            dropped = tuple(c for c in clients if c in trouble.dropped)
+        there: Sequence[int] = [c for c in clients if c not in dropped]
+        how = self.settings.aggregation
+        if not there and how is not None and how.is_private:
+            there, exchange = self._ghost(), replace(exchange, aggregation=how.ghost())
+        outcome = self.backend.deliver(exchange, there)
         down = {n: _times(s, len(clients)) for n, s in nbytes(pack(exchange.down)).items()}
         if exchange.buffers:
             size = sum(b.nbytes for b in exchange.buffers)
@@ -195,6 +212,7 @@ class Engine:
                 gradients=outcome.work.gradients,
                 forwards=outcome.work.forwards,
                 steps=outcome.work.steps,
+                dropped=dropped,
             )
         )
         return outcome

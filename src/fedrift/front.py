@@ -48,6 +48,9 @@ SETTINGS: dict[str, Any] = {
     "seed": 0,
     "eval_every": 1,
     "head": None,
+    "faults": None,
+    "aggregate": None,
+    "privacy": None,
 }
 """What decides the result of a run besides the algorithm, with the defaults."""
 
@@ -102,6 +105,9 @@ def run(
     schedule: str | None = None,
     weights: str | None = None,
     augment: Sequence[str] | str | None = None,
+    faults: Sequence[str] | str | None = None,
+    aggregate: str | None = None,
+    privacy: str | None = None,
     dtype: str | torch.dtype = "float32",
     device: str = "cpu",
     workers: int | str = "auto",
@@ -192,6 +198,9 @@ def _settled(algorithm: str | Algorithm[Any, Any], given_: Mapping[str, Any]) ->
         seed=said["seed"],
         eval_every=said["eval_every"],
         head=said["head"],
+        faults=said["faults"],
+        aggregate=said["aggregate"],
+        privacy=said["privacy"],
         spec=None,
     )
 

@@ -46,6 +46,8 @@ class Entry:
     gradients: int
     forwards: int
     steps: int
+    dropped: tuple[int, ...] = ()
+    """Who was asked and, in a simulated fault, did not answer."""
 
     @property
     def cost(self) -> Cost:
@@ -70,6 +72,7 @@ class Entry:
             "gradients": self.gradients,
             "forwards": self.forwards,
             "steps": self.steps,
+            **({"dropped": list(self.dropped)} if self.dropped else {}),
         }
 
     @staticmethod
@@ -90,6 +93,7 @@ class Entry:
             gradients=row["gradients"],
             forwards=row["forwards"],
             steps=row["steps"],
+            dropped=tuple(row.get("dropped", ())),
         )
 
 

@@ -10,10 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from fedrift import backends
+from fedrift.aggregation import Aggregation
 from fedrift.algorithm import Algorithm, local_of
 from fedrift.data.resident import Split
 from fedrift.errors import InputError, unknown
 from fedrift.experiment import Spec
+from fedrift.faults import Faults
 from fedrift.flat import count, take
 from fedrift.participation import Participation
 from fedrift.problem import Problem
@@ -46,10 +48,13 @@ class Task:
     augment: Augment | None = None
     metrics: Mapping[str, UserMetric] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    faults: Faults | None = None
+    aggregation: Aggregation | None = None
 
     def deciding(self) -> dict[str, Any]:
         """What decides the result beside algorithm, model and client data, in a stable form."""
-        return {
+        said = {"faults": self.faults, "aggregation": self.aggregation}
+        return {k: v for k, v in said.items() if v is not None} | {
             "rounds": self.rounds,
             "seed": self.seed,
             "eval_every": self.eval_every,

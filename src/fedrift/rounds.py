@@ -11,8 +11,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from torch import Tensor
 
+from fedrift.aggregation import Aggregation
 from fedrift.backends.visit import Chunk
 from fedrift.checkpoint import Checkpoint
+from fedrift.faults import Faults
 from fedrift.flat import Vec
 from fedrift.ledger import Cost, Ledger
 from fedrift.participation import Participation
@@ -76,6 +78,8 @@ class Settings:
     eval_every: int
     combine: Callable[[Sequence[Chunk]], Metrics]
     sizes: np.ndarray
+    faults: Faults | None = None
+    aggregation: Aggregation | None = None
     until: int | None = None
     """Stop after so many rounds, although the run as such is longer."""
 

@@ -173,6 +173,8 @@ def _execute(
             eval_every=task.eval_every,
             combine=lambda chunks: _combine(task, chunks),
             sizes=task.split.sizes,
+            faults=task.faults,
+            aggregation=task.aggregation,
             until=until,
         ),
         progress,

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift import build, checks, keeping, models
+from fedrift import build, checks, guard, keeping, models
 from fedrift.algorithm import Algorithm, local_of
 from fedrift.data import given
 from fedrift.data.augment import mixed_loss, parse_augment
 from fedrift.data.resident import Split
 from fedrift.errors import InputError
 from fedrift.experiment import Spec
+from fedrift.faults import parse_faults
 from fedrift.flat import count, map_tree, take
 from fedrift.participation import participation
 from fedrift.prepare import Prepared
@@ -77,6 +78,9 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
         seed=spec.seed,
         eval_every=spec.eval_every,
         head=spec.head,
+        faults=spec.faults,
+        aggregate=spec.aggregate,
+        privacy=spec.privacy,
         spec=replace(spec, model=ready.model),
         black=tuple(-m / s for m, s in zip(data.mean, data.std, strict=True)),
     )
@@ -101,6 +105,9 @@ def settle(
     eval_every: int,
     head: str | None,
     spec: Spec | None,
+    faults: Sequence[str] | str | None = None,
+    aggregate: str | None = None,
+    privacy: str | None = None,
     black: tuple[float, ...] = (),
 ) -> Task:
     """Everything both front doors share: checks, the model bound to its data, the algorithm."""
@@ -152,7 +159,14 @@ def settle(
         raise InputError("batch_size=1 gives batch normalisation nothing to average; use 2 or more")
     problem = made.adapt(problem, describe_again)
     made = made.prepare(problem)
+    trouble = parse_faults(faults)
+    if trouble is not None:
+        guard.check_faults(trouble, made)
+    chosen, aggregation, promise = guard.settle(aggregate, privacy, made, problem, chosen, rounds)
     about = {"algorithm": name, "rounds": rounds, "seed": seed}
+    if promise is not None:
+        about |= {"privacy": privacy, "epsilon": promise.epsilon, "delta": promise.delta}
+        notes = (*notes, f"privacy: {promise}")
     if spec is None:
         kept = Spec.of({"algorithm": name, "rounds": rounds, "seed": seed} | keeping.IN_PYTHON)
     else:
@@ -172,6 +186,8 @@ def settle(
         augment=changes if changes else None,
         metrics=metrics,
         notes=notes,
+        faults=trouble,
+        aggregation=aggregation,
     )
 
 

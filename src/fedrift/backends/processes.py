@@ -85,7 +85,7 @@ class Processes:
         )
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
-        fold = Fold(exchange.signature, exchange.weights, exchange.buffers)
+        fold = Fold(exchange)
         table = self._store.tables.get(owner_of(exchange.phase))
         waiting, parked = deque(sorted(clients)), dict[int, Answer]()
         self._pool.submit(self._visits(exchange, clients, table))
@@ -109,7 +109,7 @@ class Processes:
         for path, leaf in self._down.put(packed).items():
             part, _, name = path.partition("/")
             parts.setdefault(part, {})[name] = leaf
-        call = Call(exchange.phase, exchange.round, exchange.seed, exchange.temperature)
+        call = Call.of(exchange)
         ask = Ask(call, exchange.signature, parts["down"], parts["buffers"], parts["frozen"])
         self._run.exchange += 1
         self._run.ask = cloudpickle.dumps(ask)
