@@ -20,7 +20,7 @@ CORE = f"{LOOP} problem site faults exchange algorithm"
 PLACES = f"{CORE} shared ledger rows store data.resident"
 ENGINE = f"{PLACES} backends backends.* participation checkpoint aggregation rounds engine"
 FOLDERS = "experiment records run_files run_folder results origin"
-RUNS = f"{ENGINE} metrics {FOLDERS} keeping figures result planning"
+RUNS = f"{ENGINE} metrics {FOLDERS} keeping figures result room planning"
 GRIDS = "grid validation comparison task"
 READ = (
     "experiment records run_files run_folder results figures quantities grid statistics.* report.*"
@@ -80,6 +80,7 @@ ALLOWED = {
     "origin": f"{WORDS} experiment run_files",
     "keeping": f"{ENGINE} version records experiment run_files run_folder results",
     "result": f"{ENGINE} records experiment run_files run_folder results keeping figures",
+    "room": f"{ENGINE}",
     "planning": RUNS,
     "session": RUNS,
     "grid": f"{INPUT} experiment",

@@ -46,7 +46,7 @@ class RobustReducer:
             if not held:
                 continue
             is_tensor = isinstance(held[0], Tensor)
-            stack = torch.stack([torch.as_tensor(v).double() for v in held])
+            stack = torch.stack([torch.as_tensor(v, dtype=torch.float64) for v in held])
             if how == "gather":
                 reduced[name] = torch.stack(held) if is_tensor else stack
                 continue

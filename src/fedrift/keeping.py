@@ -116,7 +116,7 @@ def clients(split: Split, classes: int | None) -> dict[str, Any]:
     """Who holds how many samples of which class, for reports."""
     counts = None
     labels = isinstance(split.y, Tensor) and split.y.dim() == 1 and not split.y.is_floating_point()
-    if classes and labels and len(split) * classes <= MOST_COUNTS:
+    if classes and labels and split.make is None and len(split) * classes <= MOST_COUNTS:
         y = split.y.numpy()
         counts = [np.bincount(y[p][y[p] >= 0], minlength=classes).tolist() for p in split.parts]
     return {"sizes": split.sizes.tolist(), "counts": counts, "scheme": split.note}
@@ -147,6 +147,7 @@ def identity(
     digest = hashlib.sha256(problem.w0.cpu().numpy().tobytes())
     digest.update(re.sub(r" at 0x[0-9a-f]+", "", repr(algorithm)).encode())
     digest.update(repr(sorted(settings.items())).encode())
+    digest.update(split.sizes.tobytes() if split.make is not None else b"")
     for part in split.parts:
         digest.update(len(part).to_bytes(8, "little") + part.tobytes())
     for leaf in (tree_to_packed(split.x, "x") | tree_to_packed(split.y, "y")).values():

@@ -115,6 +115,10 @@ class Guarantee:
 
 def guarantee(privacy: Privacy, who: Participation, rounds: int) -> Guarantee:
     """What the run gives away of one client, by the dp-accounting library."""
+    if who.kind not in ("bernoulli", "fixed"):
+        raise InputError(
+            f"privacy: no bound is known for sampling '{who.kind}'; use bernoulli or fixed"
+        )
     try:
         from dp_accounting import (  # type: ignore[import-not-found]
             NeighboringRelation,
@@ -132,16 +136,12 @@ def guarantee(privacy: Privacy, who: Participation, rounds: int) -> Guarantee:
         if who.share < 1.0:
             one = dp_event.PoissonSampledDpEvent(who.share, one)
         accountant: Any = pld.PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
-    elif who.kind == "fixed":
+    else:
         # Replacing a client moves a sum of vectors of length ≤ clip by up to 2 × clip.
         basis = "RDP, replace one client, sensitivity = 2 × clip, cohorts of fixed size"
         one = dp_event.GaussianDpEvent(privacy.noise / 2)
         if who.size < who.population:
             one = dp_event.SampledWithoutReplacementDpEvent(who.population, who.size, one)
         accountant = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
-    else:
-        raise InputError(
-            f"privacy: no bound is known for sampling '{who.kind}'; use bernoulli or fixed"
-        )
     accountant.compose(dp_event.SelfComposedDpEvent(one, rounds))
     return Guarantee(float(accountant.get_epsilon(privacy.delta)), privacy.delta, basis)

@@ -29,6 +29,7 @@ from fedrift.records import read_file
 from fedrift.result import Result
 from fedrift.results import SUMMARY, RunFolder
 from fedrift.results import load as load_folder
+from fedrift.room import check_room
 from fedrift.store import Store
 
 __all__ = ["Task", "UserMetric", "execute", "one_thread"]
@@ -158,8 +159,14 @@ def _execute(
     if is_part and until is not None and progress.round >= until:
         store.close()
         return None
+    planned = plan(task, store, number, progress.round, said)
+    try:
+        check_room(planned, Path(store.scratch), folder is not None)
+    except InputError:
+        store.close()
+        raise
     if observer is not None:
-        observer.started(plan(task, store, number, progress.round, said))
+        observer.started(planned)
     chosen = _backend(visitor, store, evaluator, number, task, kind, pool)
     engine = Engine(
         task.algorithm,

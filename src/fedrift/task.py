@@ -49,7 +49,10 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
     """The task a spec describes, on data that are loaded and divided."""
     data, kind, held = ready.data, DTYPES[spec.dtype], tensors or Tensors()
     scheme = spec.partition if spec.alpha is None else f"{spec.partition}, alpha {spec.alpha:g}"
-    whole = Split(held.of(ready.x, kind), held.of(data.y, kind), ready.partition.parts, scheme)
+    x, y, lazy = held.of(ready.x, kind), held.of(data.y, kind), data.generated
+    whole = Split(x, y, ready.partition.parts, scheme)
+    if lazy is not None:
+        whole = Split(x, y, (), scheme, lazy.make, lazy.sizes)
     local: dict[str, Any] = {
         name: getattr(spec, name)
         for name in ("epochs", "steps", "lr", "momentum", "weight_decay", "clip", "schedule")
@@ -141,7 +144,7 @@ def settle(
     problem, held, test, notes = _bind(partial(describe, make), held, test, labels, device)
 
     def describe_again(make: Callable[[], nn.Module], head: str) -> Problem:
-        first = np.concatenate(held.parts)[:2]
+        first = held.first(2)
         return describe(make, head=head, probe=(take(held.x, first), take(held.y, first)))
 
     if isinstance(algorithm, Algorithm):
@@ -199,7 +202,7 @@ def _bind(
     device: str,
 ) -> tuple[Problem, Split, tuple[Any, Any] | None, tuple[str, ...]]:
     """Try the model on two samples: channels-last images first, then as they came."""
-    first = np.concatenate(held.parts)[:2]
+    first = held.first(2)
     try:
         return *_bound(describe, held, test, check, first, device, given.channels_last), ()
     except InputError:
@@ -221,7 +224,7 @@ def _bound(
     def placed(tree: Any) -> Any:
         return map_tree(lambda t: t.to(device), tree)
 
-    data = Split(placed(arrange(held.x)), placed(held.y), held.parts, held.note)
+    data = held.with_data(placed(arrange(held.x)), placed(held.y))
     probe = take(data.x, first), take(data.y, first)
     problem = describe(probe=probe)
     check(problem, data, test)

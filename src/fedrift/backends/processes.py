@@ -207,6 +207,7 @@ def _described(
         skeletons={n: skeleton(tree) for n, tree in trees.items()} | {"parts": None, "ends": None},
         where=where,
         layouts={p: t.rows.layout for p, t in store.tables.items()},
+        make=split.make,
     )
     return cloudpickle.dumps(setup)
 

@@ -18,7 +18,7 @@ import torch
 
 from fedrift.algorithm import Algorithm, owner_of
 from fedrift.backends.visit import Call, ChunkMetric, Evaluator, Visitor
-from fedrift.data.resident import Split
+from fedrift.data.resident import Make, Split
 from fedrift.exchange import Shown, Signature
 from fedrift.flat import map_tree
 from fedrift.messages import Packed, pack, unpack
@@ -45,6 +45,7 @@ class Setup:
     where: dict[str, tuple[str, Packed]]
     """For each tree the block that holds it, and where its tensors stand in it."""
     layouts: dict[str, RowLayout]
+    make: Make | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Run:
         for name, (block, where) in setup.where.items():
             packed = blocks[block].get(where)
             trees[name] = packed_to_tree(setup.skeletons[name], packed, name)
-        split = Split.from_flat(trees["x"], trees["y"], trees["parts"], trees["ends"])
+        split = Split.from_flat(trees["x"], trees["y"], trees["parts"], trees["ends"], setup.make)
         self.visitor = Visitor(setup.root, setup.problem, split, setup.augment)
         if setup.has_test:
             self.evaluator = Evaluator(
