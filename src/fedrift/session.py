@@ -12,22 +12,19 @@ from typing import Any
 import torch
 
 from fedrift import keeping, metrics
-from fedrift.algorithm import parts
 from fedrift.backends.inprocess import InProcess
 from fedrift.backends.pool import Pool
 from fedrift.backends.processes import Processes, check_sendable
 from fedrift.backends.visit import Backend, Chunk, Evaluator, Visitor
-from fedrift.checkpoint import Checkpoint
+from fedrift.continuing import begin, check_fit, full, identity_of, is_complete
 from fedrift.engine import Engine, Finished, Observer, Progress, RoundReport, Settings
 from fedrift.errors import InputError, RunError
 from fedrift.flat import map_tree
 from fedrift.ledger import Ledger
-from fedrift.messages import pack
 from fedrift.origin import Origin
 from fedrift.planning import Task, UserMetric, cost_of, plan, workers_for
-from fedrift.records import read_file
 from fedrift.result import Result
-from fedrift.results import SUMMARY, RunFolder
+from fedrift.results import RunFolder
 from fedrift.results import load as load_folder
 from fedrift.room import check_room
 from fedrift.store import Store
@@ -68,15 +65,15 @@ def execute(
     with one_thread():
         _check(task)
         if origin is not None:
-            _check_fit(task, origin[0])
+            check_fit(task, origin[0])
         number = pool.workers if pool is not None else workers_for(task, workers, backend)
         if number:
             check_sendable(task.algorithm, task.problem, task.augment)
         folder, again = None, False
         if out is not None:
-            identity = _identity(task)
+            identity = identity_of(task)
             if origin is not None:
-                identity = f"{identity} from {_identity(origin[0])} at {origin[1]}"
+                identity = f"{identity} from {identity_of(origin[0])} at {origin[1]}"
             environment = keeping.environment(identity, task.notes)
             folder, again = keeping.open_folder(
                 out,
@@ -86,7 +83,7 @@ def execute(
                 None if origin is None else Origin(origin[0].spec, origin[1]).to_toml(),
             )
         try:
-            if folder is not None and again and _is_complete(folder):
+            if folder is not None and again and is_complete(folder):
                 return _reread(task, folder)
             start = partial(_execute, number=number, kind=backend, observer=observer, pool=pool)
             if origin is not None and folder is not None:
@@ -104,36 +101,11 @@ def execute(
                 folder.close()
 
 
-def _identity(task: Task) -> str:
-    return keeping.identity(task.algorithm, task.problem, task.split, task.deciding())
-
-
-def _is_complete(folder: RunFolder) -> bool:
-    """Nothing is left to do: a run that was stopped goes on."""
-    summary = read_file(folder.path / SUMMARY) or {}
-    return summary.get("status") in ("done", "diverged")
-
-
 def _check(task: Task) -> None:
     try:
         task.algorithm.check(task.problem)
     except InputError as error:
         raise InputError(f"{task.about['algorithm']}: {error}") from None
-
-
-def _check_fit(task: Task, first: Task) -> None:
-    """Refuses to give the state of one algorithm to another."""
-    kinds: list[list[Any]] = []
-    for one in (first, task):
-        server, shape = pack(one.algorithm.server(one.problem)), one.problem.w0.shape
-        leaves = [(p, getattr(v, "shape", None)) for p, v in server.items()]
-        clients = [type(n.client(one.problem)) for _, n in parts(one.algorithm)]
-        kinds.append([type(one.algorithm), shape, leaves, clients])
-    if kinds[0] != kinds[1]:
-        raise InputError(
-            f"{task.about['algorithm']} cannot go on from the state of "
-            f"{first.about['algorithm']}; fork with other options of the same algorithm"
-        )
 
 
 def _execute(
@@ -155,7 +127,7 @@ def _execute(
     evaluator = None
     if task.test is not None:
         evaluator = Evaluator(problem, *task.test, metrics.evaluate_chunk, bool(task.metrics))
-    progress, said = _begin(task, store, folder, again)
+    progress, said = begin(task, store, folder, again)
     if is_part and until is not None and progress.round >= until:
         store.close()
         return None
@@ -196,7 +168,7 @@ def _execute(
         with suppress(Exception):  # the first error is the one to tell
             engine.interrupted(evaluator)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RunError(_full(store.scratch, folder)) from error
+            raise RunError(full(store.scratch, folder)) from error
         raise
     finally:
         chosen.close()
@@ -207,45 +179,6 @@ def _execute(
     if folder is not None:
         keeping.Keeper(folder).finish(result.tensors(), result.summary())
     return result
-
-
-def _full(place: str, folder: RunFolder | None) -> str:
-    if folder is None:
-        return f"the disk of '{place}' is full, and client states go there; set TMPDIR to another"
-    return (
-        f"the disk of '{folder.path}' is full; what was finished is kept: make room, then go on "
-        f"with the same command or: fedrift resume {folder.path}"
-    )
-
-
-def _begin(
-    task: Task, store: Store, folder: RunFolder | None, again: bool
-) -> tuple[Progress, tuple[str, ...]]:
-    """The initial state, or that of the folder's newest good checkpoint; what is to be said."""
-    state = task.algorithm.server(task.problem)
-    start = Progress(state, tuple(task.problem.rest[n] for n in task.problem.moving))
-    if folder is None or not again:
-        return start, ()
-
-    def accept(point: Checkpoint) -> None:
-        keeping.check_point(point, start, task.rounds, task.problem.population)
-        store.restore(point.rows, point.sums)
-
-    point, notes = keeping.find(folder, state, accept)
-    folder.cut({} if point is None else point.lines)
-    if point is None:
-        return start, notes
-    record = load_folder(folder.path)
-    return Progress(
-        point.server,
-        point.buffers,
-        point.round,
-        set(point.counted),
-        set(point.told),
-        point.seconds,
-        list(record.rounds),
-        Ledger.of(record.ledger),
-    ), notes
 
 
 def _backend(
