@@ -11,7 +11,9 @@ from typing import Any
 
 from fedrift import catalogue, fields, workload
 from fedrift.errors import InputError, unknown
+from fedrift.faults import parse_faults
 from fedrift.grammar import Named, parse
+from fedrift.protection import parse_aggregate, parse_privacy
 
 LARGEST_FILE = 1 << 20  # bytes; a spec is a page of text
 USUAL_CLIENTS = 10
@@ -41,6 +43,9 @@ FIELDS: dict[str, fields.Field] = {
     "schedule": workload.schedule(),
     "weights": fields.choice("samples", "uniform"),
     "augment": fields.names(),
+    "faults": fields.names(),
+    "aggregate": fields.named(),
+    "privacy": fields.named(),
     "dtype": fields.choice("float32", "float64"),
     "device": fields.device(),
     "workers": fields.workers(),
@@ -82,6 +87,9 @@ class Spec:
     schedule: str | None = None
     weights: str | None = None
     augment: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    aggregate: str | None = None
+    privacy: str | None = None
     dtype: str = "float32"
     device: str = "cpu"
     workers: int | str = "auto"
@@ -240,6 +248,9 @@ def _check_names(spec: Spec) -> None:
     if spec.model is not None:
         choose(spec.model)
     parse_augment(spec.augment)
+    parse_faults(spec.faults)
+    parse_aggregate(spec.aggregate)
+    parse_privacy(spec.privacy)
 
 
 def _shown(value: object) -> str:

@@ -22,6 +22,7 @@ from fedrift.examinations import During, during
 from fedrift.experiment import Spec
 from fedrift.flat import count
 from fedrift.grid import seeds_of, slug
+from fedrift.origin import Origin
 from fedrift.prepare import Prepared, prepare
 from fedrift.result import Result
 from fedrift.session import UserMetric
@@ -49,6 +50,9 @@ SETTINGS: dict[str, Any] = {
     "seed": 0,
     "eval_every": 1,
     "head": None,
+    "faults": None,
+    "aggregate": None,
+    "privacy": None,
 }
 """What decides the result of a run besides the algorithm, with the defaults."""
 
@@ -103,6 +107,9 @@ def run(
     schedule: str | None = None,
     weights: str | None = None,
     augment: Sequence[str] | str | None = None,
+    faults: Sequence[str] | str | None = None,
+    aggregate: str | None = None,
+    privacy: str | None = None,
     dtype: str | torch.dtype = "float32",
     device: str = "cpu",
     workers: int | str = "auto",
@@ -223,6 +230,9 @@ def _settled(algorithm: str | Algorithm[Any, Any], given_: Mapping[str, Any]) ->
         seed=said["seed"],
         eval_every=said["eval_every"],
         head=said["head"],
+        faults=said["faults"],
+        aggregate=said["aggregate"],
+        privacy=said["privacy"],
         spec=None,
     )
 
@@ -235,16 +245,22 @@ def run_spec(
     prepared: Prepared | None = None,
     track: str | Sequence[str] | None = None,
     analyse: str | During | None = None,
+    until: int | None = None,
+    origin: Origin | None = None,
 ) -> Result:
-    """Run what a spec says: named data, partition and model."""
+    """Run what a spec says: named data, partition and model; a fork begins as its origin."""
     spec.validate()
     wanted, place = tracks(track), out if out is not None else spec.out
     folder = None if place is None else Path(place)
-    made = task.of_spec(spec, prepared or prepare(spec))
+    ready = prepared or prepare(spec)
+    made = task.of_spec(spec, ready)
+    before = None if origin is None else (task.of_spec(origin.spec, ready), origin.at)
     name = slug(f"{spec.algorithm}-s{spec.seed}" if folder is None else folder.name)
     execute = partial(
         session.execute,
         made,
+        until=until,
+        origin=before,
         workers=spec.workers,
         backend=spec.backend,
         out=folder,

@@ -27,6 +27,8 @@ class Participation:
     size: int
     share: float
     schedule: tuple[tuple[int, ...], ...] = ()
+    redraws: bool = True
+    """A bernoulli draw of nobody is drawn again; not where privacy counts on the coins."""
 
     @property
     def is_full(self) -> bool:
@@ -61,7 +63,7 @@ class Participation:
     def _coins(self, rng: np.random.Generator, pool: int) -> np.ndarray:
         for _ in range(TRIES):
             chosen = np.flatnonzero(rng.random(pool) < self.share)
-            if len(chosen):
+            if len(chosen) or not self.redraws:
                 return chosen
         return rng.integers(0, pool, 1)  # the share is so small that nobody would ever come
 

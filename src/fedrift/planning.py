@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from fedrift import backends
+from fedrift.aggregation import Aggregation
 from fedrift.algorithm import Algorithm, local_of
 from fedrift.data.resident import Split
 from fedrift.errors import InputError, unknown
 from fedrift.experiment import Spec
-from fedrift.flat import count, take
+from fedrift.faults import Faults
+from fedrift.flat import count
 from fedrift.participation import Participation
 from fedrift.problem import Problem
 from fedrift.rounds import Plan
@@ -46,10 +50,13 @@ class Task:
     augment: Augment | None = None
     metrics: Mapping[str, UserMetric] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    faults: Faults | None = None
+    aggregation: Aggregation | None = None
 
     def deciding(self) -> dict[str, Any]:
         """What decides the result beside algorithm, model and client data, in a stable form."""
-        return {
+        said = {"faults": self.faults, "aggregation": self.aggregation}
+        return {k: v for k, v in said.items() if v is not None} | {
             "rounds": self.rounds,
             "seed": self.seed,
             "eval_every": self.eval_every,
@@ -87,10 +94,7 @@ def _seconds(task: Task) -> float:
     """A guess at the time the whole run would take in one process."""
     biggest = int(task.split.sizes.argmax())
     size = min(32, int(task.split.sizes[biggest]))
-    batch = (
-        take(task.split.x, task.split.parts[biggest][:size]),
-        take(task.split.y, task.split.parts[biggest][:size]),
-    )
+    batch = task.split.view(biggest).batch(np.arange(size))
     model = task.problem.model
     model.module.eval()  # moves no running statistics
     model.w.copy_(task.problem.w0)
@@ -119,13 +123,14 @@ def cost_of(task: Task) -> Callable[[int, int], float]:
     return cost
 
 
-def plan(task: Task, store: Store, workers: int, resumed_from: int) -> Plan:
+def plan(
+    task: Task, store: Store, workers: int, resumed_from: int, said: tuple[str, ...] = ()
+) -> Plan:
     """What the run will hold in memory and on disk."""
     vector = task.problem.w0.nbytes
     data = sum(t.nbytes for t in _leaves((task.split.x, task.split.y, task.test)))
     cohort = task.participation.size
     state = store.row_bytes()
-    visited = min(task.problem.population, cohort * task.rounds)
     server = 12 * vector
     memory = PROCESS_BYTES * (workers + 1) + data * (2 if workers else 1) + server
     memory += max(1, workers) * 10 * vector
@@ -136,10 +141,25 @@ def plan(task: Task, store: Store, workers: int, resumed_from: int) -> Plan:
         cohort=cohort,
         workers=workers,
         memory_bytes=memory,
-        disk_bytes=state * (visited + 2 * cohort) if state else 0,
+        disk_bytes=state * rows_of(task),
         resumed_from=resumed_from,
-        notes=task.notes,
+        notes=(*task.notes, *said),
     )
+
+
+ROUNDS_HELD = 20  # that pass between the two checkpoints which are kept, on average
+
+
+def rows_of(task: Task) -> int:
+    """Rows of client state that a run needs: clients that come, and those kept for checkpoints."""
+    who, rounds = task.participation, task.rounds
+    if who.kind in ("fixed", "bernoulli"):
+        came = who.population * (1.0 - (1.0 - min(1.0, who.share)) ** rounds)
+    else:
+        came = min(float(len(who.everybody())), who.size * rounds)
+    again = max(0.0, who.size * rounds - came)
+    window = ROUNDS_HELD * who.size * came / who.population
+    return math.ceil(came + who.size + min(again, window, 2 * came))
 
 
 def _leaves(tree: Any) -> list[Tensor]:

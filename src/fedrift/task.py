@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift import build, checks, models
+from fedrift import build, checks, guard, models
 from fedrift.algorithm import Algorithm, local_of
 from fedrift.data import given
 from fedrift.data.augment import mixed_loss, parse_augment
@@ -21,6 +21,7 @@ from fedrift.data.resident import Split
 from fedrift.described import described, given_work, work
 from fedrift.errors import InputError
 from fedrift.experiment import Spec
+from fedrift.faults import parse_faults
 from fedrift.flat import count, map_tree, take
 from fedrift.participation import participation
 from fedrift.prepare import Prepared
@@ -49,7 +50,10 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
     """The task a spec describes, on data that are loaded and divided."""
     data, kind, held = ready.data, DTYPES[spec.dtype], tensors or Tensors()
     scheme = spec.partition if spec.alpha is None else f"{spec.partition}, alpha {spec.alpha:g}"
-    whole = Split(held.of(ready.x, kind), held.of(data.y, kind), ready.partition.parts, scheme)
+    x, y, lazy = held.of(ready.x, kind), held.of(data.y, kind), data.generated
+    whole = Split(x, y, ready.partition.parts, scheme)
+    if lazy is not None:
+        whole = Split(x, y, (), scheme, lazy.make, lazy.sizes)
     local: dict[str, Any] = {
         name: getattr(spec, name)
         for name in ("epochs", "steps", "lr", "momentum", "weight_decay", "clip", "schedule")
@@ -78,6 +82,9 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
         seed=spec.seed,
         eval_every=spec.eval_every,
         head=spec.head,
+        faults=spec.faults,
+        aggregate=spec.aggregate,
+        privacy=spec.privacy,
         spec=replace(spec, model=ready.model),
         black=tuple(-m / s for m, s in zip(data.mean, data.std, strict=True)),
     )
@@ -102,6 +109,9 @@ def settle(
     eval_every: int,
     head: str | None,
     spec: Spec | None,
+    faults: Sequence[str] | str | None = None,
+    aggregate: str | None = None,
+    privacy: str | None = None,
     black: tuple[float, ...] = (),
 ) -> Task:
     """Everything both front doors share: checks, the model bound to its data, the algorithm."""
@@ -135,7 +145,7 @@ def settle(
     problem, held, test, notes = _bind(partial(describe, make), held, test, labels, device)
 
     def describe_again(make: Callable[[], nn.Module], head: str) -> Problem:
-        first = np.concatenate(held.parts)[:2]
+        first = held.first(2)
         return describe(make, head=head, probe=(take(held.x, first), take(held.y, first)))
 
     if isinstance(algorithm, Algorithm):
@@ -153,7 +163,14 @@ def settle(
         raise InputError("batch_size=1 gives batch normalisation nothing to average; use 2 or more")
     problem = made.adapt(problem, describe_again)
     made = made.prepare(problem)
+    trouble = parse_faults(faults)
+    if trouble is not None:
+        guard.check_faults(trouble, made)
+    chosen, aggregation, promise = guard.settle(aggregate, privacy, made, problem, chosen, rounds)
     about = {"algorithm": name, "rounds": rounds, "seed": seed}
+    if promise is not None:
+        about |= {"privacy": privacy, "epsilon": promise.epsilon, "delta": promise.delta}
+        notes = (*notes, f"privacy: {promise}")
     if spec is None:
         more = {"augment": augment, "dtype": dtype, "device": device, "eval_every": eval_every}
         by_hand = work(used) if isinstance(algorithm, Algorithm) else given_work(local)
@@ -175,6 +192,8 @@ def settle(
         augment=changes if changes else None,
         metrics=metrics,
         notes=notes,
+        faults=trouble,
+        aggregation=aggregation,
     )
 
 
@@ -186,7 +205,7 @@ def _bind(
     device: str,
 ) -> tuple[Problem, Split, tuple[Any, Any] | None, tuple[str, ...]]:
     """Try the model on two samples: channels-last images first, then as they came."""
-    first = np.concatenate(held.parts)[:2]
+    first = held.first(2)
     try:
         return *_bound(describe, held, test, check, first, device, given.channels_last), ()
     except InputError:
@@ -208,7 +227,7 @@ def _bound(
     def placed(tree: Any) -> Any:
         return map_tree(lambda t: t.to(device), tree)
 
-    data = Split(placed(arrange(held.x)), placed(held.y), held.parts, held.note)
+    data = held.with_data(placed(arrange(held.x)), placed(held.y))
     probe = take(data.x, first), take(data.y, first)
     problem = describe(probe=probe)
     check(problem, data, test)

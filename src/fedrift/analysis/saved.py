@@ -129,7 +129,7 @@ def _store(task: Task, folder: Path, point: Checkpoint) -> Store | None:
         return None
     store = Store(task.algorithm, task.problem, rows)
     for path, index in point.rows.items():
-        store.tables[path].restore(index)
+        store.tables[path].restore(index, point.sums[path])
     return store
 
 

@@ -27,8 +27,8 @@ class InProcess:
         self._wire = wire
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
-        call = Call(exchange.phase, exchange.round, exchange.seed, exchange.temperature)
-        fold = Fold(exchange.signature, exchange.weights, exchange.buffers, exchange.watch)
+        call = Call.of(exchange)
+        fold = Fold(exchange)
         path = owner_of(exchange.phase)
         table = self._store.tables.get(path)
         sizes = self._visitor.clients.sizes

@@ -14,12 +14,14 @@ from fedrift.cli.analyse import analyse
 from fedrift.cli.compare import compare
 from fedrift.cli.conform import conform
 from fedrift.cli.explain import explain
+from fedrift.cli.fork import fork
 from fedrift.cli.listing import list_names
 from fedrift.cli.partition import partition
 from fedrift.cli.report import report
 from fedrift.cli.resume import resume
 from fedrift.cli.run import run
 from fedrift.cli.screen import complain
+from fedrift.cli.verify import verify
 from fedrift.errors import InputError, RunError
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -37,6 +39,8 @@ app.command(no_args_is_help=True)(compare)
 app.command(no_args_is_help=True)(report)
 app.command(no_args_is_help=True)(analyse)
 app.command()(resume)
+app.command()(fork)
+app.command()(verify)
 app.command()(conform)
 app.command(no_args_is_help=True)(explain)
 app.command("list")(list_names)

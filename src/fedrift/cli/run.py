@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 TASK, WHO, LOCAL = "Data and model", "Who takes part", "Local work"
+FAULTS = "Faults and protection"
 HOW, OUTPUT = "How it runs", "Output"
 NUMBER, N = "NUMBER", "N"
 
@@ -90,6 +91,18 @@ def run(
     clip: Annotated[str | None, _flag(LOCAL, "Largest norm of a step (none).", NUMBER)] = None,
     schedule: Annotated[
         str | None, _flag(LOCAL, "Rate over rounds: exp:0.9, step:10,factor=0.5, cosine.")
+    ] = None,
+    faults: Annotated[
+        list[str] | None,
+        _flag(FAULTS, "dropout:0.1, stragglers:0.3,late=partial or corrupt:0.2; can be repeated."),
+    ] = None,
+    aggregate: Annotated[
+        str | None,
+        _flag(FAULTS, "In place of the mean: median, trimmed:0.1, krum:2 or multikrum:2."),
+    ] = None,
+    privacy: Annotated[
+        str | None,
+        _flag(FAULTS, "Clip and noise what clients send: gaussian:NOISE,clip=LENGTH,delta=1e-5."),
     ] = None,
     rounds: Annotated[str | None, _flag(HOW, "Number of rounds (20).", N)] = None,
     seed: Annotated[str | None, _flag(HOW, "Fixes every random choice (0).", N)] = None,
