@@ -13,11 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedrift as fr
-from fedrift.algorithm import signature
 from fedrift.algorithms.fedavg import FedAvg, Up
 from fedrift.backends.visit import Fold, Reply
 from fedrift.data.resident import Split
-from fedrift.exchange import Exchange, Weights
+from fedrift.exchange import Exchange, Weights, signature
 from fedrift.local import Local
 from fedrift.pieces import SAM, SVRG
 from fedrift.problem import Problem, define
@@ -58,9 +57,17 @@ def reply(mean: float, batches: int) -> Reply:
     return Reply(Up(delta=torch.zeros(3)), None, buffers, Work(), True)
 
 
-def exchange(weights: Weights, before: tuple[torch.Tensor, ...]) -> Exchange:
-    kinds = signature(FedAvg().train)
-    return Exchange("train", kinds, 0, 0, None, {}, before, weights)
+def exchange(weights: Weights, buffers: tuple[Tensor, ...]) -> Exchange:
+    return Exchange(
+        phase="train",
+        signature=signature(FedAvg().train),
+        round=0,
+        seed=0,
+        down=None,
+        private={},
+        buffers=buffers,
+        weights=weights,
+    )
 
 
 @pytest.mark.parametrize(("weights", "mean"), [("samples", 4.0), ("uniform", 3.0)])
