@@ -53,9 +53,18 @@ class Front:
     asked: list[tuple[Spec, str | None]] = field(default_factory=list[tuple[Spec, str | None]])
 
     def run_spec(
-        self, spec: Spec, *, observer: Any, out: str | None, prepared: Any, origin: Any = None
+        self,
+        spec: Spec,
+        *,
+        observer: Any,
+        out: str | None,
+        prepared: Any,
+        track: Any = (),
+        analyse: Any = None,
+        origin: Any = None,
     ) -> Any:
         assert prepared.model == spec.model
+        assert analyse is None
         self.asked.append((spec, out))
         if self.rounds:
             observer.started(plan())
