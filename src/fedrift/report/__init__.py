@@ -151,12 +151,12 @@ def _specs(selection: Selection) -> list[tuple[str, str]]:
     return found
 
 
-def replace_file(path: Path, content: str) -> None:
+def replace_file(path: Path, content: str | bytes) -> None:
     """Writes a file as a whole, or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(content, encoding="utf-8", newline="\n")
+        temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
