@@ -115,7 +115,7 @@ ALLOWED = {
     "conform": "errors conform.*",
     "conform.survey": f"{WORDS} backends algorithms conform conform.*",
     "explain.*": f"{INPUT} {RUNS} {READ} session conform.* explain.*",
-    "explain": f"{INPUT} {READ} checkpoint report explain.*",
+    "explain": f"{INPUT} {READ} report explain.*",
     "cli": "*",
     "cli.*": "*",
     "__main__": "cli",

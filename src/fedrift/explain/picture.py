@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import textwrap
-from pathlib import Path as File
 from typing import TYPE_CHECKING, Any
 
 from fedrift.explain.frames import climb, pieces, verdict
 from fedrift.explain.story import Story, Turn
 from fedrift.explain.terrain import Point, grid
 from fedrift.explain.words import Told, plain
-from fedrift.figures import COLOURS, new_figure, save
+from fedrift.figures import COLOURS, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +26,7 @@ PIT = "narrow pit"
 CLOSE = 0.25  # of the map's width: what is farther from the shown round is cut off
 
 
-def draw(story: Story, told: Told, path: File) -> File:
+def draw(story: Story, told: Told) -> Figure:
     """Left one round with every local step taken apart, right all rounds and where they lead."""
     figure, (left, right) = new_figure(2, sharey=False)
     low, high = story.box()
@@ -44,7 +43,7 @@ def draw(story: Story, told: Told, path: File) -> File:
     right.set_title(f"{len(story.turns)} rounds, and where they lead", fontsize=11)
     _heading(figure, story, told)
     _legend(figure, story, told)
-    return save(figure, path)
+    return figure
 
 
 def telling(story: Story) -> Turn:
@@ -206,7 +205,7 @@ def _legend(figure: Figure, story: Story, told: Told) -> None:
         keys.append(key(TERMS[min(i, 1)], told.term(piece)[0], linewidth=2.4))
     if any(math.dist(turn.mean, turn.end) > 1e-9 for turn in story.turns):
         keys.append(key(EXTRA, told.extra or "server's own step", linewidth=2.4))
-    keys.append(key(INK, f"server, {told.title}", marker="o", markersize=4))
+    keys.append(key(INK, "server", marker="o", markersize=4))
     if story.other is not None:
         keys.append(key(GREY, "FedAvg", linestyle="--", marker="o", markersize=3.5))
     rings = {"linestyle": "", "markerfacecolor": "none"}
