@@ -18,7 +18,7 @@ from fedrift.algorithm import Algorithm, Cohort, Redefine, Sampling
 from fedrift.algorithms.fed3r import Fed3R
 from fedrift.flat import Vec
 from fedrift.local import Local
-from fedrift.messages import Mean, message, state
+from fedrift.messages import Mean, message, shaped, state
 from fedrift.problem import Part, Problem
 from fedrift.site import Site
 
@@ -32,7 +32,7 @@ class Down:
 
 @message
 class Up:
-    losses: Mean[Tensor]  # one for each temperature of the grid
+    losses: Mean[Tensor] = shaped(torch.float64, lambda f, p: (len(GRID),))  # per temperature
 
 
 @state
