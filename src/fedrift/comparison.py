@@ -13,6 +13,7 @@ from fedrift import backends, session
 from fedrift.backends.pool import Pool
 from fedrift.engine import Plan, RoundReport
 from fedrift.errors import RunError
+from fedrift.planning import is_ray
 from fedrift.result import Result
 from fedrift.session import Task
 
@@ -68,11 +69,15 @@ class Runner:
 
     workers: int
     watch: Watch | None = None
+    backend: str = "auto"
     _building: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, items: Sequence[Item]) -> list[Outcome]:
         """All of them, in the order given; one that fails does not stop the others."""
         with session.one_thread():
+            if is_ray(self.backend):
+                with session.on_ray(self.backend, self.workers):
+                    return [self._one(item, None) for item in items]
             if self.workers == 0:
                 return [self._one(item, None) for item in items]
             pool = Pool(min(self.workers, backends.MOST_WORKERS))
@@ -105,7 +110,8 @@ class Runner:
                 task = item.make()
             result = session.execute(
                 task,
-                workers=0,
+                workers=self.workers if is_ray(self.backend) else 0,
+                backend=self.backend,
                 out=item.folder,
                 observer=_Observer(item, self.watch),
                 pool=pool,

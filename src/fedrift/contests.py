@@ -41,13 +41,17 @@ class Loader:
 
 
 def run_grid(
-    cells: Sequence[Cell], folder: Path | None, workers: int | str, watch: Watch | None
+    cells: Sequence[Cell],
+    folder: Path | None,
+    workers: int | str,
+    watch: Watch | None,
+    backend: str = "auto",
 ) -> Comparison:
     """Every cell that is not in the folder yet; what is there is read."""
     loader = Loader()
     items = [_item(cell, loader, folder) for cell in cells]
     number = backends.cores() if workers == "auto" else int(workers)
-    return Comparison(Runner(number, watch).run(items), folder)
+    return Comparison(Runner(number, watch, backend).run(items), folder)
 
 
 def _item(cell: Cell, loader: Loader, folder: Path | None) -> Item:
@@ -147,7 +151,7 @@ def _rung(
     loader = Loader(validate=True)
     items = [_item(cell, loader, place) for cell in cells]
     number = backends.cores() if spec.workers == "auto" else int(spec.workers)
-    outcomes = Runner(number, watch).run(items)
+    outcomes = Runner(number, watch, spec.backend).run(items)
     tried = [
         Tried(candidate, _score(outcome), outcome.result.ledger.gradients if outcome.result else 0)
         for candidate, outcome in zip(candidates, outcomes, strict=True)

@@ -18,7 +18,7 @@ from fedrift.engine import Engine, Finished, Observer, Progress, RoundReport, Se
 from fedrift.errors import InputError
 from fedrift.flat import map_tree
 from fedrift.ledger import Entry, Ledger
-from fedrift.planning import Task, UserMetric, cost_of, plan, workers_for
+from fedrift.planning import Task, UserMetric, cost_of, is_ray, plan, workers_for
 from fedrift.result import Result
 from fedrift.results import RunFolder
 from fedrift.results import load as load_folder
@@ -175,6 +175,11 @@ def _backend(
 ) -> Backend:
     if pool is not None:
         return Processes(visitor, store, evaluator, pool, cost_of(task), owns_pool=False)
+    if is_ray(kind):
+        from fedrift.backends.cluster import Ray
+
+        where = kind.partition(":")[2]
+        return Ray(visitor, store, evaluator, cost_of(task), address=where, workers=workers)
     if workers == 0:
         return InProcess(visitor, store, evaluator, wire=kind == "wire")
     own = Pool(workers)
@@ -183,6 +188,19 @@ def _backend(
     except BaseException:
         own.close()
         raise
+
+
+@contextmanager
+def on_ray(kind: str, workers: int) -> Generator[None]:
+    """Ray, started or joined once for several runs."""
+    from fedrift.backends import cluster
+
+    is_ours = cluster.connect(kind.partition(":")[2], workers)
+    try:
+        yield
+    finally:
+        if is_ours:
+            cluster.disconnect()
 
 
 def _combine(task: Task, chunks: Sequence[Chunk]) -> dict[str, Any]:

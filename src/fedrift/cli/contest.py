@@ -65,7 +65,7 @@ def contest(
         raise InputError(f"out '{folder}' is a file; name a folder")
     from fedrift.backends import prestart
 
-    if grid.base.workers != 0:
+    if grid.base.workers != 0 and grid.base.backend in ("auto", "processes"):
         prestart()
     watch = watcher(cells, silent=as_json or quiet)
     try:
@@ -78,7 +78,7 @@ def contest(
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / FILE).write_text(grid.to_toml(), encoding="utf-8")
-        made = contests.run_grid(cells, folder, grid.base.workers, watch)
+        made = contests.run_grid(cells, folder, grid.base.workers, watch, grid.base.backend)
     except KeyboardInterrupt:
         watch.close()
         kept = "the same command goes on from here" if out else "nothing was kept without --out"

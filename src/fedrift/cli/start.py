@@ -51,7 +51,7 @@ def start(spec: Spec, *, as_json: bool, quiet: bool) -> None:
 
 def execute(spec: Spec, folder: str | None, *, as_json: bool, quiet: bool) -> None:
     """Runs what has been checked; `folder` may hold the beginning of the same run."""
-    if spec.workers != 0 and spec.backend != "in-process":
+    if spec.workers != 0 and spec.backend in ("auto", "processes"):
         from fedrift.backends import prestart
 
         prestart()
