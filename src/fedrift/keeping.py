@@ -78,7 +78,8 @@ def clients(split: Split, classes: int | None) -> dict[str, Any]:
     """Who holds how many samples of which class, for reports."""
     counts = None
     labels = isinstance(split.y, Tensor) and split.y.dim() == 1 and not split.y.is_floating_point()
-    if classes and labels and len(split) * classes <= MOST_COUNTS:
+    held = all(len(p) == n for p, n in zip(split.parts, split.sizes, strict=True))  # not elsewhere
+    if held and classes and labels and len(split) * classes <= MOST_COUNTS:
         y = split.y.numpy()
         counts = [np.bincount(y[p][y[p] >= 0], minlength=classes).tolist() for p in split.parts]
     return {"sizes": split.sizes.tolist(), "counts": counts, "scheme": split.note}

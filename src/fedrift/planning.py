@@ -20,7 +20,7 @@ from fedrift.problem import Problem
 from fedrift.rounds import Plan
 from fedrift.shared import tensor_digest
 from fedrift.site import Augment
-from fedrift.store import Store
+from fedrift.store import States
 
 WORTH_WORKERS = 3.0  # seconds of work below which starting workers costs more than they save
 KINDS = ("auto", "in-process", "processes", "wire", "ray")
@@ -129,7 +129,7 @@ def cost_of(task: Task) -> Callable[[int, int], float]:
     return cost
 
 
-def plan(task: Task, store: Store, workers: int, resumed_from: int) -> Plan:
+def plan(task: Task, store: States, workers: int, resumed_from: int) -> Plan:
     """What the run will hold in memory and on disk."""
     vector = task.problem.w0.nbytes
     data = sum(t.nbytes for t in _leaves((task.split.x, task.split.y, task.test)))

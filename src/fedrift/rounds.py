@@ -76,6 +76,8 @@ class Settings:
     eval_every: int
     combine: Callable[[Sequence[Chunk]], Metrics]
     sizes: np.ndarray
+    present: Callable[[], np.ndarray | None] = lambda: None
+    """Clients that can be asked now; None: all of them, always."""
 
 
 @dataclass

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from fedrift import checkpoint, keeping, metrics
@@ -22,9 +23,17 @@ from fedrift.planning import Task, UserMetric, cost_of, is_ray, plan, workers_fo
 from fedrift.result import Result
 from fedrift.results import RunFolder
 from fedrift.results import load as load_folder
-from fedrift.store import Store
+from fedrift.store import States, Store
 
 __all__ = ["Task", "UserMetric", "execute", "one_thread"]
+
+
+class Place(Protocol):
+    """Clients that are elsewhere: where their states lie, who runs their visits, who is there."""
+
+    def states(self, visitor: Visitor) -> States: ...
+    def backend(self, visitor: Visitor, evaluator: Evaluator | None) -> Backend: ...
+    def present(self) -> np.ndarray | None: ...
 
 
 @contextmanager
@@ -49,11 +58,13 @@ def execute(
     observer: Observer | None = None,
     on_round: Callable[[RoundReport], bool | None] | None = None,
     pool: Pool | None = None,
+    place: Place | None = None,
 ) -> Result:
-    """Run the task, on a pool if there is one, or go on with what its folder holds of it."""
+    """Run the task, or go on with what its folder holds of it; on a pool or at a place if given."""
     with one_thread():
         _check(task)
         number = pool.workers if pool is not None else workers_for(task, workers, backend)
+        number = number if place is None else 0
         if number:
             check_sendable(task.algorithm, task.problem, task.augment)
         folder, again = None, False
@@ -66,7 +77,8 @@ def execute(
                 return _reread(task, folder)
             if folder is not None and not again:
                 folder.write_clients(keeping.clients(task.split, task.problem.classes))
-            return _execute(task, folder, again, number, backend, observer, on_round, pool)
+            how = (number, backend, observer, on_round, pool, place)
+            return _execute(task, folder, again, *how)
         finally:
             if folder is not None:
                 folder.close()
@@ -93,17 +105,27 @@ def _execute(
     observer: Observer | None,
     on_round: Callable[[RoundReport], bool | None] | None,
     pool: Pool | None,
+    place: Place | None,
 ) -> Result:
     problem = task.problem
-    store = Store(task.algorithm, problem, None if folder is None else folder.path / "clients")
     visitor = Visitor(task.algorithm, problem, task.split, task.augment)
+    rows = None
+    if place is None:
+        where = None if folder is None else folder.path / "clients"
+        store = rows = Store(task.algorithm, problem, where)
+    else:
+        store = place.states(visitor)
     evaluator = None
     if task.test is not None:
         evaluator = Evaluator(problem, *task.test, metrics.evaluate_chunk, bool(task.metrics))
     progress = _begin(task, store, folder, again)
     if observer is not None:
         observer.started(plan(task, store, number, progress.round))
-    chosen = _backend(visitor, store, evaluator, number, task, kind, pool)
+    if rows is not None:
+        chosen = _backend(visitor, rows, evaluator, number, task, kind, pool)
+    else:
+        assert place is not None
+        chosen = place.backend(visitor, evaluator)
     engine = Engine(
         task.algorithm,
         problem,
@@ -116,6 +138,7 @@ def _execute(
             eval_every=task.eval_every,
             combine=lambda chunks: _combine(task, chunks),
             sizes=task.split.sizes,
+            present=(lambda: None) if place is None else place.present,
         ),
         progress,
         recorder=None if folder is None else keeping.Keeper(folder),
@@ -138,7 +161,7 @@ def _execute(
     return result
 
 
-def _begin(task: Task, store: Store, folder: RunFolder | None, again: bool) -> Progress:
+def _begin(task: Task, store: States, folder: RunFolder | None, again: bool) -> Progress:
     """The initial state, or that of the folder's last checkpoint."""
     state = task.algorithm.server(task.problem)
     start = Progress(state, tuple(task.problem.rest[n] for n in task.problem.moving))

@@ -11,10 +11,10 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -196,6 +196,18 @@ class Table:
 
     def close(self) -> None:
         os.close(self.rows.descriptor)
+
+
+class States(Protocol):
+    """Client states as the engine handles them, wherever they lie."""
+
+    @property
+    def tables(self) -> Mapping[str, Any]: ...
+    def row_bytes(self) -> int: ...
+    def commit(self) -> None: ...
+    def discard(self) -> None: ...
+    def saved(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Store:

@@ -49,6 +49,20 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
     data, kind, held = ready.data, DTYPES[spec.dtype], tensors or Tensors()
     scheme = spec.partition if spec.alpha is None else f"{spec.partition}, alpha {spec.alpha:g}"
     whole = Split(held.of(ready.x, kind), held.of(data.y, kind), ready.partition.parts, scheme)
+    test = held.of(data.x_test, kind), held.of(data.y_test, kind)
+    black = tuple(-m / s for m, s in zip(data.mean, data.std, strict=True))
+    make = models.factory(ready.model, ready.x.shape[1:], data.classes)
+    return of_split(replace(spec, model=ready.model), make, whole, test, black)
+
+
+def of_split(
+    spec: Spec,
+    make: Callable[[], nn.Module],
+    whole: Split,
+    test: tuple[Any, Any] | None,
+    black: tuple[float, ...],
+) -> Task:
+    """The task a spec describes, on clients' data that are there."""
     local: dict[str, Any] = {
         name: getattr(spec, name)
         for name in ("epochs", "steps", "lr", "momentum", "weight_decay", "clip", "schedule")
@@ -57,9 +71,9 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
         local["batch_size"] = None if spec.batch_size == "full" else spec.batch_size
     return settle(
         spec.algorithm,
-        models.factory(ready.model, ready.x.shape[1:], data.classes),
+        make,
         whole,
-        (held.of(data.x_test, kind), held.of(data.y_test, kind)),
+        test,
         local,
         rounds=spec.rounds,
         who={
@@ -72,13 +86,13 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
         loss=None,
         metrics={},
         augment=spec.augment,
-        dtype=kind,
+        dtype=DTYPES[spec.dtype],
         device=spec.device,
         seed=spec.seed,
         eval_every=spec.eval_every,
         head=spec.head,
-        spec=replace(spec, model=ready.model),
-        black=tuple(-m / s for m, s in zip(data.mean, data.std, strict=True)),
+        spec=spec,
+        black=black,
     )
 
 

@@ -1,0 +1,89 @@
+"""The server's side of a federation: our engine over somebody's post."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrift import session
+from fedrift.algorithm import parts
+from fedrift.backends.remote import NodeStates, Remote
+from fedrift.backends.roster import Post, Roster
+from fedrift.backends.visit import Evaluator, Visitor
+from fedrift.engine import Observer
+from fedrift.errors import InputError
+from fedrift.federation.agreement import experiment, settled
+from fedrift.federation.charter import Charter
+from fedrift.planning import Task
+from fedrift.result import Result
+
+DEADLINE = 600.0  # seconds an exchange may take
+
+
+@dataclass
+class AtNodes:
+    """Clients at the nodes of a roster."""
+
+    task: Task
+    post: Post
+    roster: Roster
+    deadline: float
+    note: Callable[[str], None]
+    _states: NodeStates | None = None
+
+    def states(self, visitor: Visitor) -> NodeStates:
+        self._states = NodeStates(visitor, [path for path, _ in parts(self.task.algorithm)])
+        return self._states
+
+    def backend(self, visitor: Visitor, evaluator: Evaluator | None) -> Remote:
+        assert self._states is not None
+        return Remote(
+            visitor,
+            self._states,
+            evaluator,
+            self.post,
+            self.roster,
+            experiment=experiment(self.task),
+            deadline=self.deadline,
+            note=self.note,
+        )
+
+    def present(self) -> np.ndarray:
+        return self.roster.present()
+
+
+def serve(
+    charter: Charter,
+    post: Post,
+    *,
+    test: tuple[Any, Any] | None = None,
+    out: Path | None = None,
+    least: int | None = None,
+    deadline: float = DEADLINE,
+    observer: Observer | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Result:
+    """Run the charter's experiment with whoever is there; goes on with what `out` holds of it."""
+    least = charter.clients if least is None else least
+    if not 1 <= least <= charter.clients:
+        raise InputError(f"min-nodes={least} must be from 1 to {charter.clients}, the clients")
+    if not 0 < deadline < float("inf"):
+        raise InputError(f"deadline={deadline} must be a number of seconds above 0")
+    with session.one_thread():
+        task = settled(charter, test)
+    roster = Roster(
+        post,
+        experiment=experiment(task),
+        population=charter.clients,
+        least=least,
+        note=note,
+    )
+    roster.present()
+    task.split.sizes = roster.sizes  # filled in as nodes come
+    task = replace(task, problem=replace(task.problem, samples=int(roster.sizes.sum())))
+    place = AtNodes(task, post, roster, deadline, note)
+    return session.execute(task, out=out, observer=observer, place=place)
