@@ -1,0 +1,44 @@
+"""Where a site's samples come from: a file of its own, or its part of a named data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrift.errors import InputError
+from fedrift.federation.charter import Charter
+from fedrift.prepare import load, prepare
+
+Samples = tuple[np.ndarray, np.ndarray]
+
+
+def site_samples(charter: Charter, node: Mapping[str, Any]) -> Samples:
+    """The file that the node's `data` names (npz with x and y), else its part of the named data."""
+    if node.get("data"):
+        return npz_samples(Path(str(node["data"])))
+    client = node.get("partition-id")
+    if not isinstance(client, int) or not 0 <= client < charter.clients:
+        raise InputError(f"partition-id={client!r} must be from 0 to {charter.clients - 1}")
+    ready = prepare(charter.spec)
+    part = ready.partition.parts[client]
+    return ready.x[part], ready.data.y[part]
+
+
+def test_samples(charter: Charter) -> Samples:
+    """The test half of the named data."""
+    data = load(charter.spec)
+    return data.x_test, data.y_test
+
+
+def npz_samples(path: Path) -> Samples:
+    """Arrays x and y of an npz file; no pickle is loaded."""
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            return held["x"], held["y"]
+    except (OSError, KeyError, ValueError) as error:
+        raise InputError(
+            f"data '{path}' must be an npz file with arrays x and y: {error}"
+        ) from None
