@@ -84,7 +84,7 @@ ALLOWED = {
     "front": f"{INPUT} {RUNS} data.* {GRIDS} prepare session",
     "contests": f"{INPUT} {RUNS} data.* {GRIDS} prepare session",
     "federation": "",
-    "federation.*": f"{INPUT} {RUNS} data.* models prepare session task federation.*",
+    "federation.*": f"{INPUT} {RUNS} version data.* {GRIDS} models prepare session federation.*",
     "conform.*": f"{INPUT} {RUNS} data.* build task session algorithms algorithms.* conform.*",
     "conform": "errors conform.*",
     "conform.survey": f"{WORDS} backends algorithms conform conform.*",

@@ -12,6 +12,7 @@ import typer
 
 from fedrift.cli.compare import compare
 from fedrift.cli.conform import conform
+from fedrift.cli.flower import app as flower
 from fedrift.cli.listing import list_names
 from fedrift.cli.partition import partition
 from fedrift.cli.report import report
@@ -37,6 +38,7 @@ app.command()(resume)
 app.command()(conform)
 app.command("list")(list_names)
 app.command()(partition)
+app.add_typer(flower, name="flower")
 
 
 def _version(wanted: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -28,7 +27,8 @@ except ImportError:
 
 Load = Callable[[Charter, Mapping[str, Any]], tuple[Any, Any]]
 """The charter and the node's own configuration → this site's samples and labels."""
-LoadTest = Callable[[Charter], tuple[Any, Any] | None]
+LoadTest = Callable[[Charter, Mapping[str, Any]], tuple[Any, Any] | None]
+"""The charter and what this start of the app says → samples and labels to evaluate on."""
 log = logging.getLogger("flwr").getChild("fedrift")
 
 
@@ -58,14 +58,14 @@ def client_app(folder: str | Path, load: Load) -> ClientApp:
                 reply = Letter({"refused": str(why)[:200]})
         return Message(to_records(reply), reply_to=message)
 
-    @app.query()
     def about(message: Message, context: Context) -> Message:
         return answer(message, context, lambda node, letter: node.about())
 
-    @app.train()
     def train(message: Message, context: Context) -> Message:
         return answer(message, context, lambda node, letter: node.answer(letter))
 
+    app.query()(about)
+    app.train()(train)
     return app
 
 
@@ -73,24 +73,26 @@ def server_app(folder: str | Path, test: LoadTest) -> ServerApp:
     """The app of the server: it holds test data at the most."""
     app, home = ServerApp(), Path(folder)
 
-    @app.main()
     def main(grid: Any, context: Context) -> None:
         config: dict[str, Any] = dict(context.run_config)
         charter = Charter.read(home / FILE).with_changes(config)
         out = Path(str(config["out"])) if config.get("out") else None
         teller = Teller(charter, out, log.info)
-        least = int(config.get("min-nodes") or 0) or None
-        result = serve(
-            charter,
-            FlowerPost(grid),
-            test=test(charter),
-            out=None if out is None else out / "run",
-            least=least,
-            deadline=float(config.get("deadline") or DEADLINE),
-            observer=teller,
-            note=teller.note,
-        )
-        summary = {k: v for k, v in result.summary().items() if not isinstance(v, list)}
-        log.info("finished: %s", json.dumps(summary, default=str))
+        try:
+            result = serve(
+                charter,
+                FlowerPost(grid),
+                test=test(charter, config),
+                out=None if out is None else out / "run",
+                least=int(config.get("min-nodes") or 0) or None,
+                deadline=float(config.get("deadline") or DEADLINE),
+                observer=teller,
+                note=teller.note,
+            )
+        except Exception as error:
+            teller.failed(f"{type(error).__name__}: {error}")
+            raise
+        teller.finished(result.summary())
 
+    app.main()(main)
     return app

@@ -28,7 +28,7 @@ class Papers:
 def make_papers(folder: Path, names: Sequence[str], hosts: Sequence[str]) -> Papers:
     """New ones in a folder that is not there yet."""
     try:
-        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives import serialization  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise InputError(
             "certificates need the package cryptography; "
@@ -66,29 +66,34 @@ def _private(path: Path, content: bytes) -> None:
 
 
 def _key() -> Any:
-    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric import ec  # pyright: ignore[reportMissingImports]
 
     return ec.generate_private_key(ec.SECP384R1())
 
 
 def _authority() -> tuple[Any, Any]:
-    from cryptography import x509
+    from cryptography import x509  # pyright: ignore[reportMissingImports]
 
     key = _key()
     built = _described("fedrift development authority", None, key.public_key())
     built = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    usage = dict.fromkeys(
-        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-        + ("encipher_only", "decipher_only"),
-        False,
+    signs = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
     )
-    signs = x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **usage)
     built = built.add_extension(signs, critical=True)
     return key, _signed(built, key, key)
 
 
 def _server(authority_key: Any, authority: Any, hosts: Sequence[str]) -> tuple[Any, Any]:
-    from cryptography import x509
+    from cryptography import x509  # pyright: ignore[reportMissingImports]
 
     key = _key()
     names = [_host(host) for host in hosts]
@@ -99,7 +104,7 @@ def _server(authority_key: Any, authority: Any, hosts: Sequence[str]) -> tuple[A
 
 
 def _host(host: str) -> Any:
-    from cryptography import x509
+    from cryptography import x509  # pyright: ignore[reportMissingImports]
 
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
@@ -108,8 +113,8 @@ def _host(host: str) -> Any:
 
 
 def _described(name: str, issuer: Any, public: Any) -> Any:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
+    from cryptography import x509  # pyright: ignore[reportMissingImports]
+    from cryptography.x509.oid import NameOID  # pyright: ignore[reportMissingImports]
 
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -126,8 +131,8 @@ def _described(name: str, issuer: Any, public: Any) -> Any:
 
 def _signed(built: Any, signer: Any, own: Any, issuer: Any = None) -> Any:
     """With the identifiers of keys that strict verifiers ask for."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
+    from cryptography import x509  # pyright: ignore[reportMissingImports]
+    from cryptography.hazmat.primitives import hashes  # pyright: ignore[reportMissingImports]
 
     subject = x509.SubjectKeyIdentifier.from_public_key(own.public_key())
     built = built.add_extension(subject, critical=False)

@@ -36,6 +36,7 @@ clientapp = "federated.client:app"
 algorithm = "{algorithm}"
 rounds = {rounds}
 out = ""         # folder at the server for curve, ledger, weights and checkpoint; empty: none
+test = ""        # npz file at the server with x and y; empty: of the named data set
 min-nodes = 0    # a round waits until so many nodes are there; 0: all of them
 deadline = {deadline}   # seconds an exchange may take; later replies are ignored
 """
@@ -70,9 +71,13 @@ from fedrift.federation.apps import server_app
 from fedrift.federation.sources import test_samples
 
 
-def test(charter):
-    """Samples and labels to evaluate on at the server; return None to evaluate nothing."""
-    return test_samples(charter)
+def test(charter, said):
+    """Samples and labels to evaluate on at the server; return None to evaluate nothing.
+
+    `said` is [tool.flwr.app.config] with what this start says otherwise. As it stands, the file
+    named by its `test` is read (npz with x and y), or the test half of the charter's data set.
+    """
+    return test_samples(charter, said)
 
 
 app = server_app(Path(__file__).parent, test)

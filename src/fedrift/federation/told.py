@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,13 @@ class Teller:
         row |= {k: v for k, v in report.metrics.items() if isinstance(v, (int, float))}
         row |= {"asked": len(report.cohort), "up": report.cost.bytes_up}
         self._tell(row)
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        plain = {k: v for k, v in summary.items() if isinstance(v, (int, float, str))}
+        self._tell({"event": "finished", **plain})
+
+    def failed(self, text: str) -> None:
+        self._tell({"event": "failed", "text": text})
 
     def note(self, text: str) -> None:
         self._tell({"event": "note", "text": text})
