@@ -8,7 +8,7 @@ as in the authors' code. Classes nobody has shown are never predicted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,10 @@ def _triangle(f: Fed3R, p: Problem) -> int:
     return _width(f, p) * (_width(f, p) + 1) // 2
 
 
+UPPER: Any = shaped(torch.float64, lambda f, p: (_triangle(f, p),))
+BY_CLASS: Any = shaped(torch.float64, lambda f, p: (_width(f, p), p.classes))
+
+
 @message
 class UpScale:
     distance: Mean[float | None]  # median distance between a client's features, if it has two
@@ -42,8 +46,8 @@ class UpScale:
 
 @message
 class Up:
-    a: Sum[Tensor] = shaped(torch.float64, lambda f, p: (_triangle(f, p),))  # of Σ φ φᵀ
-    b: Sum[Tensor] = shaped(torch.float64, lambda f, p: (_width(f, p), p.classes))  # Σ φ e_yᵀ
+    a: Sum[Tensor] = UPPER  # upper triangle of Σ φ φᵀ, float64 whatever the model's dtype
+    b: Sum[Tensor] = BY_CLASS  # Σ φ e_yᵀ
 
 
 @state

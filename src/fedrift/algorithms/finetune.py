@@ -23,6 +23,7 @@ from fedrift.problem import Part, Problem
 from fedrift.site import Site
 
 GRID = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+LOSSES: Any = shaped(torch.float64, lambda f, p: (len(GRID),))
 
 
 @message
@@ -32,7 +33,7 @@ class Down:
 
 @message
 class Up:
-    losses: Mean[Tensor] = shaped(torch.float64, lambda f, p: (len(GRID),))  # per temperature
+    losses: Mean[Tensor] = LOSSES  # one for each temperature of the grid
 
 
 @state

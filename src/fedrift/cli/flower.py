@@ -98,7 +98,7 @@ def demo(
     data: Annotated[str, typer.Option(metavar="NAME", help="Data set.")] = "digits",
     partition: Annotated[
         str, typer.Option(metavar="NAME", help="How it is divided.")
-    ] = "classes:3",
+    ] = "dirichlet:0.3",
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Model.")] = None,
     secure: Annotated[
         bool, typer.Option(help="TLS and SuperNode authentication, with new keys.")
