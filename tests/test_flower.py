@@ -1,5 +1,7 @@
 """Flower: letters as records, the apps over a grid in this process, and real federations."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import importlib.util

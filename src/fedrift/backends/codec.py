@@ -127,7 +127,7 @@ class Codec:
                 yield f.name, own[f.name], here, self._form(f.metadata)
 
     def _write(self, hint: Any, value: Any, path: str, form: Form, out: Pieces) -> None:
-        hint, optional = _plain(hint)
+        hint, optional = plain(hint)
         if value is None and optional:
             return
         if get_origin(hint) is tuple and isinstance(value, tuple):
@@ -150,7 +150,7 @@ class Codec:
     def _read(
         self, hint: Any, pieces: Mapping[str, Piece], path: str, form: Form, seen: set[str]
     ) -> Any:
-        hint, optional = _plain(hint)
+        hint, optional = plain(hint)
         if optional and not _is_there(pieces, path):
             return None
         if is_dataclass(hint):
@@ -186,7 +186,7 @@ def through(cls: type | None, value: Any, owner: Algorithm[Any, Any], problem: P
     return codec.decode(codec.encode(value))
 
 
-def _plain(hint: Any) -> tuple[Any, bool]:
+def plain(hint: Any) -> tuple[Any, bool]:
     """The hint without its reduction, and whether None will do too."""
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
