@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fedrift.data import npz
+from fedrift.data.files import existing
 from fedrift.errors import InputError
 from fedrift.federation.charter import Charter
 from fedrift.prepare import load, prepare
@@ -37,10 +39,7 @@ def test_samples(charter: Charter, said: Mapping[str, Any]) -> Samples:
 
 def npz_samples(path: Path) -> Samples:
     """Arrays x and y of an npz file; no pickle is loaded."""
-    try:
-        with np.load(path, allow_pickle=False) as held:
-            return held["x"], held["y"]
-    except (OSError, KeyError, ValueError) as error:
-        raise InputError(
-            f"data '{path}' must be an npz file with arrays x and y: {error}"
-        ) from None
+    held = npz.arrays(existing(str(path), "npz"), ("x", "y"))
+    if len(held) < 2:
+        raise InputError(f"data '{path}' must hold arrays x and y")
+    return held["x"], held["y"]
