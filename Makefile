@@ -26,9 +26,9 @@ test: $(READY) ## the fast tests
 test-slow: $(READY) ## the slow tests
 	$(PY) -m pytest -m slow $(TESTS)
 
-test-federation: $(READY) ## install Flower and Ray into .venv and run their tests, slow ones too
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[flower,ray]'
-	$(PY) -m pytest tests/test_federation.py tests/test_flower.py tests/test_ray.py
+test-federation: $(READY) ## install Flower, Ray and datasets into .venv and run their tests, slow ones too
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[datasets,flower,ray]'
+	$(PY) -m pytest tests/test_federation.py tests/test_flower.py tests/test_ray.py tests/test_hugging.py
 
 check: $(READY) ## formatting, lint and types
 	$(PY) -m ruff format --check .

@@ -272,7 +272,7 @@ def test_a_deployed_federation_gives_the_same_bits(name: str, deployed: Any) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(DEPLOYED)
-def test_a_killed_node_returns_and_a_killed_server_goes_on(deployed: Any) -> None:
+def test_a_killed_node_returns(deployed: Any) -> None:
     here, home = deployed
     what = spec("scaffold", clients=3, rounds=8)
     write_app(home / "app", Charter.of(what, prepare(what)), 120.0)
@@ -285,6 +285,109 @@ def test_a_killed_node_returns_and_a_killed_server_goes_on(deployed: Any) -> Non
     news(out / EVENTS, "finished", 400.0)
     replied = [len(row["replied"]) for row in load(out / "run").ledger]
     assert len(replied) == 8 and replied[0] == 3 and min(replied) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(DEPLOYED)
+def test_a_killed_server_goes_on_and_ends_as_if_nothing_had_happened(deployed: Any) -> None:
+    import os
+    import signal
+    import subprocess
+
+    here, home = deployed
+    what = spec("scaffold", clients=3, rounds=5, seed=1)
+    write_app(home / "app killed", Charter.of(what, prepare(what)), 120.0)
+    out = home / "out killed"
+    here.start_app(home / "app killed", {"out": out})
+    news(out / EVENTS, 2)  # type: ignore[arg-type]
+    group = str(here.started["superlink"].pid)
+    search = ["pgrep", "-g", group, "-f", "flwr-serverapp"]
+    found = subprocess.run(search, capture_output=True, text=True, check=True).stdout.split()
+    for process in found:
+        os.kill(int(process), signal.SIGKILL)
+    lines = len((out / EVENTS).read_text().splitlines())
+    here.start_app(home / "app killed", {"out": out})
+    news(out / EVENTS, "finished", 400.0)
+    assert len((out / EVENTS).read_text().splitlines()) > lines
+    simulated = front.run_spec(replace(what, workers=0))
+    record = load(out / "run")
+    assert record.summary["fingerprint"] == simulated.fingerprint
+    assert list(record.ledger) == simulated.ledger.rows()
+
+
+class Meter:
+    """Passes bytes between nodes and the SuperLink and counts them."""
+
+    def __init__(self, to: int) -> None:
+        import socket
+
+        self.up = self.down = 0
+        self._to = to
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._thread(self._accept)
+
+    @staticmethod
+    def _thread(run: Any, *arguments: Any) -> None:
+        import threading
+
+        threading.Thread(target=run, args=arguments, daemon=True).start()
+
+    def _accept(self) -> None:
+        import socket
+        from contextlib import suppress
+
+        with suppress(OSError):
+            while True:
+                node, _ = self._listener.accept()
+                link = socket.create_connection(("127.0.0.1", self._to))
+                self._thread(self._pass, node, link, "up")
+                self._thread(self._pass, link, node, "down")
+
+    def _pass(self, source: Any, target: Any, way: str) -> None:
+        from contextlib import suppress
+
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                setattr(self, way, getattr(self, way) + len(data))
+                target.sendall(data)
+        with suppress(OSError):
+            target.shutdown(1)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(DEPLOYED)
+def test_the_wire_carries_what_the_ledger_says(tmp_path: Path) -> None:
+    """A payload of more than 1 MB: within 3 % of the ledger, the start of the app aside."""
+    from fedrift.federation.loopback import Loopback
+
+    what = spec("fedavg", clients=2, per_round=2, rounds=4, model="mlp:hidden=520")
+    write_app(tmp_path / "app", Charter.of(what, prepare(what)), 120.0)
+    here = Loopback(tmp_path / "net")
+    out, counts = tmp_path / "out", list[tuple[int, int]]()
+    try:
+        here.start_link()
+        meter = Meter(here.port)
+        for i in range(2):
+            here.start_node(f"node{i}", node(tmp_path, i), superlink=f"127.0.0.1:{meter.port}")
+        here.start_app(tmp_path / "app", {"out": out})
+        for number in (1, 4):
+            news(out / EVENTS, number)  # type: ignore[arg-type]
+            counts.append((meter.up, meter.down))
+        news(out / EVENTS, "finished")
+        meter.close()
+    finally:
+        here.stop()
+    rows = load(out / "run").ledger[1:]
+    payload = sum(row["up"]["delta"][0] for row in rows), sum(row["down"]["w"][0] for row in rows)
+    assert min(payload) > 6 * 1_000_000
+    for way in (0, 1):
+        measured = counts[1][way] - counts[0][way]
+        print("up" if way == 0 else "down", measured, payload[way], measured / payload[way])
+        assert 1.0 <= measured / payload[way] < 1.03
 
 
 @pytest.mark.slow

@@ -93,7 +93,12 @@ class Loopback:
         )
 
     def start_node(
-        self, name: str, config: Mapping[str, Any], *more: str, plain: bool = False
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        *more: str,
+        plain: bool = False,
+        superlink: str | None = None,
     ) -> None:
         """One SuperNode; `config` is its --node-config."""
         secure = ["--insecure"]
@@ -102,7 +107,14 @@ class Loopback:
             if name in self.papers.nodes:
                 secure += ["--auth-supernode-private-key", str(self.papers.nodes[name])]
         said = " ".join(f"{k}={_quoted(v)}" for k, v in config.items())
-        where = ["--superlink", self.address, "--port", str(free_port()), "--node-config", said]
+        where = [
+            "--superlink",
+            superlink or self.address,
+            "--port",
+            str(free_port()),
+            "--node-config",
+            said,
+        ]
         self._start(name, "flower-supernode", *secure, *where, *more)
 
     def register(self, name: str) -> None:

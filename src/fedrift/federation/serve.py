@@ -14,7 +14,7 @@ from fedrift.algorithm import parts
 from fedrift.backends.remote import NodeStates, Remote
 from fedrift.backends.roster import Post, Roster
 from fedrift.backends.visit import Evaluator, Visitor
-from fedrift.engine import Observer
+from fedrift.engine import Observer, RoundReport
 from fedrift.errors import InputError
 from fedrift.federation.agreement import experiment, settled
 from fedrift.federation.charter import Charter
@@ -86,4 +86,8 @@ def serve(
     task.split.sizes = roster.sizes  # filled in as nodes come
     task = replace(task, problem=replace(task.problem, samples=int(roster.sizes.sum())))
     place = AtNodes(task, post, roster, deadline, note)
-    return session.execute(task, out=out, observer=observer, place=place)
+    return session.execute(task, out=out, observer=observer, on_round=_at_once, place=place)
+
+
+def _at_once(report: RoundReport) -> None:
+    """Being there makes the engine tell of a round before it begins the next."""
