@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import itertools
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedrift as fr
@@ -109,7 +111,9 @@ class Grid:
     def __init__(self, app: Any, config: dict[str, Any], nodes: dict[int, dict[str, Any]]) -> None:
         self._app, self._config, self._nodes = app, config, nodes
         self._replies: dict[str, Any] = {}
+        self._contexts: dict[int, Any] = {}
         self._count = itertools.count()
+        self.seen: list[Any] = []
 
     def get_node_ids(self) -> list[int]:
         return list(self._nodes)
@@ -122,14 +126,20 @@ class Grid:
             ticket = f"message {next(self._count)}"
             message.metadata.__dict__["_message_id"] = ticket
             node = message.metadata.dst_node_id
-            context = Context(1, node, self._nodes[node], RecordDict(), self._config)
+            new = Context(1, node, self._nodes[node], RecordDict(), self._config)
+            context = self._contexts.setdefault(node, new)
             try:
-                reply = self._app(message, context)
+                reply = self._app(copy.deepcopy(message), context)
             except Exception as error:
                 reply = Message(Error(2, str(error)), reply_to=message)
             self._replies[ticket] = reply
+            self.seen.append(reply)
             tickets.append(ticket)
         return tickets
+
+    def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> Any:
+        assert timeout is not None, "every exchange has a deadline"
+        return self.pull_messages(self.push_messages(messages))
 
     def pull_messages(self, ids: Iterable[str]) -> list[Any]:
         return [self._replies.pop(i) for i in list(ids) if i in self._replies]
@@ -163,7 +173,6 @@ def test_the_apps_give_the_same_bits(
 
 @pytest.mark.usefixtures("in_app")
 def test_a_site_whose_data_do_not_fit_is_told_why(tmp_path: Path) -> None:
-    import numpy as np
     from flwr.app import Context, Message, RecordDict
 
     from fedrift.backends.flower import from_records, to_records
@@ -181,6 +190,66 @@ def test_a_site_whose_data_do_not_fit_is_told_why(tmp_path: Path) -> None:
         message.metadata.__dict__["_message_id"] = "1"
         reply = client.app(message, Context(1, 1, node, RecordDict(), {}))
         assert re.search(says, str(from_records(reply.content).header["refused"]))
+
+
+@pytest.mark.usefixtures("in_app")
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fednova", "mimemom"])
+def test_masked_runs_end_where_open_ones_do(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SecAgg+: nothing leaves a node unmasked, and only quantisation moves the result."""
+    grid, record = masked_run(name, tmp_path, monkeypatch)
+    here = front.run_spec(replace(spec(name, per_round=4), workers=0))
+    off = [np.abs(record.weights()[k] - v.numpy()).max() for k, v in here.tensors().items()]
+    assert 0 < max(off) < 2e-4, "0: the masks were not on"
+    assert {key for row in record.ledger for key in row["up"]} == {"masked"}
+    for reply in grid.seen:
+        arrays = [a for r in reply.content.array_records.values() for a in r.values()]
+        assert not arrays, "an array left a node in the open"
+
+
+def masked_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Any = None
+) -> tuple[Grid, Any]:
+    from flwr.app import Context, RecordDict
+
+    monkeypatch.setattr(roster, "PAUSE", 0.0)
+    client, server = written(tmp_path / "app", spec(name, per_round=4))
+    config: dict[str, Any] = {"out": str(tmp_path / "out"), "deadline": 5.0, "secagg": True}
+    nodes = {
+        700 + i: {"partition-id": i, "num-partitions": 4, "state-dir": str(tmp_path / f"s{i}")}
+        for i in range(4)
+    }
+    grid = Grid(client.app if harm is None else harm(client.app), config, nodes)
+    server.app(grid, Context(1, 1, {}, RecordDict(), config))
+    return grid, load(tmp_path / "out" / "run")
+
+
+@pytest.mark.usefixtures("in_app")
+def test_a_node_that_drops_out_of_a_masked_round_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shares its keys and then never sends its vector: its masks are taken out of the sum."""
+
+    def harm(app: Any) -> Any:
+        def answer(message: Any, context: Any) -> Any:
+            if "down" in message.content.array_records and context.node_id == 702:
+                raise RuntimeError("gone")
+            return app(message, context)
+
+        return answer
+
+    _, record = masked_run("scaffold", tmp_path, monkeypatch, harm)
+    assert all(row["replied"] == [0, 1, 3] for row in record.ledger)
+    assert record.summary["status"] == "done"
+
+
+@pytest.mark.usefixtures("in_app")
+def test_what_cannot_be_masked_is_refused_before_the_first_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(fr.InputError, match=r"secagg: 'train' cannot be masked"):
+        masked_run("fedcm", tmp_path, monkeypatch)
 
 
 def test_init_writes_an_app_from_a_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,7 +361,8 @@ def test_a_killed_node_returns(deployed: Any) -> None:
 def test_a_killed_server_goes_on_and_ends_as_if_nothing_had_happened(deployed: Any) -> None:
     import os
     import signal
-    import subprocess
+
+    from fedrift.federation.loopback import descendants
 
     here, home = deployed
     what = spec("scaffold", clients=3, rounds=5, seed=1)
@@ -300,11 +370,11 @@ def test_a_killed_server_goes_on_and_ends_as_if_nothing_had_happened(deployed: A
     out = home / "out killed"
     here.start_app(home / "app killed", {"out": out})
     news(out / EVENTS, 2)  # type: ignore[arg-type]
-    group = str(here.started["superlink"].pid)
-    search = ["pgrep", "-g", group, "-f", "flwr-serverapp"]
-    found = subprocess.run(search, capture_output=True, text=True, check=True).stdout.split()
+    below = descendants(here.started["superlink"].pid)
+    found = [p for p in below if b"flwr-serverapp" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    assert found
     for process in found:
-        os.kill(int(process), signal.SIGKILL)
+        os.kill(process, signal.SIGKILL)
     lines = len((out / EVENTS).read_text().splitlines())
     here.start_app(home / "app killed", {"out": out})
     news(out / EVENTS, "finished", 400.0)
@@ -313,6 +383,21 @@ def test_a_killed_server_goes_on_and_ends_as_if_nothing_had_happened(deployed: A
     record = load(out / "run")
     assert record.summary["fingerprint"] == simulated.fingerprint
     assert list(record.ledger) == simulated.ledger.rows()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(DEPLOYED)
+def test_a_deployed_federation_with_masks(deployed: Any) -> None:
+    here, home = deployed
+    what = spec("scaffold", clients=3, rounds=1)
+    write_app(home / "app masked", Charter.of(what, prepare(what)), 120.0)
+    out = home / "out masked"
+    here.start_app(home / "app masked", {"out": out, "secagg": True})
+    news(out / EVENTS, "finished", 400.0)
+    record, own = load(out / "run"), front.run_spec(replace(what, workers=0))
+    off = [np.abs(record.weights()[k] - v.numpy()).max() for k, v in own.tensors().items()]
+    assert 0 < max(off) < 2e-4
+    assert [row["replied"] for row in record.ledger] == [[0, 1, 2]]
 
 
 class Meter:

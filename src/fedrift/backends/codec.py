@@ -118,7 +118,7 @@ class Codec:
             return self._vector
         return Form(metadata["dtype"], tuple(metadata["shape"](self._owner, self._problem)))
 
-    def _fields(self, cls: Any, path: str) -> Iterator[tuple[str, Any, str, Form]]:
+    def sent(self, cls: Any, path: str) -> Iterator[tuple[str, Any, str, Form]]:
         """Name, hint, path and form of every field that is sent."""
         own = hints(cls)
         for f in fields(cls):
@@ -136,7 +136,7 @@ class Codec:
             for i, (kind, item) in enumerate(zip(kinds, value, strict=True)):
                 self._write(kind, item, f"{path}.{i}", form, out)
         elif is_dataclass(hint) and type(value) is hint:
-            for name, kind, here, own in self._fields(hint, path):
+            for name, kind, here, own in self.sent(hint, path):
                 self._write(kind, getattr(value, name), here, own, out)
         elif hint in NUMBERS:
             out[path] = piece(_number(hint, value, path))
@@ -157,7 +157,7 @@ class Codec:
             make: Any = hint
             values = {
                 name: self._read(kind, pieces, here, own, seen)
-                for name, kind, here, own in self._fields(hint, path)
+                for name, kind, here, own in self.sent(hint, path)
             }
             return make(**values)
         is_tuple = get_origin(hint) is tuple

@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedrift.algorithm import owner_of
+from fedrift.backends.added import Added
 from fedrift.backends.codec import Codec, Piece, Pieces, Refused, piece, tensors
 from fedrift.backends.letters import (
     Letter,
@@ -21,9 +23,12 @@ from fedrift.backends.letters import (
     frozen_forms,
     said,
 )
-from fedrift.backends.visit import Call, Visitor
+from fedrift.backends.visit import Call, Reply, Visitor
 from fedrift.checkpoint import replace_file
+from fedrift.exchange import Signature
 from fedrift.shared import DTYPES
+
+LARGEST = 8.0  # value that can be masked
 
 
 class Node:
@@ -58,7 +63,27 @@ class Node:
         except Refused as why:
             return Letter({"refused": str(why)[:200], "client": self._client})
 
+    def masked(self, letter: Letter) -> tuple[np.ndarray, int, dict[str, Value]]:
+        """A visit whose reply will be masked: one vector, its weight, and what is said openly."""
+        reply, kinds, header = self._visit(letter)
+        owner, problem = self._visitor.owner(owner_of(_phase(letter)))
+        if reply.up is None or not reply.is_finite or reply.buffers:
+            raise Refused("this reply cannot be masked: silent, not finite, or with buffers")
+        weight = self._samples if owner.weighting() == "samples" else 1
+        heaviest = said(letter, "heaviest", int)
+        vector = Added(kinds.up, owner, problem).vector(reply.up, weight)
+        if not 0 < weight <= heaviest or np.abs(vector).max() * weight > LARGEST * heaviest:
+            raise Refused(f"a weight above {heaviest} or a value above {LARGEST} cannot be masked")
+        return vector, weight, header
+
     def _answer(self, letter: Letter) -> Letter:
+        reply, kinds, header = self._visit(letter)
+        owner, problem = self._visitor.owner(owner_of(_phase(letter)))
+        up = {} if reply.up is None else Codec(kinds.up, owner, problem).encode(reply.up)
+        moved = {str(i): piece(b) for i, b in enumerate(reply.buffers)}
+        return Letter(header, {"up": up, "buffers": moved})
+
+    def _visit(self, letter: Letter) -> tuple[Reply, Signature, dict[str, Value]]:
         if said(letter, "experiment", str) != self._experiment:
             raise Refused("the server runs another experiment or another version of the app")
         if said(letter, "client", int) != self._client:
@@ -94,7 +119,6 @@ class Node:
             if reply.is_finite:
                 self._write(self._file(path, write), states.encode(reply.mine))
             self._forget(path, {read, write, saved})
-        up = {} if reply.up is None else Codec(kinds.up, owner, problem).encode(reply.up)
         header: dict[str, Value] = {
             "client": self._client,
             "write": write,
@@ -104,8 +128,7 @@ class Node:
             "forwards": reply.work.forwards,
             "steps": reply.work.steps,
         }
-        moved = {str(i): piece(b) for i, b in enumerate(reply.buffers)}
-        return Letter(header, {"up": up, "buffers": moved})
+        return reply, kinds, header
 
     def _file(self, path: str, version: int | str) -> Path:
         return self._folder / (path or "root") / f"{version}.safetensors"

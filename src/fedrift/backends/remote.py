@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from fedrift.algorithm import owner_of
+from fedrift.algorithm import Algorithm, owner_of
 from fedrift.backends.codec import Codec, Refused, piece, tensors
 from fedrift.backends.letters import VISIT, Letter, Value, buffer_forms, digest, said
 from fedrift.backends.roster import PAUSE, Post, Roster
 from fedrift.backends.visit import Done, Evaluator, Fold, Reply, Visitor
 from fedrift.exchange import Exchange, Outcome, Shown
 from fedrift.messages import all_finite, pack
+from fedrift.problem import Problem
 from fedrift.site import Work
 
 LOOK = 3.0  # seconds between looks at who is still there while waiting
@@ -105,38 +106,48 @@ class Remote:
         note: Note,
     ) -> None:
         self._visitor, self._states, self._evaluator = visitor, states, evaluator
-        self._post, self._roster, self._experiment = post, roster, experiment
-        self._deadline, self._note = deadline, note
+        self._post, self.roster, self._experiment = post, roster, experiment
+        self.deadline, self.note = deadline, note
         self._told: dict[int, str] = {}
         self._late: dict[str, tuple[int, int]] = {}
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
         fold = Fold(exchange.signature, exchange.weights, exchange.buffers)
-        table = self._states.tables.get(owner_of(exchange.phase))
-        version = secrets.randbits(62)
-        replies = self._ask(self._letters(exchange, clients, table, version), exchange.round)
+        table = self.table(exchange)
+        version, letters = self.letters(exchange, clients)
+        replies = self._ask(letters, exchange.round)
         for client in sorted(clients):
             counts = False
             if client in replies:
                 try:
                     reply = self._open(exchange, client, version, replies[client])
-                    counts = fold.add(client, int(self._roster.sizes[client]), reply)
+                    counts = fold.add(client, int(self.roster.sizes[client]), reply)
                 except Refused as why:
                     self._told.pop(client, None)
-                    self._note(f"round {exchange.round + 1}: client {client} refused: {why}")
+                    self.note(f"round {exchange.round + 1}: client {client} refused: {why}")
             if table is not None and counts:
                 table.keep(client, version)
             elif table is not None:
                 table.drop(client)
         for client in fold.nonfinite:
-            self._note(f"round {exchange.round + 1}: client {client} sent what is not finite")
+            self.note(f"round {exchange.round + 1}: client {client} sent what is not finite")
         return fold.outcome()
 
-    def _letters(
-        self, exchange: Exchange, clients: Sequence[int], table: Versions | None, version: int
-    ) -> dict[int, Letter]:
-        """What each client is sent; everything that is the same for all is encoded once."""
-        kinds, owner = exchange.signature, self._visitor.owner(owner_of(exchange.phase))
+    def table(self, exchange: Exchange) -> Versions | None:
+        """The versions of the states that an exchange reads and makes."""
+        return self._states.tables.get(owner_of(exchange.phase))
+
+    def at(self, path: str) -> tuple[Algorithm[Any, Any], Problem]:
+        """The algorithm at a path and its view of the task."""
+        return self._visitor.owner(path)
+
+    def owner(self, exchange: Exchange) -> tuple[Algorithm[Any, Any], Problem]:
+        return self.at(owner_of(exchange.phase))
+
+    def letters(self, exchange: Exchange, clients: Sequence[int]) -> tuple[int, dict[int, Letter]]:
+        """The version that the visits will make, and what each client is sent."""
+        version, table = secrets.randbits(62), self.table(exchange)
+        kinds, owner = exchange.signature, self.owner(exchange)
         frozen = {name: piece(value) for name, value in exchange.frozen.items()}
         hashed = digest(frozen)
         common = {
@@ -164,38 +175,38 @@ class Remote:
                 own["frozen"] = frozen
                 self._told[client] = hashed
             letters[client] = Letter(header, own)
-        return letters
+        return version, letters
 
     def _ask(self, letters: Mapping[int, Letter], round: int) -> dict[int, Letter]:
         """Send, and wait until all have answered, left, or the deadline has passed."""
-        at = {self._roster.nodes[c]: c for c in letters if c in self._roster.nodes}
+        at = {self.roster.nodes[c]: c for c in letters if c in self.roster.nodes}
         waiting = self._post.send(VISIT, {node: letters[c] for node, c in at.items()})
-        end, look = time.monotonic() + self._deadline, time.monotonic() + LOOK
+        end, look = time.monotonic() + self.deadline, time.monotonic() + LOOK
         replies: dict[int, Letter] = {}
         while waiting and time.monotonic() < end:
             for ticket, answer in self._post.collect({*waiting, *self._late}).items():
                 if ticket in self._late:
                     client, when = self._late.pop(ticket)
-                    self._note(f"round {when + 1}: client {client} answered too late; ignored")
+                    self.note(f"round {when + 1}: client {client} answered too late; ignored")
                     continue
                 client = at[waiting.pop(ticket)]
                 if isinstance(answer, Letter):
                     replies[client] = answer
                 else:
                     self._told.pop(client, None)
-                    self._note(f"round {round + 1}: client {client} failed: {answer}")
+                    self.note(f"round {round + 1}: client {client} failed: {answer}")
             if waiting and time.monotonic() >= look:
                 look = time.monotonic() + LOOK
                 here = self._post.nodes()
                 for ticket, node in list(waiting.items()):
                     if node not in here:
                         del waiting[ticket]
-                        self._note(f"round {round + 1}: client {at[node]} has left")
+                        self.note(f"round {round + 1}: client {at[node]} has left")
             if waiting:
                 time.sleep(PAUSE)
         for ticket, node in waiting.items():
             self._late[ticket] = at[node], round
-            self._note(f"round {round + 1}: client {at[node]} missed the deadline")
+            self.note(f"round {round + 1}: client {at[node]} missed the deadline")
         return replies
 
     def _open(self, exchange: Exchange, client: int, version: int, letter: Letter) -> Reply:

@@ -12,10 +12,14 @@ from fedrift import session
 from fedrift.backends.codec import Refused
 from fedrift.backends.flower import FlowerPost, from_records, to_records
 from fedrift.backends.letters import Letter
+from fedrift.backends.node import Node
+from fedrift.backends.remote import Remote
+from fedrift.backends.visit import Backend
 from fedrift.errors import InputError
+from fedrift.exchange import Signature
 from fedrift.federation.agreement import node_of
 from fedrift.federation.charter import FILE, Charter
-from fedrift.federation.serve import DEADLINE, serve
+from fedrift.federation.serve import DEADLINE, Around, serve
 from fedrift.federation.told import Teller
 
 try:
@@ -42,17 +46,19 @@ def client_app(folder: str | Path, load: Load) -> ClientApp:
     """The app of a site: its data come from `load` and never leave it."""
     app, home = ClientApp(), Path(folder)
 
+    def node_here(context: Context) -> Node:
+        charter = Charter.read(home / FILE).with_changes(dict(context.run_config))
+        node: dict[str, Any] = dict(context.node_config)
+        client = node.get("partition-id")
+        if not isinstance(client, int):
+            raise InputError("partition-id is missing; give it with --node-config")
+        x, y = load(charter, node)
+        return node_of(charter, client, x, y, state_folder(node))
+
     def answer(message: Message, context: Context, kind: Callable[[Any, Letter], Letter]) -> Any:
         with session.one_thread():
             try:
-                charter = Charter.read(home / FILE).with_changes(dict(context.run_config))
-                node: dict[str, Any] = dict(context.node_config)
-                client = node.get("partition-id")
-                if not isinstance(client, int):
-                    raise InputError("partition-id is missing; give it with --node-config")
-                x, y = load(charter, node)
-                made = node_of(charter, client, x, y, state_folder(node))
-                reply = kind(made, from_records(message.content))
+                reply = kind(node_here(context), from_records(message.content))
             except (InputError, Refused) as why:
                 log.warning("%s", why)
                 reply = Letter({"refused": str(why)[:200]})
@@ -62,7 +68,12 @@ def client_app(folder: str | Path, load: Load) -> ClientApp:
         return answer(message, context, lambda node, letter: node.about())
 
     def train(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda node, letter: node.answer(letter))
+        if not context.run_config.get("secagg"):
+            return answer(message, context, lambda node, letter: node.answer(letter))
+        from fedrift.backends import masked
+
+        with session.one_thread():
+            return masked.answer(message, context, lambda: node_here(context))
 
     app.query()(about)
     app.train()(train)
@@ -88,6 +99,7 @@ def server_app(folder: str | Path, test: LoadTest) -> ServerApp:
                 deadline=float(config.get("deadline") or DEADLINE),
                 observer=teller,
                 note=teller.note,
+                around=_masks(grid) if config.get("secagg") else None,
             )
         except Exception as error:
             teller.failed(f"{type(error).__name__}: {error}")
@@ -96,3 +108,14 @@ def server_app(folder: str | Path, test: LoadTest) -> ServerApp:
 
     app.main()(main)
     return app
+
+
+def _masks(grid: Any) -> Around:
+    """Secure aggregation around the exchanges; refuses what cannot be masked."""
+    from fedrift.backends import masked
+
+    def around(remote: Remote, phases: Mapping[str, Signature]) -> Backend:
+        masked.check(remote, phases)
+        return masked.Masked(remote, grid)
+
+    return around

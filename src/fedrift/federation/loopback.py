@@ -165,12 +165,17 @@ class Loopback:
     def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
         """End one process with everything it started."""
         process = self.started.pop(name)
+        below = descendants(process.pid)  # some make groups of their own
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, how)
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # what is left of the group
+        for one, born in below.items():
+            if _born(one) == born:  # the number has not been given to another process since
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(one, signal.SIGKILL)
         process.wait()
 
     def stop(self) -> None:
@@ -179,5 +184,23 @@ class Loopback:
             self.kill(name, signal.SIGTERM)
 
 
+def descendants(process: int) -> dict[int, str]:
+    """All processes below one, and when each was born; empty where there is no /proc."""
+    found: dict[int, str] = {}
+    for tasks in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, tasks.read_text().split()):
+                found |= {child: _born(child), **descendants(child)}
+    return found
+
+
+def _born(process: int) -> str:
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    return ""
+
+
 def _quoted(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(value) if isinstance(value, (int, float)) else '"' + str(value) + '"'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,20 @@ from fedrift import session
 from fedrift.algorithm import parts
 from fedrift.backends.remote import NodeStates, Remote
 from fedrift.backends.roster import Post, Roster
-from fedrift.backends.visit import Evaluator, Visitor
+from fedrift.backends.visit import Backend, Evaluator, Visitor
 from fedrift.engine import Observer, RoundReport
 from fedrift.errors import InputError
+from fedrift.exchange import Signature
 from fedrift.federation.agreement import experiment, settled
 from fedrift.federation.charter import Charter
+from fedrift.federation.visible import phases
 from fedrift.planning import Task
 from fedrift.result import Result
 
 DEADLINE = 600.0  # seconds an exchange may take
+
+Around = Callable[[Remote, Mapping[str, Signature]], Backend]
+"""Puts something around the backend, such as masks; it is told the phases of the algorithm."""
 
 
 @dataclass
@@ -33,15 +38,16 @@ class AtNodes:
     roster: Roster
     deadline: float
     note: Callable[[str], None]
+    around: Around | None = None
     _states: NodeStates | None = None
 
     def states(self, visitor: Visitor) -> NodeStates:
         self._states = NodeStates(visitor, [path for path, _ in parts(self.task.algorithm)])
         return self._states
 
-    def backend(self, visitor: Visitor, evaluator: Evaluator | None) -> Remote:
+    def backend(self, visitor: Visitor, evaluator: Evaluator | None) -> Backend:
         assert self._states is not None
-        return Remote(
+        remote = Remote(
             visitor,
             self._states,
             evaluator,
@@ -51,6 +57,7 @@ class AtNodes:
             deadline=self.deadline,
             note=self.note,
         )
+        return remote if self.around is None else self.around(remote, phases(self.task.algorithm))
 
     def present(self) -> np.ndarray:
         return self.roster.present()
@@ -66,6 +73,7 @@ def serve(
     deadline: float = DEADLINE,
     observer: Observer | None = None,
     note: Callable[[str], None] = lambda text: None,
+    around: Around | None = None,
 ) -> Result:
     """Run the charter's experiment with whoever is there; goes on with what `out` holds of it."""
     least = charter.clients if least is None else least
@@ -85,7 +93,7 @@ def serve(
     roster.present()
     task.split.sizes = roster.sizes  # filled in as nodes come
     task = replace(task, problem=replace(task.problem, samples=int(roster.sizes.sum())))
-    place = AtNodes(task, post, roster, deadline, note)
+    place = AtNodes(task, post, roster, deadline, note, around)
     return session.execute(task, out=out, observer=observer, on_round=_at_once, place=place)
 
 

@@ -38,6 +38,7 @@ rounds = {rounds}
 out = ""         # folder at the server for curve, ledger, weights and checkpoint; empty: none
 test = ""        # npz file at the server with x and y; empty: of the named data set
 min-nodes = 0    # a round waits until so many nodes are there; 0: all of them
+secagg = false   # secure aggregation: the server learns the cohort's sums only
 deadline = {deadline}   # seconds an exchange may take; later replies are ignored
 """
 
