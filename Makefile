@@ -8,7 +8,7 @@ UNFINISHED := $(VENV)/.unfinished
 PYTHON ?= python3 python3.13 python3.12 python3.11
 TESTS ?= tests
 
-.PHONY: help setup demo test test-slow test-federation check format bench docs-pages clean
+.PHONY: help setup demo test test-slow test-federation check format bench docs docs-pages docs-images clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -45,6 +45,13 @@ bench: $(READY) ## time per round against a bare PyTorch loop
 docs-pages: $(READY) ## write docs/algorithms from the code and docs/algorithms/text
 	$(PY) docs/make_algorithms.py
 	$(PY) docs/make_visible.py
+
+docs: $(READY) ## build the documentation's site in build/site
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(VENV)/bin/zensical build --strict -f mkdocs.yml
+
+docs-images: $(READY) ## draw the pictures of the documentation from real runs
+	$(PY) docs/make_images.py
 
 clean: ## remove .venv, caches and builds
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

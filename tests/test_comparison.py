@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedrift as fr
 from fedrift import contests
@@ -62,6 +64,26 @@ def test_the_same_start_cohorts_and_batches_for_all() -> None:
     cohorts = {tuple(tuple(m["cohort"]) for m in r.metrics) for r in made.results}
     assert len(starts) == 1 and len(cohorts) == 1
     assert made.results[0].fingerprint == made.results[1].fingerprint
+
+
+class SlowNet(Net):
+    """Takes its time between two draws of initial weights, while other runs end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        time.sleep(0.05)
+        self.extra = torch.nn.Parameter(torch.rand(3))
+
+
+def test_runs_that_end_do_not_disturb_one_that_draws_its_weights(tmp_path: Path) -> None:
+    how: dict[str, Any] = {**TASK, "model": SlowNet, "rounds": 1, "out": tmp_path, "workers": 2}
+    made = fr.compare(["fedavg", "fedprox", "fedsam"], seeds=3, **how)
+    starts = {
+        (o.item.seed, r.problem.w0.numpy().tobytes()) for o in made.outcomes if (r := o.result)
+    }
+    assert len(starts) == 3
+    again = fr.compare(["fedavg", "fedprox", "fedsam"], seeds=3, **how)
+    assert [r.fingerprint for r in again.results] == [r.fingerprint for r in made.results]
 
 
 def test_a_run_that_fails_does_not_stop_the_others() -> None:

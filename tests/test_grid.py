@@ -83,3 +83,14 @@ def test_seeds() -> None:
     assert seeds_of(3) == (0, 1, 2) and seeds_of([5, 2]) == (5, 2)
     with pytest.raises(InputError, match="seeds"):
         seeds_of(True)
+
+
+def test_the_same_run_twice_is_refused() -> None:
+    twice = (Entrant("fedprox:mu=1,weights=uniform"), Entrant("fedprox:weights=uniform,mu=1"))
+    with pytest.raises(InputError, match="is given twice; name it once"):
+        Grid(twice, Spec()).cells()
+    Grid((Entrant("fedavg"), Entrant("fedavg", {"lr": 0.5})), Spec()).cells()
+    with pytest.raises(InputError, match=r"alpha has the value 0\.5 twice"):
+        Grid((Entrant("fedavg"),), Spec(partition="dirichlet"), {"alpha": [0.5, 1, 0.5]}).cells()
+    with pytest.raises(InputError, match="seeds has the value 3 twice"):
+        Grid((Entrant("fedavg"),), Spec(), {}, (3, 3)).cells()

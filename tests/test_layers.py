@@ -18,10 +18,15 @@ VECTORS = f"{WORDS} flat messages optim"
 LOOP = f"{VECTORS} pieces local data.batches data.augment"
 CORE = f"{LOOP} problem site exchange algorithm"
 PLACES = f"{CORE} shared ledger store data.resident"
-ENGINE = f"{PLACES} backends backends.* participation checkpoint rounds engine"
+ENGINE = f"{PLACES} unbroken backends backends.* participation checkpoint rounds engine"
 RUNS = f"{ENGINE} metrics experiment records results keeping figures result planning"
 GRIDS = "grid validation comparison task"
-READ = "experiment records results figures quantities grid statistics.* report.*"
+READ = (
+    "experiment records results figures quantities pictures pictures.* tuned grid statistics.* "
+    "report.*"
+)
+
+SEEN = "examinations pictures pictures.*"
 
 # Module → what it may import from the package; a row of its own goes before a pattern. Rows are
 # in the order of the layers: only the command line may import what a later row describes.
@@ -29,6 +34,7 @@ ALLOWED = {
     "version": "",
     "errors": "",
     "streams": "",
+    "unbroken": "",
     "grammar": "errors",
     "options": "errors",
     "source": "errors options",
@@ -39,6 +45,9 @@ ALLOWED = {
     "records": "errors",
     "figures": "errors",
     "quantities": "",
+    "pictures": "records",
+    "pictures.*": "errors records figures pictures pictures.*",
+    "examinations": WORDS,
     "participation": WORDS,
     "flat": WORDS,
     "messages": f"{WORDS} flat",
@@ -72,25 +81,31 @@ ALLOWED = {
     "result": f"{ENGINE} records experiment results keeping figures",
     "planning": RUNS,
     "session": RUNS,
-    "grid": f"{INPUT} experiment",
+    "tuned": "errors",
+    "grid": f"{INPUT} experiment tuned",
+    "search": f"{INPUT} experiment grid",
     "statistics": "",
     "statistics.*": "errors grammar experiment records statistics.*",
     "report.*": f"{INPUT} {READ}",
     "report": f"{INPUT} {READ}",
+    "track.*": "errors rounds result track.*",
+    "track": "errors grammar rounds result track.*",
     "validation": f"{WORDS} data.samples",
-    "comparison": f"{RUNS} session report",
+    "comparison": f"{RUNS} session grid track report",
+    "described": f"{LOOP} experiment keeping",
     "checks": f"{CORE} data.resident",
-    "task": f"{INPUT} {RUNS} data.* models build checks prepare session",
-    "front": f"{INPUT} {RUNS} data.* {GRIDS} prepare session",
-    "contests": f"{INPUT} {RUNS} data.* {GRIDS} prepare session",
+    "task": f"{INPUT} {RUNS} data.* models build described checks prepare session",
+    "analysis.*": f"{INPUT} {RUNS} {SEEN} data.* prepare session task analysis.*",
+    "analysis": "analysis.*",
+    "front": f"{INPUT} {RUNS} examinations data.* {GRIDS} track prepare session analysis.during",
+    "contests": f"{INPUT} {RUNS} data.* {GRIDS} tuned search track prepare session",
     "federation": "",
     "federation.*": f"{INPUT} {RUNS} version data.* {GRIDS} models prepare session federation.*",
     "conform.*": f"{INPUT} {RUNS} data.* build task session algorithms algorithms.* conform.*",
     "conform": "errors conform.*",
     "conform.survey": f"{WORDS} backends algorithms conform conform.*",
-    "analysis": "",
-    "analysis.*": f"{WORDS} algorithm flat data.* analysis.*",
-    "analysis.explain": f"{WORDS} algorithm flat data.* front analysis.*",
+    "explain.*": f"{INPUT} {RUNS} {READ} session conform.* explain.*",
+    "explain": f"{INPUT} {READ} checkpoint report explain.*",
     "cli": "*",
     "cli.*": "*",
     "__main__": "cli",
@@ -100,7 +115,7 @@ ALLOWED = {
 # Outside the package an algorithm sees torch and the language, nothing else.
 ALGORITHM_MAY_USE = "__future__ collections dataclasses functools math numpy torch typing"
 
-LIGHT = "statistics statistics.* report report.*"
+LIGHT = "examinations statistics statistics.* report report.* pictures pictures.*"
 # `fedrift --help` and wrong input answer without the second that `import torch` takes.
 WITHOUT_TORCH = f"{INPUT} data.datasets data.partition experiment prepare results {LIGHT} cli cli.*"
 

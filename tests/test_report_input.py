@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,14 @@ from report_pages import Page, made
 from run_folders import grid, run_folder
 
 COMPARISON = """
-algorithms = ["fedavg", {name = "fedprox:mu=0.3", lr = 0.2, label = "prox"}]
+algorithms = ["fedavg", {name = "fedprox:mu=0.3", lr = 0.2, label = "prox", tuned = ["lr"]}]
 seeds = [0, 1]
 data = "digits"
 model = "mlp"
 clients = 10
 per_round = 3
 rounds = 20
+tuning = {seed = 0, runs = 2, rounds = 40, gradients = 10000, options = {lr = ["0.1", "0.2"]}}
 """
 
 
@@ -94,9 +96,6 @@ def comparison(root: Path) -> Path:
 
 def test_a_comparison_folder_is_read_by_its_grid(tmp_path: Path) -> None:
     root = comparison(tmp_path / "compare")
-    for lr in (0.1, 0.2):
-        place = run_folder(root / "tuning" / "runs" / f"{lr}", algorithm="fedprox:mu=0.3", lr=lr)
-        (place / results.SUMMARY).write_text('{"status": "done", "gradient_evaluations": 5000}')
     written, found = made(tmp_path, root)
     assert written.findings.methods == ("fedavg", "prox")
     assert [len(g.runs) for g in written.findings.grouped.groups] == [2, 1]
@@ -105,7 +104,7 @@ def test_a_comparison_folder_is_read_by_its_grid(tmp_path: Path) -> None:
     assert "also holds 1 run that compare.toml does not name" in said
     assert "Found by tuning: lr=0.2 for prox." in found.text
     assert "Not tuned: fedavg." in found.text
-    assert "2 runs and 10 k gradient evaluations" in found.text
+    assert "2 runs, 40 rounds and 10 k gradient evaluations" in found.text
     assert f"fedrift compare --spec {root / 'compare.toml'} --out {root}" in found.text
     (root / "compare.toml").write_text("algorithms = 3")
     written, _ = made(tmp_path, root)
@@ -151,6 +150,65 @@ def test_bad_input_is_one_sentence(
     assert code_of(["report", str(run), "-o", str(tmp_path / "r.html"), *words]) == 2
     errors = capsys.readouterr().err
     assert errors.startswith("error: ")
+    assert said in errors
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "r.html").exists()
+
+
+def older(path: Path) -> Path:
+    """A run as an early version wrote it: no costs, no cohorts, no ledger, no clients."""
+    lines = [json.loads(line) for line in (path / results.ROUNDS).read_text().splitlines()]
+    kept = ("round", "loss", "n", "accuracy", "class_total")
+    text = "".join(json.dumps({k: row[k] for k in kept}) + "\n" for row in lines)
+    (path / results.ROUNDS).write_text(text)
+    for name in (results.LEDGER, results.CLIENTS, results.ENVIRONMENT):
+        (path / name).unlink()
+    return path
+
+
+def test_runs_of_an_older_version_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
+    root = grid(tmp_path / "runs", alphas=(0.1,), seeds=2)
+    older(root / "fedavg-0.1-0")
+    written, found = made(tmp_path, root)
+    said = "an older version wrote it, without gradients, bytes_up, seconds, cohort"
+    assert said in " ".join(written.problems) and said in found.text
+    assert len(written.findings.grouped.runs) == 6
+    alone, page_ = made(tmp_path, root / "fedavg-0.1-0")
+    assert len(alone.findings.all) == 1
+    assert not re.search(r"\bnan\b", page_.text)
+
+
+@pytest.mark.parametrize(
+    ("made_of", "words", "said"),
+    [
+        ("empty", [], "there is no run to report on in"),
+        ("foreign", [], "holds no run folder: neither spec.toml nor compare.toml"),
+        ("nowhere", [], "does not exist; name run folders or comparison folders"),
+        ("mixed", [], "the runs are on different data sets (digits, mnist)"),
+        ("tests", [], "were evaluated on different test sets"),
+        ("losses", ["--target", "0.9"], "target 0.9 is an accuracy, but these runs measured none"),
+        ("cut", [], "holds no evaluated round"),
+    ],
+)
+def test_nothing_to_show_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], made_of: str, words: list[str], said: str
+) -> None:
+    root = tmp_path / made_of
+    if made_of != "nowhere":
+        root.mkdir()
+    if made_of == "foreign":
+        (root / "photos").mkdir()
+        (root / "photos" / "a.txt").write_text("nothing")
+    if made_of in ("mixed", "tests", "losses", "cut"):
+        run_folder(root / "a", has_accuracy=made_of != "losses")
+    if made_of == "mixed":
+        run_folder(root / "b", data="mnist")
+    if made_of == "tests":
+        run_folder(root / "b", classes=3, seed=1)
+    if made_of == "cut":
+        (root / "a" / results.ROUNDS).write_text('{"round": 1, "lo')
+    assert code_of(["report", str(root), "-o", str(tmp_path / "r.html"), *words]) == 2
+    errors = capsys.readouterr().err
     assert said in errors
     assert errors.count("\n") == 1
     assert not (tmp_path / "r.html").exists()

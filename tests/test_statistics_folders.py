@@ -120,3 +120,21 @@ def test_an_older_version_without_costs_is_told_and_used() -> None:
     empty = RunRecord(Path("r"), Spec(), [], [], {}, {}, ())
     with pytest.raises(InputError, match="'r' holds no evaluated round"):
         measured(empty, "r")
+
+
+def test_a_run_that_failed_before_its_first_evaluation_counts_as_failed(tmp_path: Path) -> None:
+    """Leaving it out would leave the mean to the seeds that went well."""
+    for seed in range(3):
+        place = run_folder(tmp_path / f"a{seed}", seed=seed)
+        run_folder(tmp_path / f"b{seed}", seed=seed, algorithm="fedsam")
+        if seed == 1:
+            (place / results.ROUNDS).write_text("")
+            (place / results.SUMMARY).write_text('{"status": "diverged", "diverged_at": 1}')
+    runs = [measured(results.load(p), p.name) for p in sorted(tmp_path.iterdir())]
+    found = find(runs)
+    score = found.all[0].score
+    assert found.all[0].method == "fedavg"
+    assert score.why == "1 of 3 seeds became infinite"
+    assert not score.counts
+    alone = find([run for run in runs if run.is_blank])
+    assert alone.all[0].score.failed

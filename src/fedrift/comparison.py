@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,9 +14,11 @@ from fedrift import backends, session
 from fedrift.backends.pool import Pool
 from fedrift.engine import Plan, RoundReport
 from fedrift.errors import RunError
+from fedrift.grid import slug
 from fedrift.planning import is_ray
 from fedrift.result import Result
 from fedrift.session import Task
+from fedrift.track import Track, following
 
 AHEAD = 1  # runs beyond the number of workers that are under way, to fill what others leave idle
 
@@ -30,6 +33,8 @@ class Item:
     make: Callable[[], Task]
     folder: Path | None = None
     rounds: int = 0
+    shown: str = ""
+    """What reports call the algorithm; empty: what its spec says."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Runner:
 
     workers: int
     watch: Watch | None = None
+    track: Sequence[Track] = ()
     backend: str = "auto"
     _building: threading.Lock = field(default_factory=threading.Lock)
 
@@ -108,13 +114,21 @@ class Runner:
         try:
             with self._building:  # building draws initial weights from torch's one generator
                 task = item.make()
-            result = session.execute(
+            execute = partial(
+                session.execute,
                 task,
                 workers=self.workers if is_ray(self.backend) else 0,
                 backend=self.backend,
                 out=item.folder,
-                observer=_Observer(item, self.watch),
                 pool=pool,
+            )
+            result = following(
+                self.track,
+                _name(item),
+                task.spec.said(),
+                item.folder,
+                _Observer(item, self.watch),
+                lambda seen: execute(observer=seen),
             )
             outcome = Outcome(item, result)
         except RunError as error:
@@ -122,6 +136,14 @@ class Runner:
         if self.watch is not None:
             self.watch.finished(outcome)
         return outcome
+
+
+def _name(item: Item) -> str:
+    """What trackers call a run."""
+    if item.folder is not None:
+        return item.folder.name
+    axes = "".join(f"-{key}{value}" for key, value in item.axes.items())
+    return slug(f"{item.label}{axes}-s{item.seed}")
 
 
 class Comparison:
@@ -143,7 +165,7 @@ class Comparison:
         """A self-contained page about the comparison; options as of `fedrift report`."""
         from fedrift import report
 
-        made = [(o.item.label, o.result) for o in self.outcomes if o.result is not None]
+        made = [(o.item.shown, o.result) for o in self.outcomes if o.result is not None]
         report.write([report.Labelled(r.record(), label) for label, r in made], path, **options)
         return Path(path)
 

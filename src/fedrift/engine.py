@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from fedrift.ledger import Cost, Entry
 from fedrift.messages import Size, nbytes, pack
 from fedrift.problem import Problem
 from fedrift.rounds import (
+    Analyst,
     Finished,
     Metrics,
     Observer,
@@ -32,8 +35,21 @@ from fedrift.rounds import (
     fingerprint,
 )
 from fedrift.store import States
+from fedrift.unbroken import unbroken
 
 __all__ = ["Engine", "Finished", "Observer", "Plan", "Progress", "RoundReport", "fingerprint"]
+
+
+@dataclass
+class Waiting:
+    """A finished round whose evaluation is still under way."""
+
+    report: RoundReport
+    entries: list[Entry]
+    pending: dict[str, Pending]
+    buffers: tuple[Tensor, ...]
+    before: tuple[Any, tuple[Tensor, ...]]
+    """State and buffers to end with if the evaluation is not finite."""
 
 
 class Engine:
@@ -51,47 +67,72 @@ class Engine:
         recorder: Recorder | None = None,
         observer: Observer | None = None,
         on_round: Callable[[RoundReport], bool | None] | None = None,
+        analyst: Analyst | None = None,
     ) -> None:
         self.algorithm, self.problem, self.backend, self.store = algorithm, problem, backend, store
         self.settings, self.progress = settings, progress
         self.recorder, self.observer, self.on_round = recorder, observer, on_round
+        self.analyst = analyst
         self._entries: list[Entry] = []
-        self._waiting: tuple[RoundReport, list[Entry], dict[str, Pending]] | None = None
+        self._waiting: deque[Waiting] = deque()
+        # Chunks of an evaluation fill the workers while the server folds and asks again.
+        self._most_waiting = 1 if backend.workers else 0
         self._total = progress.ledger.total
         self._stop = False
         self._clock = time.perf_counter() - progress.seconds
 
     def run(self) -> Finished:
         """All rounds that are left."""
-        good = self.progress.state, self.progress.buffers
         while self.progress.round < self.settings.rounds:
             t = self.progress.round
             new, buffers, cohort, lost = self._round(t)
-            if not self._settle():  # the evaluation of the round before was not finite
-                self.store.discard()
-                return self._finished("diverged", t, *good)
             weights = self.algorithm.model(new)
-            if lost or not is_finite(weights):
+            is_lost = lost or not is_finite(weights)
+            bad = self._settle(0 if is_lost else self._most_waiting)
+            if bad is not None:
+                return self._diverged(bad)
+            if is_lost:
                 self.store.discard()
-                self._flush(t, weights, new, cohort)
+                self._wait(self._report(t, weights, new, cohort), {}, buffers)
+                self._settle()
                 return self._finished("diverged", t + 1)
-            good = self.progress.state, self.progress.buffers
-            self.store.commit()
-            self.progress.state, self.progress.buffers = new, buffers
-            self.progress.round = t + 1
-            due = (t + 1) % self.settings.eval_every == 0 or t + 1 == self.settings.rounds
-            pending = self._evaluate(new, buffers) if due else {}
-            self._waiting = (self._report(t, weights, new, cohort), self._entries, pending)
-            self._entries = []
+            self._accept(t, weights, new, buffers, cohort)
             saves = self.recorder is not None and self.recorder.is_due()
-            if self.on_round is not None or saves or t + 1 == self.settings.rounds:
-                if not self._settle():
-                    return self._finished("diverged", t + 1, *good)
+            is_last = t + 1 == self.settings.rounds
+            is_seen = is_last or self.on_round is not None or self._looks(t)
+            if is_seen or saves or not self._most_waiting:
+                bad = self._settle()
+                if bad is not None:
+                    return self._diverged(bad)
                 if saves:
                     self.save()
                 if self._stop:
                     return self._finished("stopped", None)
         return self._finished("done", None)
+
+    def _accept(
+        self, t: int, weights: Vec, new: Any, buffers: tuple[Tensor, ...], cohort: tuple[int, ...]
+    ) -> None:
+        """The round counts from here on; its evaluation may still be interrupted."""
+        due = (t + 1) % self.settings.eval_every == 0 or t + 1 == self.settings.rounds
+        report = self._report(t, weights, new, cohort)
+        with unbroken():
+            waiting = self._wait(report, {"": Done([])} if due else {}, buffers)
+            self.store.commit()
+            self.progress.state, self.progress.buffers = new, buffers
+            self.progress.round = t + 1
+        if due:
+            waiting.pending = self._evaluate(new, buffers)
+
+    def _diverged(self, bad: Waiting) -> Finished:
+        """The evaluation of a round was not finite: whatever came after it does not count."""
+        self.store.discard()
+        self._waiting.clear()
+        self.progress.round = bad.report.round
+        return self._finished("diverged", bad.report.round, *bad.before)
+
+    def _looks(self, t: int) -> bool:
+        return self.analyst is not None and self.analyst.is_due(t + 1)
 
     def _shown(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, Shown]:
         """What is evaluated: the model, and what the algorithm wants to see beside it."""
@@ -112,14 +153,12 @@ class Engine:
     def interrupted(self, alone: Evaluator | None) -> None:
         """Keep what is finished after an exception, without the workers, who may be in disorder."""
         self.store.discard()
-        if self._waiting is not None:
-            report, entries, pending = self._waiting
-            if pending and alone is not None:
-                shown = self._shown(report.state, self.progress.buffers)
-                done = {name: Done(alone.chunks(model)) for name, model in shown.items()}
-                pending = dict[str, Pending](done)
-            self._waiting = (report, entries, pending)
-            self._settle()
+        for waiting in self._waiting:
+            if waiting.pending and alone is not None:
+                shown = self._shown(waiting.report.state, waiting.buffers)
+                for name, model in shown.items():
+                    waiting.pending[name] = Done(alone.chunks(model))
+        self._settle()
         self.save()
 
     def _round(self, t: int) -> tuple[Any, tuple[Tensor, ...], tuple[int, ...], bool]:
@@ -171,6 +210,8 @@ class Engine:
         return local.steps_for(n, self.settings.seed, t, client) > 0
 
     def _deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
+        if self.analyst is not None and self._looks(exchange.round):
+            exchange = replace(exchange, watch=partial(self.analyst.replied, exchange))
         outcome = self.backend.deliver(exchange, clients)
         down = {n: _times(s, len(clients)) for n, s in nbytes(pack(exchange.down)).items()}
         if exchange.buffers:
@@ -209,24 +250,44 @@ class Engine:
             cost=sum((e.cost for e in self._entries), Cost()),
             cohort=cohort,
             nonfinite=tuple(c for e in self._entries for c in e.nonfinite),
-            seconds=0.0,
+            seconds=time.perf_counter() - self._clock,
         )
 
-    def _flush(self, t: int, weights: Vec, state: Any, cohort: tuple[int, ...]) -> None:
-        self._waiting = (self._report(t, weights, state, cohort), self._entries, {})
+    def _wait(
+        self, report: RoundReport, pending: dict[str, Pending], buffers: tuple[Tensor, ...]
+    ) -> Waiting:
+        before = self.progress.state, self.progress.buffers
+        waiting = Waiting(report, self._entries, pending, buffers, before)
+        self._waiting.append(waiting)
         self._entries = []
-        self._settle()
+        return waiting
 
-    def _settle(self) -> bool:
-        """Finish the round that waits for its evaluation; False if the loss is not finite."""
-        if self._waiting is None:
-            return True
-        report, entries, pending = self._waiting
-        metrics = self._metrics(report.state, pending)
-        self._waiting = None  # only now: an interruption while waiting must not lose the round
-        seconds = time.perf_counter() - self._clock
-        report = replace(report, metrics=metrics, seconds=seconds)
-        self.progress.seconds = seconds
+    def _settle(self, leave: int = 0) -> Waiting | None:
+        """Finish the rounds that wait for their evaluation, in order, but for the last `leave`.
+
+        Stops at the first whose loss is not finite, and returns it.
+        """
+        while len(self._waiting) > leave:
+            waiting = self._waiting[0]
+            metrics = self._metrics(waiting.report.state, waiting.pending)
+            report = replace(waiting.report, metrics=metrics)
+            with unbroken():
+                self._waiting.popleft()  # only now: an interruption must not lose the round
+                self._record(report, waiting.entries)
+            if self.observer is not None:
+                self.observer.finished_round(report)
+            if self.analyst is not None and self.analyst.is_due(report.round):
+                self.analyst.finished_round(report)
+            if self.on_round is not None:
+                copied = replace(report, weights=report.weights.clone())
+                self._stop = bool(self.on_round(copied)) or self._stop
+            if not math.isfinite(metrics.get("loss", 0.0)):
+                return waiting
+        return None
+
+    def _record(self, report: RoundReport, entries: Sequence[Entry]) -> None:
+        metrics = report.metrics
+        self.progress.seconds = report.seconds
         self.progress.ledger.entries.extend(entries)
         self._total = self._total + report.cost
         row: Metrics = {}
@@ -236,7 +297,7 @@ class Engine:
                 "bytes_down": self._total.bytes_down,
                 "bytes_up": self._total.bytes_up,
                 "gradients": self._total.gradients,
-                "seconds": seconds,
+                "seconds": report.seconds,
             }
             self.progress.rows.append(row)
         if self.recorder is not None:
@@ -244,12 +305,6 @@ class Engine:
                 self.recorder.ledger(entry.row())
             if row:
                 self.recorder.rounds(row)
-        if self.observer is not None:
-            self.observer.finished_round(report)
-        if self.on_round is not None:
-            copied = replace(report, weights=report.weights.clone())
-            self._stop = bool(self.on_round(copied)) or self._stop
-        return math.isfinite(metrics.get("loss", 0.0))
 
     def _metrics(self, state: Any, pending: dict[str, Pending]) -> Metrics:
         metrics: Metrics = {}

@@ -16,6 +16,10 @@ from fedrift.site import Work
 Weights = Literal["samples", "uniform"]
 
 
+Watch = Callable[[int, float, Any], None]
+"""Sees a client's id, its weight and its message, which it must not keep."""
+
+
 @dataclass(frozen=True)
 class Signature:
     """Message and state classes of a client method, read from its annotations."""
@@ -41,6 +45,8 @@ class Exchange:
     temperature: float = 1.0
     frozen: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Parameters that are not trained but were decided during the run."""
+    watch: Watch | None = None
+    """Is shown every reply that counts, with its weight, where replies are folded."""
 
 
 @dataclass(frozen=True)

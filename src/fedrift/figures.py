@@ -33,14 +33,14 @@ class Curve(Protocol):
 Panel = Mapping[str, Sequence[Curve]]
 
 
-def new_figure(panels: int) -> tuple[Figure, list[Axes]]:
+def new_figure(panels: int, *, sharey: bool = True) -> tuple[Figure, list[Axes]]:
     """An empty figure with panels side by side; needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2 * panels, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
+    axes = figure.subplots(1, panels, sharey=sharey, squeeze=False)[0]
     return figure, list(axes)
 
 

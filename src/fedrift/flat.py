@@ -262,10 +262,15 @@ class FlatModel:
         return self.loss_of(self.logits(w, x), target)
 
     @torch.no_grad()
-    def logits(self, w: Vec, x: Inputs) -> Any:
-        """The output at w in evaluation mode."""
+    def load(self, w: Vec) -> None:
+        """Move to w and into evaluation mode."""
         self.module.eval()
         self.w.copy_(w)
+
+    @torch.no_grad()
+    def logits(self, w: Vec, x: Inputs) -> Any:
+        """The output at w in evaluation mode."""
+        self.load(w)
         return self.output(x)
 
     @torch.no_grad()

@@ -18,12 +18,14 @@ from fedrift.data import given, hugging, partition
 from fedrift.data.resident import Split
 from fedrift.engine import Observer, RoundReport
 from fedrift.errors import InputError, unknown
+from fedrift.examinations import During, during
 from fedrift.experiment import Spec
 from fedrift.flat import count
 from fedrift.grid import seeds_of, slug
 from fedrift.prepare import Prepared, prepare
 from fedrift.result import Result
 from fedrift.session import UserMetric
+from fedrift.track import following, tracks
 
 _UNSAID: Any = object()
 LOCAL = ("epochs", "steps", "lr", "momentum", "weight_decay", "clip", "schedule")
@@ -119,19 +121,39 @@ def run(
     head: str | None = None,
     on_round: Callable[[RoundReport], bool | None] | None = None,
     observer: Observer | None = None,
+    track: str | Sequence[str] | None = None,
+    analyse: str | During | None = None,
 ) -> Result:
-    """Simulate a federation and return its `Result`; every argument is described in the README."""
+    """Simulate a federation and return its `Result`; docs/api.md describes every argument."""
     settings = {key: value for key, value in locals().items() if key in SETTINGS}
     if on_round is not None and not callable(on_round):
         raise InputError(f"on_round={on_round!r} must be a function of a RoundReport")
-    return session.execute(
-        _settled(algorithm, settings),
+    wanted, folder = tracks(track), None if out is None else Path(out)
+    made = _settled(algorithm, settings)
+    name = slug(f"{made.about['algorithm']}-s{made.seed}" if folder is None else folder.name)
+    execute = partial(
+        session.execute,
+        made,
         workers=workers,
         backend=backend,
-        out=None if out is None else Path(out),
-        observer=observer,
+        out=folder,
         on_round=on_round,
+        appoint=_appointed(analyse, folder),
     )
+    return following(
+        wanted, name, made.spec.said(), folder, observer, lambda seen: execute(observer=seen)
+    )
+
+
+def _appointed(analyse: str | During | None, out: str | Path | None) -> session.Appoint | None:
+    """Who measures during the run; what is found goes to the run's folder."""
+    if analyse is None:
+        return None
+    if out is None:
+        raise InputError(f"analyse='{analyse}' needs a folder for what it finds; give out")
+    from fedrift.analysis.during import appointed
+
+    return appointed(during(analyse) if isinstance(analyse, str) else analyse)
 
 
 def compare(
@@ -141,6 +163,7 @@ def compare(
     workers: int | str = "auto",
     out: str | Path | None = None,
     watch: Watch | None = None,
+    track: str | Sequence[str] | None = None,
     **settings: Any,
 ) -> Comparison:
     """Run several algorithms on the same task, with the same seeds; other arguments as for `run`.
@@ -154,16 +177,25 @@ def compare(
     numbers = seeds_of(list(seeds) if isinstance(seeds, Sequence) else seeds)
     if workers != "auto" and (not isinstance(workers, int) or workers < 0):
         raise InputError(f"workers={workers!r} must be 'auto' or a whole number")
-    folder = None if out is None else Path(out)
+    folder, wanted = None if out is None else Path(out), tracks(track)
     items: list[Item] = []
+    labels = _labels(algorithms)
     for seed in numbers:
-        for algorithm in algorithms:
-            label = algorithm if isinstance(algorithm, str) else type(algorithm).__name__.lower()
+        for algorithm, label in zip(algorithms, labels, strict=True):
             place = None if folder is None else folder / "runs" / slug(f"{label}-s{seed}")
             make = partial(_settled, algorithm, {**settings, "seed": seed})
             items.append(Item(label, {}, seed, make, place, settings.get("rounds", 0)))
     number = backends.cores() if workers == "auto" else int(workers)
-    return Comparison(Runner(number, watch).run(items), folder)
+    return Comparison(Runner(number, watch, wanted).run(items), folder)
+
+
+def _labels(algorithms: Sequence[str | Algorithm[Any, Any]]) -> list[str]:
+    """Texts as they are, objects by their class; a second one of a name gets a number."""
+    names = [a if isinstance(a, str) else type(a).__name__.lower() for a in algorithms]
+    return [
+        f"{name} ({names[:i].count(name) + 1})" if name in names[:i] else name
+        for i, name in enumerate(names)
+    ]
 
 
 def _settled(algorithm: str | Algorithm[Any, Any], given_: Mapping[str, Any]) -> session.Task:
@@ -209,16 +241,25 @@ def run_spec(
     observer: Observer | None = None,
     out: str | Path | None = None,
     prepared: Prepared | None = None,
+    track: str | Sequence[str] | None = None,
+    analyse: str | During | None = None,
 ) -> Result:
     """Run what a spec says: named data, partition and model."""
     spec.validate()
-    folder = out if out is not None else spec.out
-    return session.execute(
-        task.of_spec(spec, prepared or prepare(spec)),
+    wanted, place = tracks(track), out if out is not None else spec.out
+    folder = None if place is None else Path(place)
+    made = task.of_spec(spec, prepared or prepare(spec))
+    name = slug(f"{spec.algorithm}-s{spec.seed}" if folder is None else folder.name)
+    execute = partial(
+        session.execute,
+        made,
         workers=spec.workers,
         backend=spec.backend,
-        out=None if folder is None else Path(folder),
-        observer=observer,
+        out=folder,
+        appoint=_appointed(analyse, folder),
+    )
+    return following(
+        wanted, name, made.spec.said(), folder, observer, lambda seen: execute(observer=seen)
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from fedrift.errors import InputError
 from fedrift.experiment import FIELDS, Spec, read_toml
 from fedrift.grammar import parse
+from fedrift.tuned import Tuned
 
 MOST_RUNS = 10_000
 NOT_AXES = ("algorithm", "seed", "out", "workers", "backend", "data_dir", "device")
@@ -30,6 +31,8 @@ class Entrant:
     algorithm: str
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     label: str = ""
+    tuned: tuple[str, ...] = ()
+    """The options whose values tuning chose."""
 
     @property
     def name(self) -> str:
@@ -66,6 +69,8 @@ class Grid:
     base: Spec
     axes: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     seeds: tuple[int, ...] = (0,)
+    tuned: Tuned | None = None
+    """How the entrants' values were found, and what that cost."""
 
     def cells(self) -> list[Cell]:
         """Every run, checked; seeds vary slowest, so that whole comparisons finish early."""
@@ -75,6 +80,7 @@ class Grid:
             raise InputError("nothing to compare: name at least one algorithm")
         if number > MOST_RUNS:
             raise InputError(f"the grid has {number:,} runs; keep it below {MOST_RUNS:,}")
+        self._check_once()
         cells: list[Cell] = []
         for seed, point, entrant in itertools.product(self.seeds, values, self.entrants):
             axes = dict(zip(self.axes, point, strict=True))
@@ -86,6 +92,17 @@ class Grid:
             spec.validate()
             cells.append(Cell(entrant, axes, spec))
         return cells
+
+    def _check_once(self) -> None:
+        """The same run twice would be two runs in one folder."""
+        known = [(str(parse(e.algorithm, "algorithm")), dict(e.settings)) for e in self.entrants]
+        for i, entrant in enumerate(self.entrants):
+            if known[i] in known[:i]:
+                raise InputError(f"algorithm '{entrant.name}' is given twice; name it once")
+        for key, values in (*self.axes.items(), ("seeds", self.seeds)):
+            twice = next((v for i, v in enumerate(values) if v in values[:i]), None)
+            if twice is not None:
+                raise InputError(f"{key} has the value {twice} twice; give it once")
 
     def to_toml(self) -> str:
         """The grid as a file that `--spec` reads."""
@@ -100,14 +117,17 @@ class Grid:
                 document.add(key, list(value) if isinstance(value, tuple) else value)
         if self.axes:
             document.add("grid", {k: list(v) for k, v in self.axes.items()})
+        if self.tuned is not None:
+            document.add("tuning", self.tuned.table())
         return tomlkit.dumps(document)
 
 
 def _written(entrant: Entrant) -> Any:
-    if not entrant.settings and not entrant.label:
+    if not entrant.settings and not entrant.label and not entrant.tuned:
         return entrant.algorithm
     label = {"label": entrant.label} if entrant.label else {}
-    return {"name": entrant.algorithm, **entrant.settings, **label}
+    tuned = {"tuned": list(entrant.tuned)} if entrant.tuned else {}
+    return {"name": entrant.algorithm, **entrant.settings, **label, **tuned}
 
 
 def from_toml(path: Path) -> Grid:
@@ -120,7 +140,7 @@ def of(values: Mapping[str, object]) -> Grid:
     given = dict(values)
     entrants = tuple(_entrant(e) for e in _items(given.pop("algorithms", None), "algorithms"))
     seeds = seeds_of(given.pop("seeds", 1))
-    table = given.pop("grid", {})
+    table, tuned = given.pop("grid", {}), given.pop("tuning", None)
     if not isinstance(table, dict):
         raise InputError(f"grid must be a table of lists, not {table!r}")
     axes: dict[str, Sequence[Any]] = {}
@@ -130,7 +150,8 @@ def of(values: Mapping[str, object]) -> Grid:
         axes[key] = [FIELDS[key].read(v, f"grid.{key}") for v in _items(listed, f"grid.{key}")]
         if key in given:
             raise InputError(f"{key} is given once for all and in the grid; keep one")
-    return Grid(entrants, Spec.of(given), axes, seeds)
+    found = None if tuned is None else Tuned.of(tuned)
+    return Grid(entrants, Spec.of(given), axes, seeds, found)
 
 
 def _items(value: object, key: str) -> list[Any]:
@@ -144,11 +165,14 @@ def _entrant(value: object) -> Entrant:
         return Entrant(value)
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise InputError(f"algorithms: {value!r} must be a name or a table with a name")
-    settings = {k: v for k, v in value.items() if k not in ("name", "label")}
+    tuned = value.get("tuned", [])
+    if not isinstance(tuned, list) or not all(isinstance(key, str) for key in tuned):
+        raise InputError(f"algorithms: tuned must be a list of options, not {tuned!r}")
+    settings = {k: v for k, v in value.items() if k not in ("name", "label", "tuned")}
     for key in settings:
         if key not in FIELDS or key in NOT_AXES:
             raise InputError(f"algorithms: '{key}' is no option of a run that can be set here")
-    return Entrant(value["name"], settings, str(value.get("label", "")))
+    return Entrant(value["name"], settings, str(value.get("label", "")), tuple(tuned))
 
 
 def seeds_of(value: object) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import platform
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,20 @@ def open_folder(path: Path, spec: Spec, environment: Mapping[str, Any]) -> tuple
         folder = RunFolder.create(path, spec)
         folder.write_environment(environment)
         return folder, False
-    known = load_folder(path).environment
-    if known.get("identity") != environment["identity"]:
+    known = load_folder(path)
+    if not known.environment and not known.rounds and _same(known.spec, spec):
+        folder = RunFolder.reopen(path)  # killed before it could say more than its spec
+        folder.write_environment(environment)
+        return folder, False
+    if known.environment.get("identity") != environment["identity"]:
         raise InputError(f"out '{path}' holds another run; name a new folder")
     return RunFolder.reopen(path), True
+
+
+def _same(one: Spec, other: Spec) -> bool:
+    """Whether two specs describe the same run, wherever and however it is computed."""
+    plain = {"out": None, "workers": "auto", "backend": "auto", "data_dir": None}
+    return replace(one, **plain) == replace(other, **plain)
 
 
 MOST_COUNTS = 1_000_000  # numbers; a larger table of labels is left out

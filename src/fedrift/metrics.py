@@ -40,9 +40,11 @@ def evaluate_chunk(
     mean = float(loss(output, target)) if n else 0.0
     if classes is None or not _is_classification(output, target, classes):
         return Sums(n=n, weight=n, loss_sum=mean * n)
-    counted = target >= 0
-    labels = target[counted]
-    hits = labels[_predict(output, allowed)[counted] == labels]
+    labels, predicted = target.reshape(-1), _predict(output, allowed).reshape(-1)
+    if n and int(labels.min()) < 0:
+        counted = labels >= 0
+        labels, predicted = labels[counted], predicted[counted]
+    hits = labels[predicted == labels]
     weight = labels.numel()
     return Sums(
         n=n,

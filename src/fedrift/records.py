@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -57,6 +58,20 @@ def decode(value: Any) -> Any:
     if isinstance(value, list):
         return [decode(item) for item in cast("list[Any]", value)]
     return value
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file as a whole: a reader sees the old one or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read_file(path: Path) -> Record | None:

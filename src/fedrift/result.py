@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class Result:
     folder: Path | None = None
     clients: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Who holds how many samples of which class."""
+    said: Spec | None = None
+    """The options it was made with, as far as a spec can hold them."""
 
     @property
     def accuracy(self) -> list[float]:
@@ -69,6 +71,8 @@ class Result:
         """What is known of how the run was made."""
         from fedrift import keeping
 
+        if self.said is not None:
+            return replace(self.said, out=None)
         said = {k: v for k, v in self.about.items() if v is not None}
         return Spec.of({"rounds": len(self.rounds) or 1} | keeping.IN_PYTHON | said)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SPEC, ROUNDS, LEDGER = "spec.toml", "rounds.jsonl", "ledger.jsonl"
 ENVIRONMENT, SUMMARY, MODEL = "env.json", "summary.json", "model.safetensors"
 CLIENTS = "clients.json"
+ANALYSIS = "analysis"
 TEMPORARY = ".tmp"
 
 
@@ -45,7 +46,7 @@ def _check_parent(path: Path) -> None:
 
 
 def _check_empty(path: Path) -> None:
-    found = sorted(entry.name for entry in path.iterdir())
+    found = sorted(e.name for e in path.iterdir() if not _is_left_over(e.name))
     if SPEC in found:
         raise InputError(
             f"out '{path}' holds another run; name a new folder, or continue that run with: "
@@ -53,6 +54,11 @@ def _check_empty(path: Path) -> None:
         )
     if found:
         raise InputError(f"out '{path}' is not empty (it holds {found[0]}); name a new folder")
+
+
+def _is_left_over(name: str) -> bool:
+    """Of a process that was killed while it wrote a file."""
+    return name.startswith(".") and name.endswith(TEMPORARY)
 
 
 class RunFolder:

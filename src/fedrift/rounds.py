@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedrift.backends.visit import Chunk
 from fedrift.checkpoint import Checkpoint
+from fedrift.exchange import Exchange
 from fedrift.flat import Vec
 from fedrift.ledger import Cost, Ledger
 from fedrift.participation import Participation
@@ -55,6 +56,15 @@ class Observer(Protocol):
 
     def started(self, plan: Plan) -> None: ...
     def finished_round(self, report: RoundReport) -> None: ...
+
+
+class Analyst(Protocol):
+    """Measures in some rounds; cannot change the run."""
+
+    def is_due(self, round: int) -> bool: ...
+    def replied(self, exchange: Exchange, client: int, weight: float, up: Any) -> None: ...
+    def finished_round(self, report: RoundReport) -> None: ...
+    def ended(self) -> None: ...
 
 
 class Recorder(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,11 +21,15 @@ from fedrift.flat import map_tree
 from fedrift.ledger import Entry, Ledger
 from fedrift.planning import Task, UserMetric, cost_of, is_ray, plan, workers_for
 from fedrift.result import Result
-from fedrift.results import RunFolder
+from fedrift.results import CLIENTS, RunFolder
 from fedrift.results import load as load_folder
+from fedrift.rounds import Analyst
 from fedrift.store import States, Store
 
-__all__ = ["Task", "UserMetric", "execute", "one_thread"]
+__all__ = ["Appoint", "Task", "UserMetric", "execute", "one_thread"]
+
+Appoint = Callable[[Task, Store, Path | None, Progress], Analyst]
+"""Makes the one who measures during a run, from what the run consists of."""
 
 
 class Place(Protocol):
@@ -58,10 +62,13 @@ def execute(
     observer: Observer | None = None,
     on_round: Callable[[RoundReport], bool | None] | None = None,
     pool: Pool | None = None,
+    appoint: Appoint | None = None,
     place: Place | None = None,
 ) -> Result:
     """Run the task, or go on with what its folder holds of it; on a pool or at a place if given."""
-    with one_thread():
+    # Several runs share a pool and one generator: whoever made the pool restores it, not each run.
+    with one_thread() if pool is None else nullcontext():
+        torch.set_num_threads(1)
         _check(task)
         number = pool.workers if pool is not None else workers_for(task, workers, backend)
         number = number if place is None else 0
@@ -75,9 +82,9 @@ def execute(
         try:
             if folder is not None and again and _is_complete(folder):
                 return _reread(task, folder)
-            if folder is not None and not again:
+            if folder is not None and not (folder.path / CLIENTS).exists():
                 folder.write_clients(keeping.clients(task.split, task.problem.classes))
-            how = (number, backend, observer, on_round, pool, place)
+            how = (number, backend, observer, on_round, pool, appoint, place)
             return _execute(task, folder, again, *how)
         finally:
             if folder is not None:
@@ -105,6 +112,7 @@ def _execute(
     observer: Observer | None,
     on_round: Callable[[RoundReport], bool | None] | None,
     pool: Pool | None,
+    appoint: Appoint | None,
     place: Place | None,
 ) -> Result:
     problem = task.problem
@@ -121,7 +129,10 @@ def _execute(
     progress = _begin(task, store, folder, again)
     if observer is not None:
         observer.started(plan(task, store, number, progress.round))
+    analyst = None
     if rows is not None:
+        where = None if folder is None else folder.path
+        analyst = None if appoint is None else appoint(task, rows, where, progress)
         chosen = _backend(visitor, rows, evaluator, number, task, kind, pool)
     else:
         assert place is not None
@@ -144,10 +155,13 @@ def _execute(
         recorder=None if folder is None else keeping.Keeper(folder),
         observer=observer,
         on_round=on_round,
+        analyst=analyst,
     )
     try:
         finished = engine.run()
         engine.save()
+        if analyst is not None:
+            analyst.ended()
     except BaseException:
         with suppress(Exception):  # the first error is the one to tell
             engine.interrupted(evaluator)
@@ -254,6 +268,7 @@ def _result(task: Task, finished: Finished, folder: RunFolder | None) -> Result:
         notes=task.notes,
         folder=None if folder is None else folder.path,
         clients=keeping.clients(task.split, task.problem.classes),
+        said=task.spec,
     )
 
 

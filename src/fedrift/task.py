@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift import build, checks, keeping, models
+from fedrift import build, checks, models
 from fedrift.algorithm import Algorithm, local_of
 from fedrift.data import given
 from fedrift.data.augment import mixed_loss, parse_augment
 from fedrift.data.resident import Split
+from fedrift.described import described, given_work, work
 from fedrift.errors import InputError
 from fedrift.experiment import Spec
 from fedrift.flat import count, map_tree, take
@@ -168,7 +169,9 @@ def settle(
     made = made.prepare(problem)
     about = {"algorithm": name, "rounds": rounds, "seed": seed}
     if spec is None:
-        kept = Spec.of({"algorithm": name, "rounds": rounds, "seed": seed} | keeping.IN_PYTHON)
+        more = {"augment": augment, "dtype": dtype, "device": device, "eval_every": eval_every}
+        by_hand = work(used) if isinstance(algorithm, Algorithm) else given_work(local)
+        kept = described({**about, **by_hand, **who, **more, "clients": len(held), "head": head})
     else:
         kept = spec
         about |= {k: getattr(spec, k) for k in ("data", "partition", "alpha", "model")}

@@ -33,6 +33,7 @@ except ImportError:
         "backend 'ray' needs the package ray; install it with: pip install 'fedrift[ray]'"
     ) from None
 
+JOBS = 4  # evaluation tasks per worker
 RETRIES = 3  # of a visit whose worker or machine died
 
 Cost = Callable[[int, int], float]
@@ -45,7 +46,7 @@ class Evaluating:
     parts: Sequence[Any]
 
     def chunks(self) -> list[Chunk]:
-        return list(_wait(list(self.parts)))
+        return [chunk for part in _wait(list(self.parts)) for chunk in part]
 
 
 def connect(address: str, workers: int) -> bool:
@@ -104,7 +105,7 @@ class Ray:
         self._refs = {"setup": ray.put(blob), "data": ray.put(cluster_tasks.stored(data))}
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
-        fold = Fold(exchange.signature, exchange.weights, exchange.buffers)
+        fold = Fold(exchange.signature, exchange.weights, exchange.buffers, exchange.watch)
         ask = ray.put(self._ask(exchange))
         order = sorted(clients, key=lambda c: (-self._cost(c, exchange.round), c))
         under_way = {c: self._start(ask, exchange, c) for c in order}
@@ -158,8 +159,9 @@ class Ray:
             packed["allowed"] = shown.allowed
         model, number = ray.put(cluster_tasks.stored(packed)), next(self._count)
         start = self._evaluate.remote
-        parts = [start(self._name, self._refs, number, model, i) for i in range(self._chunks)]
-        return Evaluating(parts)
+        size = max(1, -(-self._chunks // (JOBS * self.workers)))
+        some = [range(self._chunks)[i : i + size] for i in range(0, self._chunks, size)]
+        return Evaluating([start(self._name, self._refs, number, model, which) for which in some])
 
     def close(self) -> None:
         """Give the memory back, and end Ray if it was started for this run."""

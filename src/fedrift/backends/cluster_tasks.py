@@ -1,4 +1,4 @@
-"""What a Ray worker does: one visit or one chunk of an evaluation, on a model it keeps bound."""
+"""What a Ray worker does: one visit or a part of an evaluation, on a model it keeps bound."""
 
 from __future__ import annotations
 
@@ -137,8 +137,10 @@ def visit(
     return stored(up), new, reply.up is not None, reply.work, reply.is_finite
 
 
-def evaluate(name: str, refs: dict[str, Any], number: int, model: Packed, i: int) -> dict[str, Any]:
-    """One chunk of the test data."""
+def evaluate(
+    name: str, refs: dict[str, Any], number: int, model: Packed, which: range
+) -> list[dict[str, Any]]:
+    """A few chunks of the test data."""
     run = _run(name, refs)
     if run.shown[0] != number:
         given = loaded(model)
@@ -146,7 +148,8 @@ def evaluate(name: str, refs: dict[str, Any], number: int, model: Packed, i: int
         buffers = tuple(v for k, v in given.items() if k.startswith("buffer."))
         heat = given["temperature"]
         run.shown = number, Shown(given["w"], buffers, given.get("allowed"), heat, frozen)
-    sums = run.evaluator.chunk(i, run.shown[1])
-    if "output" in sums:
-        sums["output"] = map_tree(lambda t: t.numpy(), sums["output"])
-    return sums
+    measured = run.evaluator.chunks(run.shown[1], which)
+    for sums in measured:
+        if "output" in sums:
+            sums["output"] = map_tree(lambda t: t.numpy(), sums["output"])
+    return measured

@@ -29,7 +29,7 @@ class InProcess:
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
         call = Call(exchange.phase, exchange.round, exchange.seed, exchange.temperature)
-        fold = Fold(exchange.signature, exchange.weights, exchange.buffers)
+        fold = Fold(exchange.signature, exchange.weights, exchange.buffers, exchange.watch)
         path = owner_of(exchange.phase)
         table = self._store.tables.get(path)
         sizes = self._visitor.clients.sizes

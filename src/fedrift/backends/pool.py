@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import os
+import pickle
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from multiprocessing.reduction import send_handle
 from typing import Any
 
 from fedrift.backends import context, hidden_main
-from fedrift.backends.worker import main
+from fedrift.backends.worker import main, say
 from fedrift.errors import RunError
 from fedrift.messages import Packed
 from fedrift.shared import Block
@@ -171,10 +172,10 @@ class Pool:
             task = job.task
             if job.kind == "visit":
                 if peer.knows[run.name] != run.exchange:
-                    peer.pipe.send(("ask", (run.name, run.ask)))
+                    say(peer.pipe, "ask", (run.name, run.ask))
                     peer.knows[run.name] = run.exchange
                 task = job.task = replace(task, slot=self._slot(peer, run))
-            peer.pipe.send((job.kind, (run.name, task)))
+            say(peer.pipe, job.kind, (run.name, task))
         except OSError:
             self._replace(peer)
             return False
@@ -184,15 +185,15 @@ class Pool:
         for name, block in (self._blocks | run.blocks).items():
             if name not in peer.has:
                 self._send_block(peer, name, block)
-        peer.pipe.send(("run", (run.name, run.setup)))
+        say(peer.pipe, "run", (run.name, run.setup))
         for path, descriptor in run.rows.items():
-            peer.pipe.send(("rows", (run.name, path)))
+            say(peer.pipe, "rows", (run.name, path))
             send_handle(peer.pipe, descriptor, peer.process.pid)
         peer.knows[run.name] = 0
 
     @staticmethod
     def _send_block(peer: Peer, name: str, block: Block) -> None:
-        peer.pipe.send(("attach", name))
+        say(peer.pipe, "attach", name)
         send_handle(peer.pipe, block.descriptor, peer.process.pid)
         peer.has.add(name)
 
@@ -207,7 +208,7 @@ class Pool:
 
     def _hear(self, peer: Peer) -> None:
         try:
-            kind, content = peer.pipe.recv()
+            kind, content = pickle.loads(peer.pipe.recv_bytes())  # from our own worker
         except (EOFError, OSError):
             with self._lock:
                 self._replace(peer)
@@ -246,7 +247,7 @@ class Pool:
             for peer in self.peers:
                 if peer.knows.pop(run.name, None) is not None:
                     with suppress(OSError):
-                        peer.pipe.send(("forget", run.name))
+                        say(peer.pipe, "forget", run.name)
                 peer.has -= set(run.blocks)
         for block in run.blocks.values():
             block.close()
@@ -258,7 +259,7 @@ class Pool:
         self._thread.join(timeout=5)
         for peer in self.peers:
             with suppress(OSError):
-                peer.pipe.send(("stop", None))
+                say(peer.pipe, "stop", None)
             peer.pipe.close()
         for peer in self.peers:
             if peer.jobs:

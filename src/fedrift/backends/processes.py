@@ -24,7 +24,8 @@ from fedrift.messages import Packed, pack, unpack
 from fedrift.shared import Block, skeleton, tree_to_packed
 from fedrift.store import Store, Table
 
-SHOWN = 4  # models that may be under evaluation at once
+SHOWN = 6  # models that may be under evaluation at once
+JOBS = 4  # evaluation jobs per worker: few messages, and little to wait for at the end
 
 Cost = Callable[[int, int], float]
 Answer = tuple[Peer, Job, Any]
@@ -43,7 +44,7 @@ class Evaluating:
             _, job, content = self.answers.get()
             if isinstance(content, BaseException):
                 raise content
-            parts[job.task.chunk] = content
+            parts.update(zip(job.task.chunks, content, strict=True))
         return [parts[i] for i in range(self.total)]
 
 
@@ -85,7 +86,7 @@ class Processes:
         )
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
-        fold = Fold(exchange.signature, exchange.weights, exchange.buffers)
+        fold = Fold(exchange.signature, exchange.weights, exchange.buffers, exchange.watch)
         table = self._store.tables.get(owner_of(exchange.phase))
         waiting, parked = deque(sorted(clients)), dict[int, Answer]()
         self._pool.submit(self._visits(exchange, clients, table))
@@ -166,7 +167,11 @@ class Processes:
         name = self._shown[self._evaluations % len(self._shown)]
         self._evaluations += 1
         where, under_way = self._run.blocks[name].put(packed), Evaluating(self._chunks)
-        tasks = [Evaluation(i, name, where, shown.temperature) for i in range(self._chunks)]
+        size = -(-self._chunks // (JOBS * self.workers))
+        tasks = [
+            Evaluation(range(self._chunks)[i : i + size], name, where, shown.temperature)
+            for i in range(0, self._chunks, size)
+        ]
         self._pool.submit([self._job(1, "evaluate", t, under_way.answers) for t in tasks])
         return under_way
 

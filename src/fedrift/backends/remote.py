@@ -112,7 +112,7 @@ class Remote:
         self._late: dict[str, tuple[int, int]] = {}
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
-        fold = Fold(exchange.signature, exchange.weights, exchange.buffers)
+        fold = Fold(exchange.signature, exchange.weights, exchange.buffers, exchange.watch)
         table = self.table(exchange)
         version, letters = self.letters(exchange, clients)
         replies = self._ask(letters, exchange.round)

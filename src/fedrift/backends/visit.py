@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedrift.algorithm import Algorithm, owner_of, resolve
-from fedrift.exchange import Exchange, Outcome, Shown, Signature
+from fedrift.exchange import Exchange, Outcome, Shown, Signature, Watch
 from fedrift.flat import count, take
 from fedrift.messages import Reducer, Size, all_finite, nbytes, pack
 from fedrift.problem import Problem
@@ -59,8 +59,11 @@ class Visitor:
         problem: Problem,
         clients: Clients,
         augment: Augment | None = None,
+        site: Callable[..., Any] = Site,
     ) -> None:
+        """`site` makes what a client method is given: a `Site`, or one that is watched."""
         self.root, self.problem, self.clients, self.augment = root, problem, clients, augment
+        self._site = site
         self._resolved: dict[str, tuple[Algorithm[Any, Any], Problem]] = {}
 
     def owner(self, path: str) -> tuple[Algorithm[Any, Any], Problem]:
@@ -86,7 +89,7 @@ class Visitor:
         model.load_buffers(buffers or [problem.rest[name] for name in problem.moving])
         model.freeze(frozen)
         model.temperature = call.temperature
-        site = Site(
+        site = self._site(
             problem,
             self.clients.view(client),
             client=client,
@@ -109,6 +112,7 @@ class Fold:
     signature: Signature
     weights: str
     before: tuple[Tensor, ...]
+    watch: Watch | None = None
     replied: list[int] = field(default_factory=list)
     nonfinite: list[int] = field(default_factory=list)
     work: Work = field(default_factory=Work)
@@ -133,6 +137,8 @@ class Fold:
             self._reducer.fold(reply.up, weight)
             self._fold_buffers(reply.buffers, weight)
             self.replied.append(client)
+            if self.watch is not None:
+                self.watch(client, weight, reply.up)
         return True
 
     def _fold_buffers(self, buffers: Sequence[Tensor], weight: float) -> None:
@@ -190,23 +196,23 @@ class Evaluator:
         return -(-count(self.x) // EVALUATION_CHUNK)
 
     @torch.no_grad()
-    def chunk(self, i: int, shown: Shown) -> dict[str, Any]:
-        """What one chunk adds."""
-        some = slice(i * EVALUATION_CHUNK, (i + 1) * EVALUATION_CHUNK)
+    def chunks(self, shown: Shown, which: range | None = None) -> list[dict[str, Any]]:
+        """What each chunk adds; all of them if it is not said which."""
         problem, model = self.problem, self.problem.model
         model.load_buffers(shown.buffers or [problem.rest[name] for name in problem.moving])
         model.freeze(shown.frozen)
         model.temperature = shown.temperature
-        output = model.logits(shown.w, take(self.x, some))
-        target = take(self.y, some)
+        model.load(shown.w)
+        return [self._chunk(i, shown) for i in which or range(len(self))]
+
+    def _chunk(self, i: int, shown: Shown) -> dict[str, Any]:
+        some = slice(i * EVALUATION_CHUNK, (i + 1) * EVALUATION_CHUNK)
+        problem, target = self.problem, take(self.y, some)
+        output = problem.model.output(take(self.x, some))
         sums = dict(self.measure(output, target, problem.loss, problem.classes, shown.allowed))
         if self.keeps_outputs:
             sums["output"] = output
         return sums
-
-    def chunks(self, shown: Shown) -> list[dict[str, Any]]:
-        """All of them, one after another."""
-        return [self.chunk(i, shown) for i in range(len(self))]
 
 
 class Pending(Protocol):

@@ -10,8 +10,10 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
+from fedrift.cli.analyse import analyse
 from fedrift.cli.compare import compare
 from fedrift.cli.conform import conform
+from fedrift.cli.explain import explain
 from fedrift.cli.flower import app as flower
 from fedrift.cli.listing import list_names
 from fedrift.cli.partition import partition
@@ -34,8 +36,10 @@ app = typer.Typer(
 app.command(no_args_is_help=True)(run)
 app.command(no_args_is_help=True)(compare)
 app.command(no_args_is_help=True)(report)
+app.command(no_args_is_help=True)(analyse)
 app.command()(resume)
 app.command()(conform)
+app.command(no_args_is_help=True)(explain)
 app.command("list")(list_names)
 app.command()(partition)
 app.add_typer(flower, name="flower")

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fedrift.cli.run import run
+from fedrift.cli.run import TRACK, run
 
 GRID = "The comparison"
-OWN = ("algorithm", "spec", "out", "as_json", "quiet", "seed")
+OWN = ("algorithm", "spec", "out", "as_json", "quiet", "seed", "track")
 
 
 def compare(
@@ -32,6 +32,14 @@ def compare(
             rich_help_panel=GRID,
         ),
     ] = None,
+    tune_budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Rounds an algorithm may spend on tuning, all candidates together.",
+            metavar="N",
+            rich_help_panel=GRID,
+        ),
+    ] = None,
     spec: Annotated[
         Path | None,
         typer.Option(help="The same in a TOML file.", metavar="FILE", rich_help_panel=GRID),
@@ -44,6 +52,7 @@ def compare(
             rich_help_panel=GRID,
         ),
     ] = None,
+    track: Annotated[list[str] | None, TRACK] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object.", rich_help_panel=GRID)
     ] = False,
@@ -68,7 +77,15 @@ def compare(
 
     flags = {key: value for key, value in options.items() if value not in (None, [], False)}
     grid = gathered(algorithms or [], flags, seeds, spec)
-    contest(grid, tune or [], out, as_json=as_json, quiet=quiet)
+    contest(
+        grid,
+        tune or [],
+        out,
+        budget=tune_budget,
+        track=track or [],
+        as_json=as_json,
+        quiet=quiet,
+    )
 
 
 def _with_the_flags_of_run() -> None:

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedrift.cli.contest_view import summary_table, watcher
+from fedrift.cli.contest_table import findings, remarks, table
+from fedrift.cli.contest_view import watcher
 from fedrift.cli.screen import console
 from fedrift.cli.start import INTERRUPTED
 from fedrift.errors import InputError
 from fedrift.experiment import FIELDS, Spec
 from fedrift.grid import Entrant, Grid, from_toml, seeds_of
-from fedrift.records import dump
+from fedrift.records import dump, replace_text
+from fedrift.search import searches
+from fedrift.statistics.rows import rows
+from fedrift.track import tracks
 
 if TYPE_CHECKING:
     from fedrift.comparison import Comparison
@@ -44,7 +48,8 @@ def gathered(
     axes = {k: v for k, v in grid.axes.items() if k not in values}
     axes |= {k: v for k, v in values.items() if len(v) > 1}
     chosen = tuple(Entrant(a) for a in algorithms) or grid.entrants
-    return Grid(chosen, base, axes, grid.seeds if seeds is None else _seeds(seeds))
+    tuned = None if algorithms else grid.tuned
+    return Grid(chosen, base, axes, grid.seeds if seeds is None else _seeds(seeds), tuned)
 
 
 def _seeds(text: str) -> tuple[int, ...]:
@@ -56,10 +61,20 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 
 def contest(
-    grid: Grid, tune: Sequence[str], out: str | None, *, as_json: bool, quiet: bool
+    grid: Grid,
+    tune: Sequence[str],
+    out: str | None,
+    *,
+    budget: str | None = None,
+    track: Sequence[str] = (),
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Check everything, run what is not there yet, print the table."""
     cells = grid.cells()
+    most, wanted = _budget(budget, tune), tracks(track)
+    if tune:
+        searches(grid, tune, most)  # refuses before anything is started
     folder = None if out is None else Path(out)
     if folder is not None and folder.exists() and not folder.is_dir():
         raise InputError(f"out '{folder}' is a file; name a folder")
@@ -72,13 +87,14 @@ def contest(
         from fedrift import contests
 
         if tune:
-            grid = contests.tuned(grid, tune, folder, watch)
+            grid = contests.tuned(grid, tune, folder, watch, most, begins=watch.restart)
             cells = grid.cells()
             watch.restart(cells)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / FILE).write_text(grid.to_toml(), encoding="utf-8")
-        made = contests.run_grid(cells, folder, grid.base.workers, watch, grid.base.backend)
+            replace_text(folder / FILE, grid.to_toml())
+        how = (grid.base.workers, watch, wanted, grid.base.backend)
+        made = contests.run_grid(cells, folder, *how)
     except KeyboardInterrupt:
         watch.close()
         kept = "the same command goes on from here" if out else "nothing was kept without --out"
@@ -94,15 +110,29 @@ def contest(
         raise typer.Exit(1)
 
 
+def _budget(text: str | None, tune: Sequence[str]) -> int | None:
+    if text is None:
+        return None
+    if not tune:
+        raise InputError("tune_budget is given, but nothing is tuned; add --tune KEY=VALUES")
+    number = FIELDS["rounds"].read(FIELDS["rounds"].parse(text, "tune_budget"), "tune_budget")
+    return int(str(number))
+
+
 def _show(made: Comparison, *, as_json: bool) -> None:
+    found = findings(made)
     if as_json:
         runs = [
             {"label": o.item.label, **o.item.axes, **o.result.summary()}
             for o in made.outcomes
             if o.result is not None
         ]
-        typer.echo(dump({"runs": runs}))
+        compared = {} if found is None else {"baseline": found.baseline, "results": rows(found)}
+        typer.echo(dump({"runs": runs, **compared}))
         return
-    console().print(summary_table(made))
+    if found is not None:
+        console().print(table(found))
+        for remark in remarks(found):
+            console().print(remark)
     if made.folder is not None:
         console().print(f"runs in {made.folder}; a page of it: fedrift report {made.folder}")

@@ -1,22 +1,21 @@
-"""What a comparison shows: a live table while it runs, and the summary when it is done."""
+"""What a comparison shows while it runs: a live table, or a line for every run that is done."""
 
 from __future__ import annotations
 
-import math
 import statistics
 import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedrift.cli.screen import bytes_text, console, seconds_text
+from fedrift.cli.screen import console, seconds_text
 from fedrift.grid import Cell
 
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-    from fedrift.comparison import Comparison, Item, Outcome
+    from fedrift.comparison import Item, Outcome
     from fedrift.engine import Plan, RoundReport
 
 Group = tuple[str, tuple[tuple[str, Any], ...]]
@@ -29,7 +28,6 @@ class Watcher:
         self._lock = threading.Lock()
         self._shows = shows
         self._live: Live | None = None
-        self._began = time.perf_counter()
         self.restart(cells)
 
     def restart(self, cells: Sequence[Cell]) -> None:
@@ -40,6 +38,8 @@ class Watcher:
             self.wanted: dict[Group, int] = {}
             self.last: dict[tuple[Group, int], float] = {}
             self.done: dict[Group, int] = {}
+            self.found = 0  # rounds that were there already and took no time
+            self._began = time.perf_counter()
             for cell in cells:
                 group = (cell.entrant.name, tuple(cell.axes.items()))
                 self.wanted[group] = self.wanted.get(group, 0) + cell.spec.rounds
@@ -59,6 +59,7 @@ class Watcher:
     def started(self, item: Item, plan: Plan) -> None:
         with self._lock:
             self.rounds[_group(item), item.seed] = plan.resumed_from
+            self.found += plan.resumed_from
 
     def finished_round(self, item: Item, report: RoundReport) -> None:
         key = (_group(item), item.seed)
@@ -70,6 +71,8 @@ class Watcher:
     def finished(self, outcome: Outcome) -> None:
         group = _group(outcome.item)
         with self._lock:
+            if (group, outcome.item.seed) not in self.rounds:  # it was read, not made
+                self.found += outcome.item.rounds
             self.rounds[group, outcome.item.seed] = outcome.item.rounds
             self.done[group] = self.done.get(group, 0) + 1
             made = sum(self.done.values())
@@ -88,8 +91,8 @@ class Watcher:
         with self._lock:
             made = sum(self.rounds.values())
             passed = time.perf_counter() - self._began
-            left = passed / made * (self.total - made) if made else math.nan
-            eta = f", about {seconds_text(left)} left" if made else ""
+            own = made - self.found
+            eta = f", about {seconds_text(passed / own * (self.total - made))} left" if own else ""
             title = f"{made:,} of {self.total:,} rounds, {seconds_text(passed)}{eta}"
             table = Table("algorithm", "", "rounds", "accuracy now", title=title, box=None)
             for group, wanted in self.wanted.items():
@@ -112,39 +115,3 @@ def watcher(cells: Sequence[Cell], *, silent: bool) -> Watcher:
 
 def _group(item: Item) -> Group:
     return item.label, tuple(item.axes.items())
-
-
-def summary_table(made: Comparison) -> Table:
-    """One line per algorithm and point of the grid: quality with its spread, and cost."""
-    from rich.table import Table
-
-    groups: dict[Group, list[Any]] = {}
-    for outcome in made.outcomes:
-        groups.setdefault(_group(outcome.item), []).append(outcome.result)
-    axes = sorted({k for _, point in groups for k, _ in point})
-    table = Table("algorithm", *axes, "runs", "final accuracy", "best", "sent", "gradients", "time")
-    for (label, point), results in groups.items():
-        have = [r for r in results if r is not None]
-        values = dict(point)
-        finals = [r.accuracy[-1] for r in have if r.accuracy and r.status != "diverged"]
-        bests = [max(r.accuracy) for r in have if r.accuracy]
-        sent = [r.ledger.bytes_up + r.ledger.bytes_down for r in have]
-        table.add_row(
-            label,
-            *(str(values.get(k, "")) for k in axes),
-            f"{len(have)}/{len(results)}",
-            _spread(finals) if len(finals) == len(results) else "(X)",
-            _spread(bests),
-            bytes_text(statistics.mean(sent)) if sent else "",
-            f"{statistics.mean(r.ledger.gradients for r in have):,.0f}" if have else "",
-            seconds_text(statistics.mean(r.seconds for r in have)) if have else "",
-        )
-    return table
-
-
-def _spread(values: Sequence[float]) -> str:
-    if not values:
-        return ""
-    if len(values) == 1:
-        return f"{values[0]:.2%}"
-    return f"{100 * statistics.mean(values):.2f} ± {100 * statistics.stdev(values):.2f} %"

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fedrift.cli.run import TRACK
 from fedrift.errors import InputError
 
 IN_PYTHON = "python"  # stands for data and model that were given as objects
@@ -19,6 +20,7 @@ def resume(
         str | None,
         typer.Option(metavar="auto|N", help="Other workers than before: the bits stay the same."),
     ] = None,
+    track: Annotated[list[str] | None, TRACK] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on standard output.")
     ] = False,
@@ -31,7 +33,9 @@ def resume(
     from fedrift import results  # here, so that --help need not wait for it
     from fedrift.cli.screen import console
     from fedrift.cli.start import execute, report
+    from fedrift.examinations import planned
     from fedrift.experiment import FIELDS
+    from fedrift.track import tracks
 
     record = results.load(folder)
     spec = record.spec
@@ -47,4 +51,12 @@ def resume(
         console(errors=True).print(f"'{folder}' is finished; nothing is left to do")
         report(record.summary, str(folder), as_json=as_json)
         return
-    execute(spec, str(folder), as_json=as_json, quiet=quiet)
+    tracks(track)
+    execute(
+        spec,
+        str(folder),
+        as_json=as_json,
+        quiet=quiet,
+        track=track or [],
+        analyse=planned(folder),
+    )

@@ -17,6 +17,13 @@ def _flag(panel: str, help: str, metavar: str = "NAME") -> Any:
     return typer.Option(help=help, metavar=metavar, rich_help_panel=panel)
 
 
+TRACK = _flag(
+    OUTPUT,
+    "Follow it in tensorboard or mlflow too; tensorboard:FOLDER says where. Can be repeated.",
+    "NAME",
+)
+
+
 def run(
     algorithm: Annotated[str | None, typer.Argument(show_default=False)] = None,
     data: Annotated[
@@ -115,6 +122,15 @@ def run(
             OUTPUT, "New folder for curve, ledger and weights; else nothing is written.", "FOLDER"
         ),
     ] = None,
+    track: Annotated[list[str] | None, TRACK] = None,
+    analyse: Annotated[
+        str | None,
+        _flag(
+            OUTPUT,
+            "Measure on the way: every=10,what=drift,classes (these two cost next to nothing).",
+            "PLAN",
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="One JSON object on standard output.", rich_help_panel=OUTPUT),
@@ -139,4 +155,4 @@ def run(
 
     from fedrift.cli.start import chosen, start  # here, so that --help need not wait for it
 
-    start(chosen(flags, spec), as_json=as_json, quiet=quiet)
+    start(chosen(flags, spec), as_json=as_json, quiet=quiet, track=track or [], analyse=analyse)

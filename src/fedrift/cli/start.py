@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,12 @@ import typer
 
 from fedrift.cli.progress import Watcher, watcher
 from fedrift.cli.screen import bytes_text, console, seconds_text
+from fedrift.errors import InputError
+from fedrift.examinations import During, during
 from fedrift.experiment import FIELDS, Spec, read_toml
 from fedrift.records import dump
 from fedrift.results import check_free
+from fedrift.track import tracks
 
 INTERRUPTED = 130
 # A flag takes the place of what says the same in another way in the file.
@@ -41,15 +44,34 @@ def chosen(flags: Mapping[str, object], file: Path | None) -> Spec:
     return Spec.of({**values, **given})
 
 
-def start(spec: Spec, *, as_json: bool, quiet: bool) -> None:
+def start(
+    spec: Spec,
+    *,
+    as_json: bool,
+    quiet: bool,
+    track: Sequence[str] = (),
+    analyse: str | None = None,
+) -> None:
     """A new run. Everything that can be refused is refused before torch is imported."""
     spec.validate()
+    tracks(track)
     if spec.out is not None:
         check_free(Path(spec.out))
-    execute(spec, spec.out, as_json=as_json, quiet=quiet)
+    plan = None if analyse is None else during(analyse)
+    if plan is not None and spec.out is None:
+        raise InputError(f"analyse '{analyse}' needs a folder for what it finds; give --out FOLDER")
+    execute(spec, spec.out, as_json=as_json, quiet=quiet, track=track, analyse=plan)
 
 
-def execute(spec: Spec, folder: str | None, *, as_json: bool, quiet: bool) -> None:
+def execute(
+    spec: Spec,
+    folder: str | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+    track: Sequence[str] = (),
+    analyse: During | None = None,
+) -> None:
     """Runs what has been checked; `folder` may hold the beginning of the same run."""
     if spec.workers != 0 and spec.backend in ("auto", "processes"):
         from fedrift.backends import prestart
@@ -64,7 +86,9 @@ def execute(spec: Spec, folder: str | None, *, as_json: bool, quiet: bool) -> No
     try:
         from fedrift import front
 
-        result = front.run_spec(spec, observer=watch, out=folder, prepared=prepared)
+        result = front.run_spec(
+            spec, observer=watch, out=folder, prepared=prepared, track=track, analyse=analyse
+        )
     except KeyboardInterrupt:
         watch.close()
         print(_interrupted(watch, spec, folder), file=sys.stderr)

@@ -17,6 +17,7 @@ from fedrift.conform.subject import Subject
 from fedrift.engine import Engine, Finished, Progress, RoundReport, Settings
 from fedrift.exchange import Exchange, Outcome
 from fedrift.messages import Packed, pack
+from fedrift.site import Site
 from fedrift.store import Store
 
 Order = Callable[[Iterable[int]], Sequence[int]]
@@ -117,7 +118,13 @@ class Watching:
 class Inside:
     """One run of a trial. `run` may be called once."""
 
-    def __init__(self, what: Subject | str, trial: Trial, order: Order = sorted) -> None:
+    def __init__(
+        self,
+        what: Subject | str,
+        trial: Trial,
+        order: Order = sorted,
+        site: Callable[..., Any] = Site,
+    ) -> None:
         task = settled(what, trial)
         self.trial, self.task = trial, task
         self.algorithm, self.problem, self.split = task.algorithm, task.problem, task.split
@@ -125,7 +132,7 @@ class Inside:
         self.before = cloudpickle.dumps((self.algorithm, self.problem, self.split))
         """Copies made before the first round."""
         self.store = Store(self.algorithm, self.problem)
-        visitor = Visitor(self.algorithm, self.problem, self.split, task.augment)
+        visitor = Visitor(self.algorithm, self.problem, self.split, task.augment, site)
         self.backend = Watching(visitor, self.store, order)
         self.reports: list[RoundReport] = []
 

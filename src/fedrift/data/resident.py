@@ -10,14 +10,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift.flat import take
+from fedrift.flat import map_tree
+
+
+class Rows:
+    """Picks samples of a tensor, a third of the time of indexing it, in the same memory format."""
+
+    def __init__(self, t: Tensor) -> None:
+        self._whole = t
+        is_dense = t.is_contiguous() or (
+            t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
+        )
+        self._rows: Tensor | None = None
+        if is_dense and t.numel() and t.dim() > 1:
+            size = t[0].numel()
+            self._rows = t.as_strided((len(t), size), (size, 1))
+            self._form = tuple(t.shape[1:]), (size, *t.stride()[1:])
+
+    def __call__(self, index: Tensor) -> Tensor:
+        if self._rows is None:
+            return self._whole[index]
+        shape, strides = self._form
+        return self._rows.index_select(0, index).as_strided((len(index), *shape), strides)
 
 
 @dataclass(frozen=True)
 class View:
     """One client's samples inside the resident tensors."""
 
-    x: Any
+    x: Any  # Rows, or a tuple or dict of them
     y: Any
     index: Tensor
 
@@ -27,7 +48,11 @@ class View:
     def batch(self, positions: np.ndarray | None) -> tuple[Any, Any]:
         """Samples by position among the client's own; None takes all of them."""
         chosen = self.index if positions is None else self.index[torch.from_numpy(positions)]
-        return take(self.x, chosen), take(self.y, chosen)
+        return _picked(self.x, chosen), _picked(self.y, chosen)
+
+
+def _picked(rows: Any, index: Tensor) -> Any:
+    return map_tree(lambda pick: pick(index), rows)
 
 
 class Split(Sequence[tuple[Any, Any]]):
@@ -35,6 +60,7 @@ class Split(Sequence[tuple[Any, Any]]):
 
     def __init__(self, x: Any, y: Any, parts: Sequence[np.ndarray], note: str = "") -> None:
         self.x, self.y = x, y
+        self._rows = map_tree(Rows, x), map_tree(Rows, y)
         self.parts = tuple(np.ascontiguousarray(p, dtype=np.int64) for p in parts)
         self.note = note
         self.sizes: np.ndarray = np.array([len(p) for p in self.parts], dtype=np.int64)
@@ -49,7 +75,7 @@ class Split(Sequence[tuple[Any, Any]]):
         return Split(x, y, np.split(parts.numpy(), ends.numpy()[:-1]))
 
     def view(self, client: int) -> View:
-        return View(self.x, self.y, torch.from_numpy(self.parts[client]))
+        return View(*self._rows, torch.from_numpy(self.parts[client]))
 
     def __len__(self) -> int:
         return len(self.parts)

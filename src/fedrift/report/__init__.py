@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedrift.errors import InputError, unknown
-from fedrift.report import formats, tables, words
+from fedrift.records import replace_text
+from fedrift.report import formats, tables, tuning, words
+from fedrift.report.analyses import analysed
 from fedrift.report.provenance import Extras, runs_table
 from fedrift.report.selection import COMPARISON, Labelled, Selection, select
 from fedrift.statistics.findings import Findings, find
@@ -52,18 +53,21 @@ def write(
     sources = list(runs)
     selection = select(sources)
     findings = find(selection.runs, target=target, baseline=baseline, last=last)
-    problems = words.problems([*selection.problems, *findings.grouped.problems], findings)
+    analyses, damaged = analysed(findings)
+    told = [*selection.problems, *findings.grouped.problems, *damaged]
+    problems = words.problems(told, findings)
     extras = Extras(
         title=title or words.title(findings),
         problems=problems,
-        notes=(*(t.sentence() for t in selection.tunings), *notes),
+        notes=(*(tuning.sentence(t) for t in selection.tunings), *notes),
         commands=_commands(sources, selection, page_path, target, baseline, last),
         specs=_specs(selection),
+        analyses=analyses,
     )
     texts = {page_path: _page(findings, extras)}
     texts |= _tables(findings, page_path, format)
     for file, content in texts.items():
-        _write(file, content)
+        replace_file(file, content)
     drawn: list[Path] = []
     if figures:
         from fedrift.report.drawings import draw  # matplotlib is slow to import
@@ -147,13 +151,10 @@ def _specs(selection: Selection) -> list[tuple[str, str]]:
     return found
 
 
-def _write(path: Path, content: str) -> None:
-    """Replaces a file as a whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def replace_file(path: Path, content: str) -> None:
+    """Writes a file as a whole, or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(content, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
+        replace_text(path, content)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise InputError(f"'{path}' cannot be written: {error.strerror}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedrift.report import options, tables, words
+from fedrift.report.inside import inside
 from fedrift.report.markup import (
     chart,
     choices,
@@ -34,6 +35,7 @@ def body(findings: Findings, extras: Extras) -> str:
         "Data": _data(findings),
         "Classes": _classes(findings),
         "Clients": _clients(findings),
+        "Inside": inside(findings, extras),
         "Communication": _ledger(findings),
         "Runs": provenance(findings, extras),
     }

@@ -77,6 +77,21 @@ function missing(chart, words) {
   chart.textContent = words;
 }
 
+// The same for all panels, so that settings can be compared by eye.
+const extremes = new WeakMap();
+function accuracyRange() {
+  let low = 1, high = 0;
+  for (const run of data.groups.filter((group) => !state.hidden.has(group.m)).flatMap((group) => group.runs)) {
+    const values = column(run, "accuracy");
+    if (!values) continue;
+    if (!extremes.has(run)) extremes.set(run, [Math.min(...values), Math.max(...values)]);
+    low = Math.min(low, extremes.get(run)[0]);
+    high = Math.max(high, extremes.get(run)[1]);
+  }
+  const room = 0.04 * Math.max(0.01, high - low);
+  return [Math.max(0, low - room), Math.min(1, high + room)];
+}
+
 // One line per method: the mean of its seeds as far as all of them go, with their range.
 function curve(chart, width) {
   const setting = Number(chart.dataset.setting), traces = [], format = FORMATS[state.x];
@@ -91,7 +106,7 @@ function curve(chart, width) {
     shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: data.chance, y1: data.chance, line: { color: css("--chance"), width: 1, dash: "dot" } });
   }
   const xaxis = { title: { text: format.title }, tickformat: format.tickformat, ticksuffix: format.ticksuffix, rangemode: "tozero" };
-  const yaxis = state.y === "accuracy" ? { title: { text: "test accuracy" }, tickformat: ".0%" } : { title: { text: "test loss" } };
+  const yaxis = state.y === "accuracy" ? { title: { text: "test accuracy" }, tickformat: ".0%", range: accuracyRange() } : { title: { text: "test loss" } };
   return plot(chart, traces, { xaxis, yaxis, shapes, hovermode: state.x === "rounds" ? "x unified" : "closest" }, width);
 }
 

@@ -103,16 +103,19 @@ def _curves(findings: Findings, settings: Sequence[Setting], axis: str) -> Figur
 
 
 def _line(panel: Axes, one: Finding, axis: str, style: dict[str, Any]) -> None:
-    shortest = min(len(run.rounds) for run in one.group.runs)
-    x = np.mean([getattr(run, axis)[:shortest] for run in one.group.runs], axis=0)
-    y = np.array([series(run)[:shortest] for run in one.group.runs])
+    runs = [run for run in one.group.runs if not run.is_blank]
+    if not runs:
+        return
+    shortest = min(len(run.rounds) for run in runs)
+    x = np.mean([getattr(run, axis)[:shortest] for run in runs], axis=0)
+    y = np.array([series(run)[:shortest] for run in runs])
     if not np.isfinite(x).all():  # an older version did not count it
         return
     panel.plot(x, y.mean(axis=0), label=one.method, linewidth=1.8, **style)
     if len(y) > 1:
         colour = style["color"]
         panel.fill_between(x, y.min(axis=0), y.max(axis=0), color=colour, alpha=0.16, lw=0)
-    for run in one.group.runs:
+    for run in runs:
         if run.status == "diverged":
             panel.plot(getattr(run, axis)[-1], series(run)[-1], "x", color=style["color"])
 

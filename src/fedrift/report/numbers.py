@@ -36,7 +36,7 @@ def payload(findings: Findings) -> dict[str, Any]:
         {
             "m": methods[one.method],
             "s": places[one.group.setting],
-            "runs": [pools.run(run, one, findings) for run in one.group.runs],
+            "runs": [pools.run(r, one, findings) for r in one.group.runs if not r.is_blank],
             "fields": traffic_per_round(one.group.runs[0]),
             "why": one.score.why,
         }

@@ -54,7 +54,7 @@ def _has_options(named: Named) -> bool:
 
 def _shared(groups: Sequence[Group]) -> str:
     """What all methods have in common; a value that was not given is the usual one, except in
-    runs made in Python, whose records may not say what was given."""
+    runs made in Python, which may have been given what no record can hold."""
     words: list[str] = []
     unsaid: list[str] = []
     for key in LOCAL_WORK:
@@ -96,7 +96,8 @@ def table(findings: Findings) -> list[tuple[str, str, Mapping[str, str]]]:
 
 def described(spec: Spec) -> dict[str, str]:
     """The options of a run; the algorithm's own, with its defaults, as one text."""
-    found = {k: _text(v) for k, v in spec.said().items() if k not in ("seed", "algorithm")}
+    hidden = {"seed", "algorithm", *(["partition"] if spec.data == IN_PYTHON else [])}
+    found = {k: _text(v) for k, v in spec.said().items() if k not in hidden}
     return {"algorithm options": _own(parse(spec.algorithm, "algorithm")), **found}
 
 

@@ -10,6 +10,7 @@ import base64
 import gzip
 import hashlib
 import json
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from fedrift.errors import InputError
 from fedrift.report.markup import escape
 
 HERE = Path(__file__).parent
-SCRIPTS = ("page.js", "charts.js", "heatmaps.js")
+SHELL = (HERE / "page.js", HERE / "charts.js")  # unpacks, switches theme, sets up charts
+SCRIPTS = (*SHELL, HERE / "heatmaps.js")
+STYLE = HERE / "page.css"
 LEVEL = 6  # of gzip: 9 takes three times as long for one percent
 
 
@@ -32,11 +35,17 @@ def library() -> bytes:
     raise InputError("the report needs plotly; install it with: pip install 'fedrift[report]'")
 
 
-def page(title: str, body: str, numbers: object) -> str:
+def page(
+    title: str,
+    body: str,
+    numbers: object,
+    scripts: Sequence[Path] = SCRIPTS,
+    styles: Sequence[Path] = (STYLE,),
+) -> str:
     """The whole file."""
     plotly = library()
-    style = (HERE / "page.css").read_text(encoding="utf-8")
-    script = "".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    style = "".join(file.read_text(encoding="utf-8") for file in styles)
+    script = "".join(file.read_text(encoding="utf-8") for file in scripts)
     policy = _policy(script.encode("utf-8"), plotly)
     data = json.dumps(numbers, separators=(",", ":"), allow_nan=False).encode("utf-8")
     return "\n".join(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedrift.report import options
+from fedrift.report.analyses import Analysed
 from fedrift.report.markup import copied, folded, html_table, items, said, section
 from fedrift.report.spelling import figure
 from fedrift.report.tables import Cell, Table, measure, text
@@ -25,6 +26,8 @@ class Extras:
     notes: Sequence[str] = ()
     commands: Sequence[str] = ()
     """That make the comparison and the report again."""
+    analyses: Sequence[Analysed] = ()
+    """What was found inside the models of some runs."""
     specs: Sequence[tuple[str, str]] = ()
     """Names and texts of comparison files."""
 

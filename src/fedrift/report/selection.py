@@ -10,8 +10,9 @@ from typing import Any
 from fedrift import grid, results
 from fedrift.errors import InputError
 from fedrift.report.spelling import plural
-from fedrift.report.tuning import Tuning, tuning
+from fedrift.report.tuning import chosen
 from fedrift.statistics.measured import Measured, Recorded, measured
+from fedrift.tuned import Tuned
 
 COMPARISON, RUNS = "compare.toml", "runs"
 MOST_NAMED = 5  # folders that are listed in one sentence
@@ -33,7 +34,7 @@ class Selection:
     runs: tuple[Measured, ...]
     problems: tuple[str, ...]
     comparisons: tuple[Path, ...] = ()
-    tunings: tuple[Tuning, ...] = ()
+    tunings: tuple[Tuned, ...] = ()
 
 
 @dataclass
@@ -41,7 +42,7 @@ class _Found:
     runs: list[Measured]
     problems: list[str]
     comparisons: list[Path]
-    tunings: list[Tuning]
+    tunings: list[Tuned]
     seen: set[Path]
 
 
@@ -112,8 +113,8 @@ def _listed(names: list[str]) -> str:
 
 
 def _folders(path: Path) -> list[Path]:
-    hidden = (p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-    return sorted(hidden)
+    own = (p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return sorted(p for p in own if p.name != results.ANALYSIS)
 
 
 def _comparison(path: Path, found: _Found) -> None:
@@ -123,14 +124,14 @@ def _comparison(path: Path, found: _Found) -> None:
         {folder.name: folder for folder in _folders(path / RUNS)} if (path / RUNS).is_dir() else {}
     )
     try:
-        cells = {
-            cell.slug: cell.entrant.label for cell in grid.from_toml(path / COMPARISON).cells()
-        }
+        described = grid.from_toml(path / COMPARISON)
+        cells: dict[str, grid.Cell | None] = {cell.slug: cell for cell in described.cells()}
+        found.tunings.extend([] if described.tuned is None else [described.tuned])
     except InputError as error:
         found.problems.append(
             f"'{path / COMPARISON}' cannot be read, so all its runs are shown: {error}"
         )
-        cells = dict.fromkeys(inside, "")
+        cells = dict.fromkeys(inside)
     missing = [slug for slug in cells if slug not in inside]
     if missing:
         found.problems.append(f"'{path}' lacks {len(missing)} of {plural(len(cells), 'run')}")
@@ -140,14 +141,12 @@ def _comparison(path: Path, found: _Found) -> None:
             f"'{path / RUNS}' also holds {plural(len(other), 'run')} that {COMPARISON} does not "
             "name; they are left out"
         )
-    search = tuning(path)
-    found.tunings.extend([] if search is None else [search])
-    for slug, label in cells.items():
+    for slug, cell in cells.items():
         if slug in inside:
-            _run(inside[slug], found, label, search)
+            _run(inside[slug], found, cell)
 
 
-def _run(path: Path, found: _Found, label: str = "", search: Tuning | None = None) -> None:
+def _run(path: Path, found: _Found, cell: grid.Cell | None = None) -> None:
     place = path.resolve()
     if place in found.seen:
         return
@@ -157,7 +156,7 @@ def _run(path: Path, found: _Found, label: str = "", search: Tuning | None = Non
     except InputError as error:
         found.problems.append(f"'{path}' is left out: {error}")
         return
-    tuned = {} if search is None else search.chosen(record.spec)
+    label, tuned = ("", {}) if cell is None else (cell.entrant.label, chosen(cell))
     _record(Labelled(record, label, tuned), found, str(path))
 
 

@@ -46,9 +46,9 @@ def interval(estimate: Estimate, has_accuracy: bool) -> str:
 
 
 def signed(value: float, has_accuracy: bool) -> str:
-    """`+1.36`, `−0.31`."""
+    """`+1.36`, `−0.31`, `0.00`."""
     text = figure(abs(value), has_accuracy)
-    if text == NOTHING:
+    if text == NOTHING or not text.strip("0."):
         return text
     return f"{MINUS if value < 0 else '+'}{text}"
 
@@ -60,8 +60,16 @@ def difference(estimate: Estimate | None, has_accuracy: bool) -> str:
     text = signed(estimate.mean, has_accuracy)
     if not estimate.has_interval:
         return text
-    ends = f"{signed(estimate.low, has_accuracy)} to {signed(estimate.high, has_accuracy)}"
-    return f"{text} ({ends})"
+    low, high = ends(estimate, has_accuracy)
+    return f"{text} ({low} to {high})"
+
+
+def ends(estimate: Estimate, has_accuracy: bool) -> tuple[str, str]:
+    """Of the interval of a difference; two accuracies differ by at most 100 points."""
+    low, high = estimate.low, estimate.high
+    if has_accuracy:
+        low, high = max(-1.0, low), min(1.0, high)
+    return signed(low, has_accuracy), signed(high, has_accuracy)
 
 
 def score_text(score: Score, has_accuracy: bool) -> str:

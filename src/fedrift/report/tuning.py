@@ -1,69 +1,36 @@
-"""What a comparison's folder tells of tuning: which options were searched, and at what cost."""
+"""What a report says of tuning: which values were chosen, and at what cost."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from fedrift import results
-from fedrift.errors import InputError
-from fedrift.experiment import Spec
-from fedrift.grammar import parse
+from fedrift.grammar import Named, parse
+from fedrift.grid import Cell
 from fedrift.quantities import count_text
-from fedrift.records import read_file
-from fedrift.report.spelling import plural
-from fedrift.statistics.naming import LOCAL_WORK
-
-TUNING, RUNS = "tuning", "runs"
+from fedrift.report.spelling import listed, plural
+from fedrift.tuned import Tuned
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """Values that were tried, by algorithm and option."""
-
-    runs: int
-    gradients: int
-    tried: dict[str, dict[str, set[str]]]
-
-    def chosen(self, spec: Spec) -> dict[str, Any]:
-        """Of a run: the options that were searched for its algorithm, with their values."""
-        named = parse(spec.algorithm, "algorithm")
-        known = self.tried.get(named.name, {})
-        own = _values(spec)
-        return {key: own[key] for key, values in known.items() if len(values) > 1 and key in own}
-
-    def sentence(self) -> str:
-        return (
-            f"Options were tuned on training data held out for it, never on the test set: "
-            f"{plural(self.runs, 'run')} and {count_text(self.gradients)} gradient evaluations, "
-            "which no other figure here contains."
-        )
+def chosen(cell: Cell) -> dict[str, Any]:
+    """Of a run of a grid: the options that tuning decided, with their values."""
+    named = parse(cell.spec.algorithm, "algorithm")
+    values = {key: _given(named, key) for key in cell.entrant.tuned}
+    return {k: getattr(cell.spec, k, None) if v is None else v for k, v in values.items()}
 
 
-def _values(spec: Spec) -> dict[str, str]:
-    named = parse(spec.algorithm, "algorithm")
-    work = {key: getattr(spec, key) for key in LOCAL_WORK}
-    return {k: str(v) for k, v in {**work, **named.options}.items() if v is not None}
+def _given(named: Named, key: str) -> str | None:
+    if key in named.options:
+        return named.options[key]
+    return None if named.inner is None else _given(named.inner, key)
 
 
-def tuning(folder: Path) -> Tuning | None:
-    """Of a comparison folder; None if nothing was tuned."""
-    place = folder / TUNING / RUNS
-    if not place.is_dir():
-        return None
-    tried: dict[str, dict[str, set[str]]] = {}
-    runs, gradients = 0, 0
-    for run in sorted(place.iterdir()):
-        try:
-            spec = results.read_spec(run)
-            summary = read_file(run / results.SUMMARY) or {}
-        except InputError:  # costs are a lower bound then; the runs themselves are not shown
-            continue
-        runs += 1
-        spent = summary.get("gradient_evaluations")
-        gradients += spent if isinstance(spent, int) else 0
-        options = tried.setdefault(parse(spec.algorithm, "algorithm").name, {})
-        for key, value in _values(spec).items():
-            options.setdefault(key, set()).add(value)
-    return Tuning(runs, gradients, tried) if runs else None
+def sentence(tuned: Tuned) -> str:
+    """How the values were found, and what that cost."""
+    tried = [f"{key} among {', '.join(values)}" for key, values in tuned.options.items()]
+    at = "".join(f", {key} {value}" for key, value in tuned.at.items())
+    return (
+        f"Tuned were {listed(tried)}, on training data held out for it and never on the test set, "
+        f"with seed {tuned.seed}{at} only: {plural(tuned.runs, 'run')}, "
+        f"{plural(tuned.rounds, 'round')} and {count_text(tuned.gradients)} gradient evaluations, "
+        "which no other figure here contains."
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedrift.report.spelling import listed, mean_std, plural, signed
+from fedrift.report.spelling import ends, listed, mean_std, plural, signed
 from fedrift.report.tables import convention
 from fedrift.statistics.costs import AXES, differing_cohorts, fair_axes
 from fedrift.statistics.findings import Finding, Findings
@@ -95,10 +95,10 @@ def _against(one: Finding, findings: Findings) -> str:
             f"Its difference to {base} is {signed(shift.mean, known)}{points} in the one seed "
             "they share, which says nothing about chance."
         )
-    seeds = plural(shift.n, "common seed")
+    seeds, (low, high) = plural(shift.n, "common seed"), ends(shift, known)
     text = (
         f"Its difference to {base} is {signed(shift.mean, known)}{points}, 95 % interval "
-        f"{signed(shift.low, known)} to {signed(shift.high, known)} over {seeds}"
+        f"{low} to {high} over {seeds}"
     )
     if not shift.is_free_of_zero:
         return f"{text}: the interval contains 0, so this does not show that they differ."

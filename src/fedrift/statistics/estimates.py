@@ -128,7 +128,10 @@ class Score:
     def why(self) -> str:
         """What (X) stands for here."""
         if self.diverged:
-            return f"{self.diverged} of {len(self.group.runs)} seeds became infinite"
+            seeds = len(self.group.runs)
+            if seeds == 1:
+                return "its one seed became infinite"
+            return f"{self.diverged} of {seeds} seeds became infinite"
         return "accuracy stays at chance" if self.is_at_chance else ""
 
 

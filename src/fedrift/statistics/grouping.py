@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from fedrift.errors import InputError
 from fedrift.experiment import Spec
@@ -73,6 +75,7 @@ def group(runs: Sequence[Measured]) -> Grouped:
     """Groups in the order of their first run; refuses runs on different data."""
     if not runs:
         raise InputError("there is no run to report on; name run folders or comparison folders")
+    runs = _alike(runs)
     _check_same_test(runs)
     found: dict[tuple[Method, Setting], list[Measured]] = {}
     for run in runs:
@@ -92,6 +95,16 @@ def _group(method: str, setting: Setting, runs: Sequence[Measured]) -> Group:
     done = tuple(run for run in runs if run.is_finished)
     left = tuple(run for run in runs if not run.is_finished)
     return Group(method, setting, done, left) if done else Group(method, setting, left)
+
+
+def _alike(runs: Sequence[Measured]) -> list[Measured]:
+    """Runs that were never evaluated are taken to be on the test set of the others."""
+    model = next((run for run in runs if not run.is_blank), None)
+    if model is None:
+        return list(runs)
+    unknown = None if model.accuracy is None else np.full(1, np.nan)
+    known = {"samples": model.samples, "class_total": model.class_total, "accuracy": unknown}
+    return [replace(run, **known) if run.is_blank else run for run in runs]
 
 
 def _check_same_test(runs: Iterable[Measured]) -> None:

@@ -97,6 +97,8 @@ class Measured:
     label: str = ""
     """What the comparison calls the algorithm; empty: what the spec says."""
     problems: tuple[str, ...] = ()
+    is_blank: bool = False
+    """It became infinite before it was evaluated once: it counts as failed and has no curve."""
 
     @property
     def seed(self) -> int:
@@ -119,7 +121,9 @@ def measured(record: Recorded, name: str, label: str = "") -> Measured:
 
 
 def _measured(record: Recorded, name: str, label: str) -> Measured:
-    rows = record.rounds
+    rows, is_blank = record.rounds, False
+    if not rows and record.summary.get("status") == "diverged":
+        rows, is_blank = [_blank(record)], True
     if not rows:
         raise InputError(f"'{name}' holds no evaluated round")
     rounds = np.array([_whole(row["round"], "round") for row in rows], np.int64)
@@ -150,8 +154,17 @@ def _measured(record: Recorded, name: str, label: str) -> Measured:
         fingerprint=str(summary.get("fingerprint", "")),
         tuned=cast("dict[str, Any]", tuned) if isinstance(tuned, dict) else {},
         label=label,
-        problems=_problems(record, int(rounds[-1])),
+        problems=() if is_blank else _problems(record, int(rounds[-1])),
+        is_blank=is_blank,
     )
+
+
+def _blank(record: Recorded) -> Record:
+    """A row for a run that has none: nothing is known of its quality, all of its costs."""
+    summary = record.summary
+    costs = {"gradients": "gradient_evaluations"} | {k: k for k in ("bytes_down", "bytes_up")}
+    found = {key: summary.get(name) for key, name in costs.items()}
+    return {"round": summary.get("diverged_at") or 1, "seconds": summary.get("seconds"), **found}
 
 
 def _problems(record: Recorded, last: int) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""The microscope: why an algorithm wins. Flatness, similarity, drift and bias of trained models."""

@@ -1,0 +1,110 @@
+"""Classes over rounds: what is forgotten, what the last cohort held, where the classifier leans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedrift.exchange import Shown
+from fedrift.flat import Batch, FlatModel, count, take
+from fedrift.problem import Problem
+
+Floats = npt.NDArray[np.float64]
+CHUNK = 250
+LEAST = 0.1  # of an even share of the cohort's samples, to say that it held a class
+OLDEST = 10  # rounds since a class was seen that are told apart
+
+
+def forgetting(accuracy: Floats) -> Floats:
+    """Best earlier accuracy of each class minus its last one (Chaudhry et al. 2018), at least 0.
+
+    `accuracy` is rounds × classes; with a single round nothing can have been forgotten.
+    """
+    if len(accuracy) < 2:
+        return np.zeros(accuracy.shape[1])
+    return np.maximum(0.0, accuracy[:-1].max(axis=0) - accuracy[-1])
+
+
+def drops(accuracy: Floats) -> float:
+    """Mean fall of a class's accuracy from one evaluated round to the next; rises count as 0."""
+    if len(accuracy) < 2:
+        return 0.0
+    return float(np.maximum(0.0, accuracy[:-1] - accuracy[1:]).mean())
+
+
+def presence(cohorts: Sequence[Sequence[int]], counts: Floats) -> Floats:
+    """Share of each class among the samples of each cohort: rounds × classes."""
+    held = np.array([counts[list(c)].sum(axis=0) for c in cohorts], np.float64)
+    return held / np.maximum(1.0, held.sum(axis=1, keepdims=True))
+
+
+def held(share: Floats) -> npt.NDArray[np.bool_]:
+    """Which classes a cohort really held: a tenth of an even share, not a stray sample or two."""
+    return share * share.shape[1] >= LEAST
+
+
+def ages(present: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Rounds since each class was last held by the cohort; −1 where it never was."""
+    found = np.empty(present.shape, np.int64)
+    age = np.full(present.shape[1], -1, np.int64)
+    for t, row in enumerate(present):
+        age = np.where(row, 0, np.where(age < 0, -1, age + 1))
+        found[t] = age
+    return found
+
+
+def recency(accuracy: Floats, present: npt.NDArray[np.bool_]) -> dict[str, object]:
+    """Accuracy of classes by the rounds since the cohort held them; `lift` is seen now − not seen.
+
+    Both are averaged over rounds and classes; nan where there is no such case.
+    """
+    age = ages(present)
+    by_age = [_mean(accuracy[age == a]) for a in range(OLDEST)]
+    older = _mean(accuracy[age >= OLDEST])
+    lift = _mean(accuracy[present]) - _mean(accuracy[~present])
+    return {"by_age": by_age, "older": older, "never": _mean(accuracy[age < 0]), "lift": lift}
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if values.size else float("nan")
+
+
+def outputs(model: FlatModel, shown: Shown, data: Batch) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """Logits of all samples and what is predicted from them; the model stands ready."""
+    parts = [
+        model.logits(shown.w, take(data[0], slice(start, start + CHUNK)))
+        for start in range(0, count(data[0]), CHUNK)
+    ]
+    logits = torch.cat(parts)
+    masked = logits
+    if shown.allowed is not None:
+        masked = logits.masked_fill(~shown.allowed.bool(), -torch.inf)
+    return logits.double().cpu().numpy(), masked.argmax(1).cpu().numpy()
+
+
+def confusion(
+    true: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], classes: int
+) -> npt.NDArray[np.int64]:
+    """Counts: row = true class, column = predicted; negative labels are not counted."""
+    counted = true >= 0
+    pairs = true[counted] * classes + predicted[counted]
+    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+
+
+def head_norms(problem: Problem, w: torch.Tensor) -> list[float] | None:
+    """Length of each class's row of the classifier; None if the model names no head of its own."""
+    if problem.head is None or problem.classes is None:
+        return None
+    weight = problem.layout.named(w).get(problem.head_names()[0])
+    return None if weight is None else weight.double().norm(dim=1).tolist()
+
+
+def correlation(x: Sequence[float] | Floats, y: Sequence[float] | Floats) -> float:
+    """Pearson's; nan if one of them does not vary."""
+    a, b = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    if len(a) < 2 or not a.std() or not b.std():
+        return float("nan")
+    return float(np.corrcoef(a, b)[0, 1])

@@ -1,0 +1,106 @@
+"""Makes measurements of runs and keeps each as soon as it is finished: numbers, then figures."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from fedrift.analysis.case import Case, DrawTogether, Finding, NotMeasured, Options
+from fedrift.analysis.folder import place, write_json
+from fedrift.analysis.measures import MEASURES
+from fedrift.checkpoint import replace_file
+from fedrift.pictures.style import sheet
+from fedrift.records import Record
+
+ENDINGS = ("svg", "png", "pdf")
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One measurement of one run: what was found and written, or why there is nothing."""
+
+    run: str
+    what: str
+    finding: Finding | None
+    files: tuple[Path, ...] = ()
+    why: str = ""
+
+
+def examine(
+    case: Case, folder: Path, what: Sequence[str], options: Options, endings: Sequence[str]
+) -> Iterator[Examined]:
+    """One after another; what has been given out is on disk."""
+    for name in what:
+        try:
+            finding = MEASURES[name](case, options)
+        except NotMeasured as reason:
+            yield Examined(case.name, name, None, why=str(reason))
+            continue
+        yield Examined(
+            case.name, name, finding, keep(case, folder, name, finding, options, endings)
+        )
+
+
+def keep(
+    case: Case, folder: Path, what: str, finding: Finding, options: Options, endings: Sequence[str]
+) -> tuple[Path, ...]:
+    """The figures first: the numbers say that all is there."""
+    inside = place(folder)
+    files = [
+        draw_file(draw, inside / f"{what}-{name}.{ending}")
+        for name, draw in finding.figures.items()
+        for ending in endings
+    ]
+    record: Record = {
+        "what": what,
+        "run": case.name,
+        "title": finding.title,
+        "said": list(finding.said),
+        "notes": list(case.notes),
+        "options": {f.name: getattr(options, f.name) for f in fields(options) if f.name != "watch"},
+        "figures": list(finding.figures),
+        "numbers": finding.numbers,
+    }
+    return (write_json(inside / f"{what}.json", record), *files)
+
+
+def keep_together(
+    found: Mapping[str, Mapping[str, Finding]], folder: Path, endings: Sequence[str]
+) -> list[Path]:
+    """Figures that compare runs; `found` is by what was measured, then by run."""
+    files: list[Path] = []
+    for what, by_run in found.items():
+        if len(by_run) < 2:
+            continue
+        numbers = {run: finding.numbers for run, finding in by_run.items()}
+        pictures: dict[str, DrawTogether] = {}
+        for finding in by_run.values():
+            pictures |= finding.together
+        shared = {
+            name: draw
+            for name, draw in pictures.items()
+            if all(name in finding.together for finding in by_run.values())
+        }
+        for name, draw in shared.items():
+            for ending in endings:
+                path = folder / f"{what}-{name}.{ending}"
+                files.append(draw_file(lambda figure, d=draw, n=numbers: d(figure, n), path))
+    return files
+
+
+def draw_file(draw: object, path: Path) -> Path:
+    """One figure as a file; the same numbers give the same bytes."""
+    from matplotlib import rc_context
+
+    assert callable(draw)
+    figure, content = sheet(), io.BytesIO()
+    draw(figure)
+    ending = path.suffix[1:]
+    dated: dict[str, object] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with rc_context({"svg.hashsalt": "fedrift", "pdf.fonttype": 42}):
+        figure.savefig(content, format=ending, dpi=160, metadata=dated.get(ending))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, content.getvalue())
+    return path

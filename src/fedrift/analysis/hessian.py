@@ -1,0 +1,165 @@
+"""Curvature of the loss at a model: top eigenvalues, spectral density and trace, by products Hv.
+
+Hessian of the mean loss without decay, in evaluation mode; `scipy`'s ARPACK finds eigenvalues,
+stochastic Lanczos quadrature (Ubaru, Chen, Saad 2017) the density, Hutchinson's probes the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedrift.analysis.case import Unwatched, Watch
+from fedrift.analysis.objective import Objective
+from fedrift.flat import Vec, dot, norm
+from fedrift.streams import stream
+
+Floats = npt.NDArray[np.float64]
+TOLERANCE = 1e-3  # relative, of an eigenvalue
+PRODUCTS = 45  # that the top five usually take, for estimates of time
+BASIS_BYTES = 1 << 30  # that the Lanczos vectors may take together
+BREAKDOWN = 1e-10  # relative: the Krylov space is exhausted
+
+
+@dataclass(frozen=True)
+class Density:
+    """Nodes and weights of a quadrature: ∫ f dμ ≈ Σ weights·f(nodes), for every probe."""
+
+    nodes: tuple[Floats, ...]
+    weights: tuple[Floats, ...]
+
+    def moment(self, power: int) -> float:
+        """tr(H^power) / d, estimated."""
+        each = [float(w @ n**power) for n, w in zip(self.nodes, self.weights, strict=True)]
+        return sum(each) / len(each)
+
+    def curve(self, points: int = 400, width: float | None = None) -> tuple[Floats, Floats]:
+        """The density smoothed by Gaussians, on a grid that covers all nodes."""
+        low, high = min(n.min() for n in self.nodes), max(n.max() for n in self.nodes)
+        span = max(high - low, 1e-12)
+        sigma = width if width is not None else span / 100
+        grid = np.linspace(low - 4 * sigma, high + 4 * sigma, points)
+        total = np.zeros(points)
+        for nodes, weights in zip(self.nodes, self.weights, strict=True):
+            bells = np.exp(-0.5 * ((grid[:, None] - nodes) / sigma) ** 2)
+            total += bells @ weights / (sigma * np.sqrt(2 * np.pi))
+        return grid, total / len(self.nodes)
+
+
+def _rademacher(size: int, probe: int, like: Vec) -> Vec:
+    signs = stream(0, "probe", probe).integers(0, 2, size) * 2 - 1
+    return torch.from_numpy(signs).to(like)
+
+
+def dense(product: Callable[[Vec], Vec], like: Vec) -> Floats:
+    """The whole matrix, column by column; for small problems."""
+    eye = torch.eye(like.numel(), dtype=like.dtype, device=like.device)
+    columns = [product(row).double().cpu().numpy() for row in eye]
+    matrix = np.stack(columns, axis=1)
+    return (matrix + matrix.T) / 2
+
+
+def top_eigenvalues(
+    objective: Objective, w: Vec, k: int = 5, watch: Watch | None = None
+) -> list[float]:
+    """The k eigenvalues of largest size, with their signs, the largest first."""
+    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+
+    watch, size = watch or Unwatched(), objective.size
+    krylov = max(2 * k + 1, 20)
+
+    def apply(v: Vec) -> Vec:
+        made = objective.product(w, v)
+        watch.step()
+        return made
+
+    if size <= krylov + 1:  # no smaller space to look in
+        found = np.linalg.eigvalsh(dense(apply, w))
+    else:
+
+        def product(v: Floats) -> Floats:
+            made = apply(torch.from_numpy(v.reshape(-1)).to(w))
+            return made.double().cpu().numpy()
+
+        start = stream(0, "eigenvalues").standard_normal(size)
+        matrix = LinearOperator((size, size), product, dtype=np.float64)  # type: ignore[call-arg]
+        try:
+            options: dict[str, Any] = {"which": "LM", "tol": TOLERANCE}
+            found = eigsh(matrix, k, v0=start, return_eigenvectors=False, **options)
+        except ArpackNoConvergence as partly:
+            found = partly.eigenvalues
+    order = np.argsort(-np.abs(found), kind="stable")
+    return [float(x) for x in np.asarray(found)[order][:k]]
+
+
+def lanczos_steps(size: int, steps: int, like: Vec) -> int:
+    """As many as asked for, the size of the problem and the room for their vectors allow."""
+    return max(1, min(steps, size, BASIS_BYTES // (size * like.element_size())))
+
+
+def spectral_density(
+    objective: Objective, w: Vec, *, steps: int = 100, probes: int = 1, watch: Watch | None = None
+) -> Density:
+    """Stochastic Lanczos quadrature with full re-orthogonalisation, Rademacher probes."""
+    watch = watch or Unwatched()
+    length = lanczos_steps(objective.size, steps, w)
+    nodes: list[Floats] = []
+    weights: list[Floats] = []
+    for probe in range(probes):
+        diagonal, beside = _lanczos(objective, w, length, probe, watch)
+        values, vectors = np.linalg.eigh(
+            np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+        )
+        nodes.append(values)
+        weights.append(vectors[0] ** 2)
+    return Density(tuple(nodes), tuple(weights))
+
+
+def _lanczos(
+    objective: Objective, w: Vec, steps: int, probe: int, watch: Watch
+) -> tuple[Floats, Floats]:
+    """Diagonal and off-diagonal of T; it ends early when the Krylov space is exhausted."""
+    v = _rademacher(objective.size, probe, w)
+    v = v / norm(v).to(v.dtype)
+    basis = torch.empty((steps, objective.size), dtype=w.dtype, device=w.device)
+    diagonal: list[float] = []
+    beside: list[float] = []
+    for j in range(steps):
+        basis[j] = v
+        r = objective.product(w, v)
+        watch.step()
+        diagonal.append(float(dot(r, v)))
+        known = basis[: j + 1]
+        for _ in range(2):  # once is not enough in single precision
+            r = r - known.T @ (known @ r)
+        length = float(norm(r))
+        scale = max(map(abs, [*diagonal, *beside]))
+        if j + 1 == steps or length <= BREAKDOWN * max(scale, 1e-30):
+            break
+        beside.append(length)
+        v = r / length
+    return np.array(diagonal), np.array(beside[: len(diagonal) - 1])
+
+
+def trace(
+    objective: Objective, w: Vec, probes: int = 8, watch: Watch | None = None
+) -> tuple[float, float]:
+    """Hutchinson's estimate of tr H, and its standard error (nan for a single probe)."""
+    watch = watch or Unwatched()
+    values: list[float] = []
+    for probe in range(probes):
+        v = _rademacher(objective.size, 1000 + probe, w)
+        values.append(float(dot(v, objective.product(w, v))))
+        watch.step()
+    return _mean(values)
+
+
+def _mean(values: Sequence[float]) -> tuple[float, float]:
+    held = np.array(values)
+    error = held.std(ddof=1) / np.sqrt(len(held)) if len(held) > 1 else np.nan
+    return float(held.mean()), float(error)

@@ -1,0 +1,115 @@
+"""The coming round, made by the real algorithm from a saved state, seen and then forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from fedrift.algorithm import Cohort, owner_of
+from fedrift.backends.visit import Call, Fold, Visitor
+from fedrift.exchange import Exchange, NoReply, Outcome
+from fedrift.flat import Vec
+from fedrift.planning import Task
+from fedrift.problem import Problem
+from fedrift.store import Store
+
+
+@dataclass(frozen=True)
+class Visited:
+    """What a client did with the model it was sent."""
+
+    client: int
+    samples: int
+    start: Vec
+    """The global model it began with."""
+    w: Vec
+    """Its own model after its local steps."""
+    buffers: tuple[Tensor, ...]
+    steps: int
+
+    @property
+    def delta(self) -> Vec:
+        return self.w - self.start
+
+
+def rehearse(
+    task: Task,
+    state: Any,
+    buffers: tuple[Tensor, ...],
+    store: Store | None,
+    round: int,
+    clients: Sequence[int],
+) -> dict[int, Visited]:
+    """Local models of the clients that trained in the round; empty if none did."""
+    from fedrift.session import one_thread
+
+    stage = _Stage(task, store, task.algorithm.model(state))
+    cohort = Cohort(
+        task.algorithm,
+        task.problem,
+        [c for c in clients if task.split.sizes[c]],
+        round=round,
+        seed=task.seed,
+        buffers=buffers,
+        deliver=stage.deliver,
+    )
+    with one_thread():
+        try:
+            task.algorithm.round(state, cohort)
+        except NoReply:
+            return {}
+    return stage.visited
+
+
+class _Stage:
+    """Delivers exchanges in this process. What clients would keep is held until the end."""
+
+    def __init__(self, task: Task, store: Store | None, model: Vec) -> None:
+        self.task, self._model = task, model
+        self.visited: dict[int, Visited] = {}
+        self._visitor = Visitor(task.algorithm, task.problem, task.split, task.augment)
+        self._store = store or Store(task.algorithm, task.problem)
+        self._kept: dict[tuple[str, int], Any] = {}
+
+    def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
+        call = Call(exchange.phase, exchange.round, exchange.seed, exchange.temperature)
+        fold = Fold(exchange.signature, exchange.weights, exchange.buffers)
+        path = owner_of(exchange.phase)
+        problem = self._visitor.owner(path)[1]
+        for client in sorted(clients):
+            held = self._kept.get((path, client))
+            mine = self._store.read(path, client) if held is None else held
+            private = exchange.private.get(client)
+            reply = self._visitor.visit(
+                call, client, exchange.down, private, mine, exchange.buffers, exchange.frozen
+            )
+            if fold.add(client, int(self.task.split.sizes[client]), reply):
+                self._kept[path, client] = reply.mine
+                if reply.work.steps:
+                    seen = self._seen(problem, client, reply.buffers, reply.work.steps)
+                    before = self.visited.get(client, seen)
+                    self.visited[client] = replace(seen, start=before.start)
+        return fold.outcome()
+
+    def _seen(
+        self, problem: Problem, client: int, buffers: tuple[Tensor, ...], steps: int
+    ) -> Visited:
+        # training binds the model's vector: it stands where the last local step has left it
+        step, whole = problem.step, self.task.problem
+        start, w = step.start.clone(), step.w.clone()
+        if problem.layout != whole.layout:
+            start, w = (_embedded(v, problem, whole, self._model) for v in (start, w))
+        n = int(self.task.split.sizes[client])
+        return Visited(client, n, start, w, buffers, steps)
+
+
+def _embedded(part: Vec, problem: Problem, whole: Problem, model: Vec) -> Vec:
+    """A vector of the trained part with the rest of the whole model around it."""
+    new = model.clone()
+    views = whole.layout.named(new)
+    for name, value in problem.layout.named(part).items():
+        views[name].copy_(value)
+    return new

@@ -1,0 +1,138 @@
+"""A case from a run folder: the task made again from its spec, the state from its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedrift import checkpoint, keeping, results
+from fedrift.algorithm import Algorithm
+from fedrift.analysis.case import Case
+from fedrift.analysis.folder import observed, snapshots
+from fedrift.checkpoint import Checkpoint
+from fedrift.errors import InputError
+from fedrift.exchange import Shown
+from fedrift.flat import Vec
+from fedrift.planning import Task
+from fedrift.prepare import Prepared, prepare
+from fedrift.problem import Problem
+from fedrift.results import RunRecord
+from fedrift.store import Store
+from fedrift.task import Tensors, of_spec
+
+
+class Loader:
+    """Cases from folders; runs on the same data share them."""
+
+    def __init__(self, data_dir: str | None = None) -> None:
+        self._data_dir = data_dir
+        self._prepared: dict[tuple[object, ...], Prepared] = {}
+        self._tensors = Tensors()
+
+    def case(self, folder: str | Path, name: str = "") -> Case:
+        """The last state of a run. Reads only."""
+        record = results.load(folder)
+        spec = record.spec
+        if spec.data == keeping.IN_PYTHON["data"]:
+            raise InputError(
+                f"'{folder}' was made in Python, and its data and model are not in it; use the "
+                "functions of fedrift.analysis there"
+            )
+        if self._data_dir is not None:
+            spec = replace(spec, data_dir=self._data_dir)
+        key = (spec.data, spec.data_dir, spec.partition, spec.alpha, spec.shift, spec.clients)
+        key = (*key, spec.model, spec.seed)
+        if key not in self._prepared:
+            self._prepared[key] = prepare(spec)
+        task = of_spec(spec, self._prepared[key], self._tensors)
+        return _case(task, record, name or str(spec.algorithm_named))
+
+
+def _case(task: Task, record: RunRecord, name: str) -> Case:
+    algorithm, problem, folder = task.algorithm, task.problem, record.folder
+    point = checkpoint.read(folder, algorithm.server(problem))
+    store = _store(task, folder, point) if point is not None else None
+    if (folder / results.MODEL).is_file():
+        shown, round = _final(problem, record.weights(), folder), _rounds(record)
+    elif point is not None:
+        shown, round = Shown(algorithm.model(point.server), point.buffers), point.round
+    else:
+        raise InputError(f"'{folder}' holds neither weights nor a checkpoint; run it further first")
+    state, buffers = None, shown.buffers
+    if point is not None and point.round == round:
+        state, buffers = point.server, point.buffers
+        shown = _as_evaluated(shown, algorithm, state, problem)
+    kept = snapshots(folder, problem.layout.names)
+    return Case(
+        name=name,
+        task=task,
+        round=round,
+        shown=shown,
+        state=state,
+        buffers=buffers,
+        store=store if state is not None else None,
+        history=tuple(record.rounds),
+        snapshots={**kept, round: shown.w},
+        observed=observed(folder),
+        notes=_changes(task, record),
+    )
+
+
+def _rounds(record: RunRecord) -> int:
+    """Rounds whose outcome the saved weights are; a diverged run keeps those before the last."""
+    at = record.summary.get("diverged_at")
+    if at is not None:
+        return int(at) - 1
+    return int(record.rounds[-1]["round"]) if record.rounds else record.spec.rounds
+
+
+def _final(problem: Problem, saved: Mapping[str, object], folder: Path) -> Shown:
+    tensors = {name: torch.from_numpy(value) for name, value in saved.items()}
+    try:
+        named = [tensors[name].reshape(-1) for name in problem.layout.names]
+        w: Vec = torch.cat(named).to(problem.w0.dtype)
+        buffers = tuple(tensors[name] for name in problem.moving)
+    except KeyError as missing:
+        raise InputError(
+            f"'{folder / results.MODEL}' has no {missing}: it is another model's"
+        ) from None
+    if w.shape != problem.w0.shape:
+        raise InputError(f"'{folder / results.MODEL}' is another model's: {w.numel():,} parameters")
+    known = {*problem.layout.names, *problem.moving}
+    frozen: dict[str, Tensor] = {n: t for n, t in tensors.items() if n not in known}
+    return Shown(w, buffers, frozen=frozen)
+
+
+def _as_evaluated(
+    shown: Shown, algorithm: Algorithm[object, object], state: object, problem: Problem
+) -> Shown:
+    return replace(
+        shown,
+        allowed=algorithm.allowed(state),
+        temperature=algorithm.temperature(state),
+        frozen=algorithm.frozen(state, problem),
+    )
+
+
+def _store(task: Task, folder: Path, point: Checkpoint) -> Store | None:
+    rows = folder / "clients"
+    if not point.rows or not rows.is_dir():
+        return None
+    store = Store(task.algorithm, task.problem, rows)
+    for path, index in point.rows.items():
+        store.tables[path].restore(index)
+    return store
+
+
+def _changes(task: Task, record: RunRecord) -> tuple[str, ...]:
+    known = record.environment.get("identity")
+    if not known:
+        return ()
+    now = keeping.identity(task.algorithm, task.problem, task.split, task.deciding())
+    if now == known:
+        return ()
+    return ("data, settings or program are not exactly those the run was made with",)

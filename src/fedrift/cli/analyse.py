@@ -1,0 +1,184 @@
+"""`fedrift analyse`: the microscope, on runs that were kept with --out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedrift.errors import InputError
+from fedrift.examinations import WHAT, wanted
+
+if TYPE_CHECKING:
+    from fedrift.analysis.case import Finding, Options
+    from fedrift.analysis.examine import Examined
+
+LOOK, OUTPUT = "What is looked at", "Output"
+INTERRUPTED = 130
+FIGURES = ("svg", "png", "pdf")
+
+
+def _flag(panel: str, help: str, metavar: str = "N") -> Any:
+    return typer.Option(help=help, metavar=metavar, rich_help_panel=panel)
+
+
+def analyse(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUNS...", show_default=False)
+    ] = None,
+    what: Annotated[
+        str, _flag(LOOK, f"Any of {', '.join(WHAT)}; or all.", "NAMES")
+    ] = "drift,classes",
+    data: Annotated[
+        str, _flag(LOOK, "Where losses and Hessians are taken: train or test.", "train|test")
+    ] = "train",
+    images: Annotated[str, _flag(LOOK, "Samples of that set at most; 0: all.")] = "2000",
+    clients: Annotated[str, _flag(LOOK, "Local models at most; 0: the whole cohort.")] = "5",
+    top: Annotated[str, _flag(LOOK, "Eigenvalues.")] = "5",
+    steps: Annotated[str, _flag(LOOK, "Lanczos steps for the spectral density.")] = "100",
+    probes: Annotated[str, _flag(LOOK, "Random vectors for the spectral density.")] = "1",
+    rho: Annotated[str, _flag(LOOK, "Radius of sharpness.", "NUMBER")] = "0.05",
+    rho_a: Annotated[
+        str, _flag(LOOK, "Radius of adaptive sharpness, in units of the weights.", "NUMBER")
+    ] = "0.5",
+    data_dir: Annotated[
+        str | None, _flag(LOOK, "Where data files are looked for first.", "FOLDER")
+    ] = None,
+    figures: Annotated[str, _flag(OUTPUT, "Formats of the figures.", "svg,png,pdf")] = "svg,png",
+    out: Annotated[
+        Path | None,
+        _flag(OUTPUT, "For figures that compare runs (analysis beside the runs).", "FOLDER"),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The numbers as one JSON object.", rich_help_panel=OUTPUT)
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Only the result.", rich_help_panel=OUTPUT)
+    ] = False,
+) -> None:
+    """Look inside finished runs: flatness, similarity, drift and bias of their models.
+
+    RUNS are run folders, comparison folders, or folders of these. Numbers and figures are kept
+    in the folder analysis of each run, and shown by: fedrift report.
+
+    \b
+    [bold]Examples[/bold]
+    [cyan]fedrift analyse runs/first[/cyan]
+    [cyan]fedrift analyse runs/fedavg runs/fedsam --what hessian,sharpness --images 1000[/cyan]
+    [cyan]fedrift analyse runs/compared --what all --figures pdf[/cyan]
+    """
+    from fedrift.cli.analyse_folders import named_runs  # here, so that --help need not wait
+
+    if not runs:
+        raise InputError("name the runs: run folders, comparison folders, or folders of these")
+    names = tuple(WHAT) if what.strip() == "all" else wanted(what)
+    endings = _endings(figures)
+    folders, beside = named_runs(runs)
+    numbers = _numbers(locals())
+    if data not in ("train", "test"):
+        raise InputError(f"data must be train or test, not '{data}'")
+    from fedrift.cli.analyse_watch import watching
+
+    with watching(silent=as_json or quiet) as watch:
+        from fedrift.analysis.case import Options
+
+        options = replace(Options(data=data, watch=watch), **numbers)  # type: ignore[arg-type]
+        done: list[Examined] = []
+        try:
+            for one in _each(folders, names, options, endings, data_dir, watch):
+                done.append(one)
+        except KeyboardInterrupt:
+            watch.close()
+            _interrupted(done)
+            raise typer.Exit(INTERRUPTED) from None
+    _finish(done, out or beside, endings, as_json)
+
+
+def _numbers(given: dict[str, Any]) -> dict[str, Any]:
+    from fedrift.grammar import number
+
+    whole = {"images": 0, "clients": 0, "top": 1, "steps": 1, "probes": 1}
+    found: dict[str, Any] = {
+        key: number(given[key], key, kind=int, low=low) for key, low in whole.items()
+    }
+    radii = {key: number(given[key], key, low=0, low_open=True) for key in ("rho", "rho_a")}
+    return found | radii
+
+
+def _endings(text: str) -> tuple[str, ...]:
+    from fedrift.errors import unknown
+
+    names = [name.strip().lower() for name in text.split(",")]
+    for name in names:
+        if name not in FIGURES:
+            raise unknown("figures", name, FIGURES)
+    return tuple(dict.fromkeys(names))
+
+
+def _each(
+    folders: dict[str, Path],
+    names: Sequence[str],
+    options: Options,
+    endings: Sequence[str],
+    data_dir: str | None,
+    watch: Any,
+) -> Any:
+    from fedrift.analysis.examine import examine
+    from fedrift.analysis.saved import Loader
+    from fedrift.session import one_thread
+
+    loader = Loader(data_dir)
+    for run, folder in folders.items():
+        case = loader.case(folder, run)
+        for note in case.notes:
+            watch.say(f"note: {run}: {note}")
+        with one_thread():
+            for what in names:
+                watch.turn(run, what)
+                yield from examine(case, folder, (what,), options, endings)
+
+
+def _interrupted(done: Sequence[Examined]) -> None:
+    from fedrift.cli.screen import console
+
+    kept = ", ".join(f"{one.what} of {one.run}" for one in done if one.finding is not None)
+    console(errors=True).print(f"interrupted; kept: {kept or 'nothing'}")
+
+
+def _finish(
+    done: Sequence[Examined], beside: Path | None, endings: Sequence[str], as_json: bool
+) -> None:
+    from fedrift.analysis.examine import keep_together
+    from fedrift.cli.screen import console, one_line
+
+    errors = console(errors=True)
+    for one in done:
+        if one.finding is None:
+            errors.print(f"note: {one_line(one.run)}: no {one.what}: {one_line(one.why)}")
+    found: dict[str, dict[str, Finding]] = {}
+    for one in done:
+        if one.finding is not None:
+            found.setdefault(one.what, {})[one.run] = one.finding
+    if not found:
+        raise InputError(f"nothing could be measured: {done[0].why}")
+    together = keep_together(found, beside, endings) if beside is not None else []
+    if as_json:
+        from fedrift.records import dump
+
+        numbers = {w: {r: f.numbers for r, f in runs.items()} for w, runs in found.items()}
+        files = [str(file) for one in done for file in one.files] + [str(f) for f in together]
+        typer.echo(dump({"numbers": numbers, "files": files}))
+        return
+    screen = console()
+    for one in done:
+        if one.finding is not None:
+            screen.print(f"{one.run}: {one.finding.title}")
+            for sentence in one.finding.said:
+                screen.print(f"  {one_line(sentence)}")
+    places = dict.fromkeys(os.path.dirname(file) for one in done for file in one.files)
+    for folder in (*places, *([str(beside)] if together else [])):
+        screen.print(f"numbers and figures: {folder}")

@@ -1,0 +1,162 @@
+"""One round of any algorithm, step by step, on two clients in two dimensions.
+
+    from fedrift.explain import explain
+    explain("scaffold", "scaffold.html")
+
+The ending of the file decides: a page to step through (`.html`), or a picture (`.png`, `.svg`,
+`.pdf`).
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedrift import catalogue
+from fedrift.errors import InputError, unknown
+from fedrift.explain import words
+from fedrift.explain.frames import verdict
+from fedrift.explain.story import Story, Task, tell
+from fedrift.explain.terrain import TERRAINS
+from fedrift.explain.words import Told
+from fedrift.grammar import Named, parse
+
+ROUNDS = 10
+PAGES, PICTURES = (".html", ".htm"), (".png", ".svg", ".pdf")
+NO_STEPS = (
+    "fed3r does not train: it solves for a classifier in closed form, so there are no steps to "
+    "show; try fed3rft(fedavg), whose second stage trains"
+)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The file, and in one sentence where the algorithm ends."""
+
+    path: Path
+    title: str
+    words: str
+
+
+def explain(
+    algorithm: str,
+    path: str | Path | None = None,
+    *,
+    steps: int | tuple[int, ...] | None = None,
+    rounds: int = ROUNDS,
+    lr: float | None = None,
+    terrain: str | None = None,
+    turns: bool | None = None,
+) -> Explained:
+    """Runs the algorithm on two clients in the plane and writes a page or a picture of it.
+
+    `steps` are local steps, one number or one for each client; `terrain` is `bowls` or `wells`;
+    with `turns` the clients take part one after the other. What is not given is chosen so that
+    the algorithm's effect can be seen.
+    """
+    file = _checked(Path(f"explain-{_stem(algorithm)}.html") if path is None else Path(path))
+    given, task, told = settle(algorithm, steps, rounds, lr, terrain, turns)
+    story = tell(task)
+    write(story, told, notes(given, task), command(given, task, file), file)
+    return Explained(file, told.title, verdict(story, told))
+
+
+def settle(
+    algorithm: str,
+    steps: int | tuple[int, ...] | None,
+    rounds: int,
+    lr: float | None,
+    terrain: str | None,
+    turns: bool | None,
+) -> tuple[Named, Task, Told]:
+    """What was asked for, what is run, and what is said about it."""
+    given = parse(algorithm, "algorithm")
+    text, told = algorithm, _own(given)
+    if given.name in catalogue.names():
+        _refuse(given)
+        used = words.visible(given)
+        catalogue.check(used)
+        text, told = str(words.trained(used)), words.told(used)
+    name = terrain or told.terrain or "bowls"
+    if name not in TERRAINS:
+        raise unknown("terrain", name, TERRAINS)
+    place = TERRAINS[name]
+    many = told.steps or (place.steps,) if steps is None else steps
+    many = (many,) if isinstance(many, int) else many
+    if len(many) > 2 or any(k < 1 for k in many):
+        raise InputError(f"steps={many} must be one whole number of at least 1, or two: 3,9")
+    if rounds < 1:
+        raise InputError(f"rounds={rounds} must be at least 1")
+    if lr is not None and not 0 < lr < math.inf:
+        raise InputError(f"lr={lr} must be a number above 0")
+    rate = lr if lr is not None else (told.lr if terrain is None and told.lr else place.lr)
+    by_turns = bool(told.turns) if turns is None else turns
+    return given, Task(text, place, many, rate, rounds, by_turns), told
+
+
+def _refuse(given: Named) -> None:
+    """A sentence for what has no local steps."""
+    inner: Named | None = given
+    while inner is not None:
+        if inner.name == "fed3r":
+            raise InputError(NO_STEPS)
+        inner = inner.inner
+
+
+def _own(given: Named) -> Told:
+    name = given.value or given.name
+    idea = f"{name}: an algorithm of your own, recorded while it runs."
+    return Told(title=name, idea=idea, look="The arrows are what it did in every step.")
+
+
+def _stem(algorithm: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in algorithm).strip("-")[:60]
+
+
+def _checked(file: Path) -> Path:
+    if file.suffix.lower() not in (*PAGES, *PICTURES):
+        known = ", ".join((PAGES[0], *PICTURES))
+        raise InputError(f"the file '{file}' must end in one of {known}")
+    if file.is_dir():
+        raise InputError(f"the file '{file}' is a folder; name a file")
+    return file
+
+
+def write(story: Story, told: Told, about: list[str], again: str, file: Path) -> None:
+    """The page, or the picture."""
+    if file.suffix.lower() in PICTURES:
+        from fedrift.explain.picture import draw  # matplotlib is slow to import
+
+        draw(story, told, file)
+        return
+    from fedrift.explain.page import document
+    from fedrift.report import replace_file
+
+    replace_file(file, document(story, told, about, again))
+
+
+def notes(given: Named, task: Task) -> list[str]:
+    """With which settings it was run."""
+    steps = " and ".join(map(str, task.steps))
+    who = "the clients take turns" if task.turns else "both clients take part in every round"
+    lines = [
+        task.terrain.about,
+        f"{task.rounds} rounds of {steps} local steps with rate {task.lr:g}; {who}; gradients "
+        "are exact.",
+    ]
+    if given.name in words.table():
+        changed = words.changed(given, words.visible(given))
+        if changed:
+            lines.append(f"Chosen so that the effect can be seen: {', '.join(changed)}.")
+    return lines
+
+
+def command(given: Named, task: Task, file: Path) -> str:
+    """What makes this file again."""
+    steps = ",".join(map(str, task.steps))
+    parts = ["fedrift", "explain", str(given), "--steps", steps, "--rounds", str(task.rounds)]
+    parts += ["--lr", f"{task.lr:g}", "--terrain", task.terrain.name]
+    parts += ["--turns"] if task.turns else ["--together"]
+    return shlex.join([*parts, "-o", file.name])

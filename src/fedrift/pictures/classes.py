@@ -1,0 +1,126 @@
+"""Classes over rounds, confusion, recency, and where the classifier leans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedrift.pictures.style import (
+    HEIGHT,
+    MOST_NAMED,
+    WIDTH,
+    colour,
+    legend,
+    names,
+    panels,
+    table,
+    title,
+)
+from fedrift.records import Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LEAST = 0.1  # of an even share: fewer samples than that are not marked
+MOST_DOTS = 4000  # cells of the table over rounds that can still be marked
+
+
+def over_rounds(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """Accuracy per class and round; a dot marks a class that the cohort of the round held."""
+    figure.set_size_inches(1.6 * WIDTH, (0.3 + 0.75 * len(runs)) * HEIGHT)
+    axes: list[Any] = list(figure.subplots(len(runs), 1, squeeze=False)[:, 0])
+    for axis, (name, numbers) in zip(axes, runs.items(), strict=True):
+        accuracy = 100 * np.array(numbers["accuracy"]).T
+        table(axis, accuracy, "test accuracy (%)", low=0, high=100)
+        present = np.array(numbers["presence"]).T
+        if present.shape == accuracy.shape and present.size <= MOST_DOTS:
+            of_class, at = np.nonzero(present * len(present) >= LEAST)
+            sizes = 4 + 30 * present[of_class, at]
+            axis.scatter(at, of_class, sizes, "white", edgecolors="black", linewidths=0.6)
+        rounds = numbers["rounds"]
+        ticks = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), 9)).astype(int))
+        axis.set_xticks(ticks, [str(rounds[t]) for t in ticks])
+        _classes(axis.set_yticks, len(accuracy))
+        axis.set_xlabel("round (dot: class held by the cohort, larger: more of its samples)")
+        axis.set_ylabel("class")
+        axis.set_title(name, fontsize=10, parse_math=False)
+
+
+def _classes(set_ticks: Any, count: int) -> None:
+    set_ticks(range(0, count, 1 if count <= MOST_NAMED else 10))
+
+
+def confusion(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """Share of each true class (row) that was taken for each class (column)."""
+    axes = panels(figure, len(runs), 3.9)
+    for axis, (name, numbers) in zip(axes, runs.items(), strict=True):
+        counts = np.array(numbers["confusion"], np.float64)
+        share = 100 * counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+        table(axis, share, "share of the true class (%)", low=0, high=100, map="Blues")
+        if len(share) <= 12:
+            _written(axis, share)
+        _classes(axis.set_xticks, len(share))
+        _classes(axis.set_yticks, len(share))
+        axis.set_xlabel("predicted class")
+        axis.set_ylabel("true class")
+        title(axis, numbers, name)
+
+
+def _written(axis: Axes, share: Any) -> None:
+    for (row, column), value in np.ndenumerate(share):
+        if value >= 0.5:
+            ink = "white" if value > 55 else "black"
+            axis.text(column, row, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=7)
+
+
+def recency(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """Accuracy of a class by how long ago the cohort held it."""
+    (axis,) = panels(figure, 1)
+    for place, (name, numbers) in enumerate(runs.items()):
+        values = [100 * a for a in numbers["recency"]["by_age"]]
+        axis.plot(range(len(values)), values, "o-", color=colour(place), label=name)
+    axis.set_ylim(0, 100)
+    axis.set_xlabel("evaluated rounds since the cohort held the class")
+    axis.set_ylabel("mean test accuracy of the class (%)")
+    legend(figure, [axis], 3)
+
+
+def bias(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """Length of the classifier's rows and mean logits, classes of the last cohort set apart."""
+    name, numbers = next(iter(runs.items()))
+    shown = [key for key in ("norms", "mean_logits") if numbers.get(key)]
+    labels = {"norms": "length of the classifier's row (norm)", "mean_logits": "mean test logit"}
+    axes = panels(figure, len(shown))
+    held = np.array(numbers["held"])
+    for axis, key in zip(axes, shown, strict=True):
+        values = np.array(numbers[key])
+        at = np.arange(len(values))
+        for chosen, label, place in (
+            (held, "held by the last cohort", 1),
+            (~held, "not held by it", 0),
+        ):
+            if chosen.any():
+                axis.bar(at[chosen], values[chosen], 0.7, color=colour(place), label=label)
+        _classes(axis.set_xticks, len(values))
+        axis.set_xlabel("class")
+        axis.set_ylabel(labels[key])
+        title(axis, numbers, name)
+        axis.grid(axis="x", visible=False)
+    legend(figure, axes)
+
+
+def forgetting(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """What each run has forgotten at the end, and loses from round to round."""
+    axes = panels(figure, 2)
+    for axis, key, label in (
+        (axes[0], "mean_forgetting", "forgotten at the end (points)"),
+        (axes[1], "drops", "lost from round to round (points)"),
+    ):
+        values = [100 * n[key] for n in runs.values()]
+        axis.bar(range(len(runs)), values, 0.6, color=[colour(i) for i in range(len(runs))])
+        names(axis, list(runs))
+        axis.set_ylabel(label)
+        axis.grid(axis="x", visible=False)

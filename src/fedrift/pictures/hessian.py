@@ -1,0 +1,51 @@
+"""Eigenvalues and spectral density of the Hessian."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedrift.pictures.style import colour, legend, panels
+from fedrift.records import Record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FLOOR = 1e-6  # of the highest density; below it nothing is drawn
+
+
+def eigenvalues(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """The largest ones of the global models; local models as crosses."""
+    (axis,) = panels(figure, 1)
+    for place, (name, numbers) in enumerate(runs.items()):
+        values = numbers["global"]["eigenvalues"]
+        ranks = range(1, len(values) + 1)
+        axis.plot(ranks, values, "o-", color=colour(place), label=f"{name}, global model")
+        for i, local in enumerate(numbers["clients"].values()):
+            label = f"{name}, local models" if not i else None
+            found = local["eigenvalues"]
+            at = range(1, len(found) + 1)
+            axis.plot(at, found, "x", color=colour(place), alpha=0.6, label=label)
+    axis.axhline(0, color="grey", linewidth=0.8)
+    longest = max(len(n["global"]["eigenvalues"]) for n in runs.values())
+    axis.set_xticks(range(1, longest + 1))
+    axis.set_xlabel("rank by size")
+    axis.set_ylabel("eigenvalue of the Hessian")
+    legend(figure, [axis], 2)
+
+
+def density(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """Share of eigenvalues per unit, on a logarithmic scale."""
+    (axis,) = panels(figure, 1)
+    highest = 0.0
+    for place, (name, numbers) in enumerate(runs.items()):
+        found = numbers["global"]["density"]
+        grid, curve = np.array(found["grid"]), np.array(found["density"])
+        highest = max(highest, float(curve.max()))
+        axis.semilogy(grid, np.maximum(curve, 1e-300), color=colour(place), label=name, lw=1.5)
+    axis.set_ylim(highest * FLOOR, highest * 2)
+    axis.set_xlabel("eigenvalue of the Hessian")
+    axis.set_ylabel("spectral density (share per unit)")
+    legend(figure, [axis], 3)

@@ -1,0 +1,83 @@
+"""What all figures share: an empty sheet, quiet axes, one legend, tables of colours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedrift.figures import COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 4.6, 3.4  # inches of one panel
+MOST_NAMED = 24  # rows or columns of a table whose cells are labelled
+
+
+def sheet() -> Figure:
+    """An empty figure; needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def panels(figure: Figure, count: int, height: float = HEIGHT, width: float = WIDTH) -> list[Axes]:
+    """Quiet axes side by side."""
+    figure.set_size_inches(width * count, height)
+    axes = list(figure.subplots(1, count, squeeze=False)[0])
+    for axis in axes:
+        axis.grid(alpha=0.25)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def colour(place: int) -> str:
+    return COLOURS[place % len(COLOURS)]
+
+
+def legend(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
+    """One for all panels, below them, so that it hides nothing."""
+    entries: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if len(entries) < 2:
+        return
+    made = figure.legend(
+        entries.values(), entries.keys(), loc="outside lower center", ncols=columns, frameon=False
+    )
+    for text in made.get_texts():
+        text.set_parse_math(False)  # names may hold any sign
+
+
+def names(axis: Axes, labels: Sequence[str]) -> None:
+    """Names along the horizontal axis."""
+    axis.set_xticks(range(len(labels)), labels, parse_math=False)
+    if max(map(len, labels), default=0) > 8:
+        for label in axis.get_xticklabels():
+            label.set(rotation=30, ha="right")
+
+
+def table(
+    axis: Axes, values: Any, label: str, *, low: float, high: float, map: str = "viridis"
+) -> Any:
+    """A table of colours with its bar; the numbers too where there is room."""
+    held = np.asarray(values, np.float64)
+    axis.grid(False)
+    axis.spines[["top", "right", "bottom", "left"]].set_visible(False)
+    image = axis.imshow(held, vmin=low, vmax=high, cmap=map, aspect="auto", interpolation="nearest")
+    figure = axis.figure
+    figure.colorbar(image, ax=axis, label=label, shrink=0.9)  # type: ignore[union-attr]
+    return image
+
+
+def title(axis: Axes, numbers: Mapping[str, Any], name: str) -> None:
+    """The run and its round, as the heading of a panel."""
+    axis.set_title(f"{name}, round {numbers['round']}", fontsize=10, parse_math=False)

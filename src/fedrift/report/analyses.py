@@ -1,0 +1,74 @@
+"""What `fedrift analyse` has found in the runs of a report: one run of each method and setting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedrift import results
+from fedrift.errors import InputError
+from fedrift.records import Record, read_file
+from fedrift.statistics.findings import Findings
+
+ENDINGS = {".svg": "image/svg+xml", ".png": "image/png"}
+
+
+@dataclass(frozen=True)
+class Analysed:
+    """One measurement of one run, as it was read from its folder."""
+
+    run: str
+    """What the page calls the run."""
+    what: str
+    title: str
+    said: tuple[str, ...]
+    numbers: Record
+    figures: dict[str, Path] = field(default_factory=dict[str, Path])
+
+
+def analysed(findings: Findings) -> tuple[list[Analysed], list[str]]:
+    """The first run of each group that was looked at; and what could not be read."""
+    found: list[Analysed] = []
+    problems: list[str] = []
+    for one in findings.all:
+        group = one.group
+        name = group.method
+        if len(findings.settings) > 1:
+            name += f", {group.setting.label}"
+        for run in (*group.runs, *group.unfinished):
+            folder = Path(run.name) / results.ANALYSIS
+            files = sorted(folder.glob("*.json")) if folder.is_dir() else []
+            if not files:
+                continue
+            seeds = len(group.runs) > 1
+            named = f"{name}, seed {run.seed}" if seeds else name
+            for file in files:
+                try:
+                    found.append(_read(file, named))
+                except InputError as error:
+                    problems.append(f"{error}")
+            break
+    return found, problems
+
+
+def _read(file: Path, run: str) -> Analysed:
+    record: Record = read_file(file) or {}
+    numbers, said = record.get("numbers"), record.get("said")
+    if not isinstance(numbers, dict) or not isinstance(said, list):
+        raise InputError(f"'{file}' is no analysis of a run; make it again")
+    figures: dict[str, Path] = {}
+    for name in _words(record.get("figures")):
+        # a name from a file must not lead out of its folder
+        if name.replace("-", "").replace("_", "").isalnum():
+            stem = file.parent / f"{file.stem}-{name}"
+            there = (stem.with_name(stem.name + ending) for ending in ENDINGS)
+            first = next((path for path in there if path.is_file()), None)
+            figures |= {} if first is None else {name: first}
+    title = str(record.get("title") or file.stem)
+    return Analysed(run, file.stem, title, tuple(_words(said)), numbers, figures)  # type: ignore[arg-type]
+
+
+def _words(values: Any) -> Sequence[str]:
+    return [str(value) for value in values] if isinstance(values, list) else []
