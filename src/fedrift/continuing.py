@@ -15,7 +15,7 @@ from fedrift.planning import Task
 from fedrift.records import read_file
 from fedrift.results import SUMMARY, RunFolder
 from fedrift.results import load as load_folder
-from fedrift.store import Store
+from fedrift.store import States
 
 
 def identity_of(task: Task) -> str:
@@ -53,7 +53,7 @@ def full(place: str, folder: RunFolder | None) -> str:
 
 
 def begin(
-    task: Task, store: Store, folder: RunFolder | None, again: bool
+    task: Task, store: States, folder: RunFolder | None, again: bool
 ) -> tuple[Progress, tuple[str, ...]]:
     """The initial state, or that of the folder's newest good checkpoint; what is to be said."""
     state = task.algorithm.server(task.problem)

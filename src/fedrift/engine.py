@@ -34,7 +34,7 @@ from fedrift.rounds import (
     Status,
     fingerprint,
 )
-from fedrift.store import Store
+from fedrift.store import States
 from fedrift.unbroken import unbroken
 
 __all__ = ["Engine", "Finished", "Observer", "Plan", "Progress", "RoundReport", "fingerprint"]
@@ -60,7 +60,7 @@ class Engine:
         algorithm: Algorithm[Any, Any],
         problem: Problem,
         backend: Backend,
-        store: Store,
+        store: States,
         settings: Settings,
         progress: Progress,
         *,
@@ -196,14 +196,16 @@ class Engine:
     def _draw(self, t: int) -> tuple[tuple[int, ...], bool]:
         """The cohort, and whether it was drawn from those not counted yet."""
         progress, who = self.progress, self.settings.participation
+        here = self.settings.present()
         if self.algorithm.sampling(progress.state) == "once":
             left = np.setdiff1d(who.everybody(), list(progress.counted))
             if len(left):
-                return who.draw(t, self.settings.seed, left), True
+                able = left if here is None else np.intersect1d(left, here)
+                return who.draw(t, self.settings.seed, able), True
             progress.state = self.algorithm.exhausted(progress.state, self.problem)
             if self.algorithm.sampling(progress.state) == "once":
                 return (), True
-        return who.draw(t, self.settings.seed), False
+        return who.among(t, self.settings.seed, here), False
 
     def _works(self, client: int, t: int) -> bool:
         n = int(self.settings.sizes[client])

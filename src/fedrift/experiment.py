@@ -49,7 +49,7 @@ FIELDS: dict[str, fields.Field] = {
     "dtype": fields.choice("float32", "float64"),
     "device": fields.device(),
     "workers": fields.workers(),
-    "backend": fields.choice("auto", "in-process", "processes"),
+    "backend": fields.backend("auto", "in-process", "processes", "ray"),
     "seed": fields.whole(0, fields.LARGEST_SEED),
     "eval_every": fields.whole(1),
     "out": fields.text(),

@@ -99,6 +99,18 @@ def choice(*names: str) -> Field:
     return Field(read, as_is)
 
 
+def backend(*names: str) -> Field:
+    """One of the names, or ray with the address of a cluster."""
+    one = choice(*names)
+
+    def read(value: object, field: str) -> str:
+        if isinstance(value, str) and value.startswith("ray:") and value.strip() == value != "ray:":
+            return value
+        return str(one.read(value, field))
+
+    return Field(read, as_is)
+
+
 def workers() -> Field:
     def read(value: object, field: str) -> int | str:
         if value == "auto":

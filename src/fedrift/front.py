@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedrift import backends, session, task
 from fedrift.algorithm import Algorithm
 from fedrift.comparison import Comparison, Item, Runner, Watch
-from fedrift.data import given, partition
+from fedrift.data import given, hugging, partition
 from fedrift.data.resident import Split
 from fedrift.engine import Observer, RoundReport
 from fedrift.errors import InputError, unknown
@@ -60,7 +60,7 @@ SETTINGS: dict[str, Any] = {
 def split(
     x: Any,
     y: Any,
-    scheme: str = "iid",
+    scheme: Any = "iid",
     *,
     clients: int = 10,
     seed: int = 0,
@@ -68,7 +68,10 @@ def split(
     alpha: float | None = None,
     shift: str | None = None,
 ) -> Split:
-    """Divide samples among clients: `fr.split(x, y, "dirichlet:0.1", clients=100)`."""
+    """Divide samples among clients: `fr.split(x, y, "dirichlet:0.1", clients=100)`.
+
+    `scheme` may be a partitioner of flwr_datasets too, which brings its number of clients.
+    """
     x_tree, y_tree = given.tensors(x, None, "x"), given.tensors(y, None, "y")
     if count(x_tree) != count(y_tree):
         raise InputError(f"x has {count(x_tree)} samples but y has {count(y_tree)}")
@@ -76,12 +79,17 @@ def split(
     if labels is None or labels.dtype.kind == "f":
         labels = np.zeros(count(y_tree), dtype=np.int64)  # no classes to skew
     names = None if users is None else np.asarray(users)
-    made = partition.partition(scheme, labels, clients=clients, seed=seed, users=names, alpha=alpha)
+    if isinstance(scheme, str):
+        how: dict[str, Any] = {"clients": clients, "seed": seed, "users": names, "alpha": alpha}
+        made = partition.partition(scheme, labels, **how)
+    else:
+        made = hugging.partition(scheme, labels, seed)
     if shift is not None:
         if not isinstance(x_tree, Tensor):
             raise InputError(f"shift '{shift}' needs one tensor of images as x")
         x_tree = torch.from_numpy(partition.shift(shift, x_tree.numpy(), made.parts, seed))
-    return Split(x_tree, y_tree, made.parts, scheme)
+    note = scheme if isinstance(scheme, str) else made.name
+    return Split(x_tree, y_tree, made.parts, note)
 
 
 def run(

@@ -116,7 +116,10 @@ def clients(split: Split, classes: int | None) -> dict[str, Any]:
     """Who holds how many samples of which class, for reports."""
     counts = None
     labels = isinstance(split.y, Tensor) and split.y.dim() == 1 and not split.y.is_floating_point()
-    if classes and labels and split.make is None and len(split) * classes <= MOST_COUNTS:
+    # Neither made when they are visited, nor held elsewhere.
+    held = split.make is None and len(split.parts) == len(split)
+    held = held and all(len(p) == n for p, n in zip(split.parts, split.sizes, strict=True))
+    if held and classes and labels and len(split) * classes <= MOST_COUNTS:
         y = split.y.numpy()
         counts = [np.bincount(y[p][y[p] >= 0], minlength=classes).tolist() for p in split.parts]
     return {"sizes": split.sizes.tolist(), "counts": counts, "scheme": split.note}

@@ -40,6 +40,12 @@ def derived(compute: Callable[[Any], Any]) -> Any:
     return field(init=False, default=None, metadata={"derived": compute})
 
 
+def shaped(dtype: torch.dtype, shape: Callable[[Any, Any], tuple[int, ...]]) -> Any:
+    """A tensor that is no vector of parameters: its dtype, and its shape from the algorithm and
+    the task. A message with a tensor of any other form is refused where it leaves and arrives."""
+    return field(metadata={"dtype": dtype, "shape": shape})
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def message(cls: type[T]) -> type[T]:
     """A message down or up: frozen, keyword-only."""

@@ -24,10 +24,10 @@ from fedrift.problem import Problem
 from fedrift.rounds import Plan
 from fedrift.shared import tensor_digest
 from fedrift.site import Augment
-from fedrift.store import Store
+from fedrift.store import States
 
 WORTH_WORKERS = 3.0  # seconds of work below which starting workers costs more than they save
-KINDS = ("auto", "in-process", "processes", "wire")
+KINDS = ("auto", "in-process", "processes", "wire", "ray")
 PROCESS_BYTES = 160 << 20  # what an idle process with torch holds for itself
 
 UserMetric = Callable[[Any, Any], Any]
@@ -73,17 +73,27 @@ def _name(function: Any) -> str:
     return f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', repr(inner))}"
 
 
+def is_ray(kind: object) -> bool:
+    """`ray`, or `ray:` and the address of a cluster."""
+    return kind == "ray" or (isinstance(kind, str) and kind.startswith("ray:"))
+
+
 def workers_for(task: Task, workers: int | str, kind: str) -> int:
-    if kind not in KINDS:
+    if kind not in KINDS and not is_ray(kind):
         raise unknown("backend", str(kind), KINDS)
     if isinstance(workers, bool) or (workers != "auto" and not isinstance(workers, int)):
         raise InputError(f"workers={workers!r} must be 'auto' or a whole number of at least 0")
     if isinstance(workers, int) and not 0 <= workers <= backends.MOST_WORKERS:
         raise InputError(f"workers={workers} must be from 0 to {backends.MOST_WORKERS}")
+    if is_ray(kind) and (workers == 0 or task.problem.device != "cpu"):
+        where = f"workers={workers}" if workers == 0 else f"device={task.problem.device}"
+        raise InputError(f"backend '{kind}' and {where}: drop one; its workers use the cpu")
     if kind in ("in-process", "wire") or workers == 0 or task.problem.device != "cpu":
         return 0
     if isinstance(workers, int):
         return workers
+    if is_ray(kind):
+        return backends.cores()
     number = min(backends.cores(), task.participation.size)
     if kind == "processes":
         return max(1, number)
@@ -124,7 +134,7 @@ def cost_of(task: Task) -> Callable[[int, int], float]:
 
 
 def plan(
-    task: Task, store: Store, workers: int, resumed_from: int, said: tuple[str, ...] = ()
+    task: Task, store: States, workers: int, resumed_from: int, said: tuple[str, ...] = ()
 ) -> Plan:
     """What the run will hold in memory and on disk."""
     vector = task.problem.w0.nbytes

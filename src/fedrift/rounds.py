@@ -92,6 +92,8 @@ class Settings:
     aggregation: Aggregation | None = None
     until: int | None = None
     """Stop after so many rounds, although the run as such is longer."""
+    present: Callable[[], np.ndarray | None] = lambda: None
+    """Clients that can be asked now; None: all of them, always."""
 
     @property
     def last(self) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from fedrift import keeping, metrics
@@ -22,18 +23,26 @@ from fedrift.errors import InputError, RunError
 from fedrift.flat import map_tree
 from fedrift.ledger import Ledger
 from fedrift.origin import Origin
-from fedrift.planning import Task, UserMetric, cost_of, plan, workers_for
+from fedrift.planning import Task, UserMetric, cost_of, is_ray, plan, workers_for
 from fedrift.result import Result
 from fedrift.results import RunFolder
 from fedrift.results import load as load_folder
 from fedrift.room import check_room
 from fedrift.rounds import Analyst
-from fedrift.store import Store
+from fedrift.store import States, Store
 
 __all__ = ["Appoint", "Task", "UserMetric", "execute", "one_thread"]
 
 Appoint = Callable[[Task, Store, Path | None, Progress], Analyst]
 """Makes the one who measures during a run, from what the run consists of."""
+
+
+class Place(Protocol):
+    """Clients that are elsewhere: where their states lie, who runs their visits, who is there."""
+
+    def states(self, visitor: Visitor) -> States: ...
+    def backend(self, visitor: Visitor, evaluator: Evaluator | None) -> Backend: ...
+    def present(self) -> np.ndarray | None: ...
 
 
 @contextmanager
@@ -61,8 +70,9 @@ def execute(
     appoint: Appoint | None = None,
     until: int | None = None,
     origin: tuple[Task, int] | None = None,
+    place: Place | None = None,
 ) -> Result:
-    """Run the task, on a pool if there is one, or go on with what its folder holds of it.
+    """Run the task, or go on with what its folder holds of it; on a pool or at a place if given.
 
     `until` stops it early; with an `origin`, its first rounds are those of another task, which
     needs a folder to hand its state over.
@@ -74,6 +84,7 @@ def execute(
         if origin is not None:
             check_fit(task, origin[0])
         number = pool.workers if pool is not None else workers_for(task, workers, backend)
+        number = number if place is None else 0
         if number:
             check_sendable(task.algorithm, task.problem, task.augment)
         folder, again = None, False
@@ -92,7 +103,9 @@ def execute(
         try:
             if folder is not None and again and is_complete(folder):
                 return _reread(task, folder)
-            start = partial(_execute, number=number, kind=backend, observer=observer, pool=pool)
+            start = partial(
+                _execute, number=number, kind=backend, observer=observer, pool=pool, place=place
+            )
             if origin is not None and folder is not None:
                 first, at = origin[0], origin[1] if until is None else min(origin[1], until)
                 _check(first)
@@ -127,11 +140,17 @@ def _execute(
     until: int | None = None,
     is_part: bool = False,
     appoint: Appoint | None = None,
+    place: Place | None = None,
 ) -> Result | None:
     """None if it was only a part of a run, and that part has been done."""
     problem = task.problem
-    store = Store(task.algorithm, problem, None if folder is None else folder.path / "clients")
     visitor = Visitor(task.algorithm, problem, task.split, task.augment)
+    rows = None
+    if place is None:
+        where = None if folder is None else folder.path / "clients"
+        store = rows = Store(task.algorithm, problem, where)
+    else:
+        store = place.states(visitor)
     evaluator = None
     if task.test is not None:
         evaluator = Evaluator(problem, *task.test, metrics.evaluate_chunk, bool(task.metrics))
@@ -147,9 +166,14 @@ def _execute(
         raise
     if observer is not None:
         observer.started(planned)
-    place = None if folder is None else folder.path
-    analyst = None if appoint is None else appoint(task, store, place, progress)
-    chosen = _backend(visitor, store, evaluator, number, task, kind, pool)
+    analyst = None
+    if rows is not None:
+        where = None if folder is None else folder.path
+        analyst = None if appoint is None else appoint(task, rows, where, progress)
+        chosen = _backend(visitor, rows, evaluator, number, task, kind, pool)
+    else:
+        assert place is not None
+        chosen = place.backend(visitor, evaluator)
     engine = Engine(
         task.algorithm,
         problem,
@@ -165,6 +189,7 @@ def _execute(
             faults=task.faults,
             aggregation=task.aggregation,
             until=until,
+            present=(lambda: None) if place is None else place.present,
         ),
         progress,
         recorder=None if folder is None else keeping.Keeper(folder),
@@ -205,6 +230,11 @@ def _backend(
 ) -> Backend:
     if pool is not None:
         return Processes(visitor, store, evaluator, pool, cost_of(task), owns_pool=False)
+    if is_ray(kind):
+        from fedrift.backends.cluster import Ray
+
+        where = kind.partition(":")[2]
+        return Ray(visitor, store, evaluator, cost_of(task), address=where, workers=workers)
     if workers == 0:
         return InProcess(visitor, store, evaluator, wire=kind == "wire")
     own = Pool(workers)
@@ -213,6 +243,19 @@ def _backend(
     except BaseException:
         own.close()
         raise
+
+
+@contextmanager
+def on_ray(kind: str, workers: int) -> Generator[None]:
+    """Ray, started or joined once for several runs."""
+    from fedrift.backends import cluster
+
+    is_ours = cluster.connect(kind.partition(":")[2], workers)
+    try:
+        yield
+    finally:
+        if is_ours:
+            cluster.disconnect()
 
 
 def _combine(task: Task, chunks: Sequence[Chunk]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -128,6 +128,24 @@ class Table:
 
     def close(self) -> None:
         os.close(self.rows.descriptor)
+
+
+class States(Protocol):
+    """Client states as the engine handles them, wherever they lie."""
+
+    @property
+    def tables(self) -> Mapping[str, Any]: ...
+
+    scratch: str
+    """Where what does not fit into memory goes."""
+
+    def row_bytes(self) -> int: ...
+    def commit(self) -> None: ...
+    def discard(self) -> None: ...
+    def sync(self) -> None: ...
+    def saved(self) -> None: ...
+    def restore(self, rows: Mapping[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None: ...
+    def close(self) -> None: ...
 
 
 class Store:

@@ -54,6 +54,20 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
     whole = Split(x, y, ready.partition.parts, scheme)
     if lazy is not None:
         whole = Split(x, y, (), scheme, lazy.make, lazy.sizes)
+    test = held.of(data.x_test, kind), held.of(data.y_test, kind)
+    black = tuple(-m / s for m, s in zip(data.mean, data.std, strict=True))
+    make = models.factory(ready.model, ready.x.shape[1:], data.classes)
+    return of_split(replace(spec, model=ready.model), make, whole, test, black)
+
+
+def of_split(
+    spec: Spec,
+    make: Callable[[], nn.Module],
+    whole: Split,
+    test: tuple[Any, Any] | None,
+    black: tuple[float, ...],
+) -> Task:
+    """The task a spec describes, on clients' data that are there."""
     local: dict[str, Any] = {
         name: getattr(spec, name)
         for name in ("epochs", "steps", "lr", "momentum", "weight_decay", "clip", "schedule")
@@ -62,9 +76,9 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
         local["batch_size"] = None if spec.batch_size == "full" else spec.batch_size
     return settle(
         spec.algorithm,
-        models.factory(ready.model, ready.x.shape[1:], data.classes),
+        make,
         whole,
-        (held.of(data.x_test, kind), held.of(data.y_test, kind)),
+        test,
         local,
         rounds=spec.rounds,
         who={
@@ -77,7 +91,7 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
         loss=None,
         metrics={},
         augment=spec.augment,
-        dtype=kind,
+        dtype=DTYPES[spec.dtype],
         device=spec.device,
         seed=spec.seed,
         eval_every=spec.eval_every,
@@ -85,8 +99,8 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
         faults=spec.faults,
         aggregate=spec.aggregate,
         privacy=spec.privacy,
-        spec=replace(spec, model=ready.model),
-        black=tuple(-m / s for m, s in zip(data.mean, data.std, strict=True)),
+        spec=spec,
+        black=black,
     )
 
 

@@ -14,6 +14,7 @@ from fedrift.cli.analyse import analyse
 from fedrift.cli.compare import compare
 from fedrift.cli.conform import conform
 from fedrift.cli.explain import explain
+from fedrift.cli.flower import app as flower
 from fedrift.cli.fork import fork
 from fedrift.cli.listing import list_names
 from fedrift.cli.partition import partition
@@ -45,6 +46,7 @@ app.command()(conform)
 app.command(no_args_is_help=True)(explain)
 app.command("list")(list_names)
 app.command()(partition)
+app.add_typer(flower, name="flower")
 
 
 def _version(wanted: bool) -> None:

@@ -114,7 +114,12 @@ def run(
         _flag(HOW, "Worker processes (auto: one per core); 0: none, in this process.", "auto|N"),
     ] = None,
     backend: Annotated[
-        str | None, _flag(HOW, "Where clients run (auto).", "auto|in-process|processes")
+        str | None,
+        _flag(
+            HOW,
+            "Where clients run (auto); ray:ADDRESS is a cluster.",
+            "auto|in-process|processes|ray",
+        ),
     ] = None,
     dtype: Annotated[str | None, _flag(HOW, "Precision (float32).", "float32|float64")] = None,
     device: Annotated[str | None, _flag(HOW, "cpu, cuda, cuda:1 or mps (cpu).")] = None,

@@ -104,7 +104,7 @@ def execute(
     origin: Origin | None = None,
 ) -> None:
     """Runs what has been checked; `folder` may hold the beginning of the same run."""
-    if spec.workers != 0 and spec.backend != "in-process":
+    if spec.workers != 0 and spec.backend in ("auto", "processes"):
         from fedrift.backends import prestart
 
         prestart()
