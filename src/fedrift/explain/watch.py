@@ -242,8 +242,8 @@ class WatchedSite:
 def watching(visits: list[Visit]) -> Callable[..., WatchedSite]:
     """Makes sites whose visits are added to a list."""
 
-    def make(*given: Any, client: int, round: int, seed: int, augment: Any) -> WatchedSite:
-        site = Site(*given, client=client, round=round, seed=seed, augment=augment)
+    def make(*given: Any, client: int, round: int, **more: Any) -> WatchedSite:
+        site = Site(*given, client=client, round=round, **more)
         visits.append(Visit(client, round))
         return WatchedSite(site, visits[-1])
 
