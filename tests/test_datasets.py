@@ -188,7 +188,7 @@ def test_synthetic_alpha_and_iid_decide_whether_devices_share_a_model():
         ("synthetic:1,x", ("B", "'x'")),
         ("synthetic:-1,0", ("A", "'-1'")),
         ("synthetic:1,1,clients=0", ("clients", "'0'")),
-        ("synthetic:1,1,clients=99999999", ("clients", "10000")),
+        ("synthetic:1,1,clients=99999999", ("clients", "99999999")),
         ("synthetic:1,1,iid=true", ("iid", "synthetic:0,0,iid=true")),
         ("synthetic:0,0,iid=perhaps", ("iid", "'perhaps'")),
         ("npz", ("npz:FILE",)),

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,14 @@ def read(path: Path, like: Any) -> Checkpoint:
         raise ValueError(str(error).split("\n")[0][:200]) from None
     except (KeyError, TypeError, AttributeError, StopIteration, IndexError) as error:
         raise ValueError(f"it is not a checkpoint of this run ({error!r:.80})") from None
+
+
+def newest(folder: Path, like: Any) -> Checkpoint | None:
+    """The last good checkpoint of a folder, if it has one."""
+    for name in (FILE, PREVIOUS):
+        with suppress(ValueError):
+            return read(folder / name, like)
+    return None
 
 
 def _unpacked(head: dict[str, Any], packed: Packed, like: Any) -> Checkpoint:

@@ -83,8 +83,9 @@ def execute(
         _check(task)
         if origin is not None:
             check_fit(task, origin[0])
-        number = pool.workers if pool is not None else workers_for(task, workers, backend)
-        number = number if place is None else 0
+        number = 0
+        if place is None:
+            number = pool.workers if pool is not None else workers_for(task, workers, backend)
         if number:
             check_sendable(task.algorithm, task.problem, task.augment)
         folder, again = None, False

@@ -59,7 +59,7 @@ def load(folder: str | Path, name: str = "", data_dir: str | None = None) -> Cas
 
 def _case(task: Task, record: RunRecord, name: str) -> Case:
     algorithm, problem, folder = task.algorithm, task.problem, record.folder
-    point = checkpoint.read(folder, algorithm.server(problem))
+    point = checkpoint.newest(folder, algorithm.server(problem))
     store = _store(task, folder, point) if point is not None else None
     if (folder / results.MODEL).is_file():
         shown, round = _final(problem, record.weights(), folder), _rounds(record)
