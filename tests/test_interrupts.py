@@ -94,12 +94,12 @@ def test_a_worker_whose_parent_hears_no_more_ends_quietly() -> None:
     assert process.exitcode == 0
 
 
-@pytest.mark.parametrize("left", ["spec.toml", ".spec.toml.123.tmp", "env.json"])
+@pytest.mark.parametrize("left", ["env.json", "clients.json", ".spec.toml.123.tmp", "spec.toml"])
 def test_a_run_killed_while_its_folder_is_made_starts_anew(left: str, tmp_path: Path) -> None:
     """The files stand there in the order in which they are written; `left` is the last."""
     place = tmp_path / "run"
     run(place)
-    order = ["spec.toml", "env.json"]
+    order = ["env.json", "clients.json", "spec.toml"]
     kept = order[: order.index(left) + 1] if left in order else []
     for file in [p for p in place.rglob("*") if p.is_file() and p.name not in kept]:
         file.unlink()

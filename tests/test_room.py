@@ -61,6 +61,16 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         small_run("fedavg")
 
 
+def test_looking_for_room_does_not_walk_through_foreign_folders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Client states of a run without a folder go to the folder for temporary files: a large one."""
+    walked: list[Path] = []
+    monkeypatch.setattr(room, "held", walked.append)
+    small_run("scaffold", rounds=1)
+    assert walked == []
+
+
 def test_this_machine_is_known() -> None:
     memory = room.free_memory()
     assert memory is None or memory > 10**7

@@ -53,7 +53,9 @@ def check_room(plan: Plan, place: Path, out: bool) -> None:
             f"workers={plan.workers}: the run needs about {_text(plan.memory_bytes)} of memory, "
             f"but {_text(memory)} are free; {fix}"
         )
-    disk = free_disk(place) + (held(place) if out else 0)  # never walk all of a temporary folder
+    disk = free_disk(place) if plan.disk_bytes else 0
+    if out and plan.disk_bytes > disk:  # what the run has written already is its own
+        disk += held(place)
     if plan.disk_bytes > disk:
         fix = "name an out folder on a larger disk" if out else "set TMPDIR to a larger disk"
         raise InputError(
