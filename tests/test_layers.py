@@ -92,12 +92,16 @@ ALLOWED = {
     "track": "errors grammar rounds result track.*",
     "validation": f"{WORDS} data.samples",
     "comparison": f"{RUNS} session grid track report",
-    "described": f"{LOOP} experiment keeping",
+    "dividing": f"{WORDS} flat data.*",
+    "described": f"{LOOP} experiment keeping dividing",
     "checks": f"{CORE} data.resident",
-    "task": f"{INPUT} {RUNS} data.* models build described checks prepare session",
+    "entrant": f"{CORE} experiment build",
+    "task": f"{INPUT} {RUNS} data.* models build described checks entrant prepare session",
     "analysis.*": f"{INPUT} {RUNS} {SEEN} data.* prepare session task analysis.*",
     "analysis": "analysis.*",
-    "front": f"{INPUT} {RUNS} examinations data.* {GRIDS} track prepare session analysis.during",
+    "front": f"{INPUT} {RUNS} examinations data.* {GRIDS} described entrant track prepare session "
+    "analysis.during",
+    "comparing": f"{INPUT} {RUNS} {GRIDS} described entrant front track",
     "contests": f"{INPUT} {RUNS} data.* {GRIDS} tuned search track prepare session",
     "conform.*": f"{INPUT} {RUNS} data.* build task session algorithms algorithms.* conform.*",
     "conform": "errors conform.*",
@@ -107,7 +111,8 @@ ALLOWED = {
     "cli": "*",
     "cli.*": "*",
     "__main__": "cli",
-    FRONT_DOOR: "version algorithm comparison data.resident engine errors front local result",
+    FRONT_DOOR: "version algorithm comparing comparison data.resident dividing engine errors front "
+    "local result",
 }
 
 # Outside the package an algorithm sees torch and the language, nothing else.

@@ -56,9 +56,26 @@ def has_labels(y: Any) -> bool:
 
 
 def check_labels(problem: Problem, held: Split, test: tuple[Any, Any] | None, strict: bool) -> None:
-    if problem.classes is None or not strict:
+    """Whether targets and output suit the default loss; with a loss of one's own anything may."""
+    if not strict:
         return
-    for name, y in (("clients", held.y), ("test", None if test is None else test[1])):
+    sides = (("clients", held.y), ("test", None if test is None else test[1]))
+    for name, y in sides:
+        if isinstance(y, Tensor) and y.is_floating_point():
+            raise InputError(
+                f"{name}: targets are floating point ({str(y.dtype).removeprefix('torch.')} of "
+                f"shape {tuple(y.shape)}), but without loss=… they must be class labels; give for "
+                "example loss=torch.nn.functional.mse_loss for regression, or "
+                "binary_cross_entropy_with_logits for several labels at once"
+            )
+    if problem.classes == 1:
+        raise InputError(
+            "loss: the model has one output, whose cross-entropy is always 0; give the model one "
+            "output per class, or loss=… for regression or a yes-or-no answer"
+        )
+    if problem.classes is None:
+        return
+    for name, y in sides:
         if isinstance(y, Tensor) and y.numel() and not y.is_floating_point():
             bad = y[(y >= problem.classes) | ((y < 0) & (y != -100))]
             if len(bad):

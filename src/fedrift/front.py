@@ -1,8 +1,9 @@
-"""The front door: run, compare and split, with one's own model and data or with named ones."""
+"""The front door: run, with one's own model and data or with named ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift import backends, session, task
-from fedrift.algorithm import Algorithm
-from fedrift.comparison import Comparison, Item, Runner, Watch
-from fedrift.data import given, partition
-from fedrift.data.resident import Split
+from fedrift import session, task
+from fedrift.data import given
+from fedrift.described import where
 from fedrift.engine import Observer, RoundReport
-from fedrift.errors import InputError, unknown
+from fedrift.entrant import Entrant
+from fedrift.errors import InputError
 from fedrift.examinations import During, during
 from fedrift.experiment import Spec
-from fedrift.flat import count
-from fedrift.grid import seeds_of, slug
+from fedrift.grid import slug
 from fedrift.prepare import Prepared, prepare
 from fedrift.result import Result
 from fedrift.session import UserMetric
@@ -53,35 +52,8 @@ SETTINGS: dict[str, Any] = {
 """What decides the result of a run besides the algorithm, with the defaults."""
 
 
-def split(
-    x: Any,
-    y: Any,
-    scheme: str = "iid",
-    *,
-    clients: int = 10,
-    seed: int = 0,
-    users: Any = None,
-    alpha: float | None = None,
-    shift: str | None = None,
-) -> Split:
-    """Divide samples among clients: `fr.split(x, y, "dirichlet:0.1", clients=100)`."""
-    x_tree, y_tree = given.tensors(x, None, "x"), given.tensors(y, None, "y")
-    if count(x_tree) != count(y_tree):
-        raise InputError(f"x has {count(x_tree)} samples but y has {count(y_tree)}")
-    labels = y_tree.numpy() if isinstance(y_tree, Tensor) and y_tree.dim() == 1 else None
-    if labels is None or labels.dtype.kind == "f":
-        labels = np.zeros(count(y_tree), dtype=np.int64)  # no classes to skew
-    names = None if users is None else np.asarray(users)
-    made = partition.partition(scheme, labels, clients=clients, seed=seed, users=names, alpha=alpha)
-    if shift is not None:
-        if not isinstance(x_tree, Tensor):
-            raise InputError(f"shift '{shift}' needs one tensor of images as x")
-        x_tree = torch.from_numpy(partition.shift(shift, x_tree.numpy(), made.parts, seed))
-    return Split(x_tree, y_tree, made.parts, scheme)
-
-
 def run(
-    algorithm: str | Algorithm[Any, Any],
+    algorithm: Entrant,
     *,
     model: Callable[[], nn.Module] | nn.Module,
     clients: Any,
@@ -121,7 +93,8 @@ def run(
     if on_round is not None and not callable(on_round):
         raise InputError(f"on_round={on_round!r} must be a function of a RoundReport")
     wanted, folder = tracks(track), None if out is None else Path(out)
-    made = _settled(algorithm, settings)
+    made = settled(algorithm, settings)
+    made = replace(made, spec=where(made.spec, workers, backend))
     name = slug(f"{made.about['algorithm']}-s{made.seed}" if folder is None else folder.name)
     execute = partial(
         session.execute,
@@ -148,49 +121,7 @@ def _appointed(analyse: str | During | None, out: str | Path | None) -> session.
     return appointed(during(analyse) if isinstance(analyse, str) else analyse)
 
 
-def compare(
-    algorithms: Sequence[str | Algorithm[Any, Any]],
-    *,
-    seeds: int | Sequence[int] = 1,
-    workers: int | str = "auto",
-    out: str | Path | None = None,
-    watch: Watch | None = None,
-    track: str | Sequence[str] | None = None,
-    **settings: Any,
-) -> Comparison:
-    """Run several algorithms on the same task, with the same seeds; other arguments as for `run`.
-
-    For one seed all of them start from the same weights, ask the same cohorts and see the same
-    batches, so that differences are the algorithms' own.
-    """
-    for key in settings:
-        if key not in SETTINGS or key == "seed":
-            raise unknown("argument of compare", key, [k for k in SETTINGS if k != "seed"])
-    numbers = seeds_of(list(seeds) if isinstance(seeds, Sequence) else seeds)
-    if workers != "auto" and (not isinstance(workers, int) or workers < 0):
-        raise InputError(f"workers={workers!r} must be 'auto' or a whole number")
-    folder, wanted = None if out is None else Path(out), tracks(track)
-    items: list[Item] = []
-    labels = _labels(algorithms)
-    for seed in numbers:
-        for algorithm, label in zip(algorithms, labels, strict=True):
-            place = None if folder is None else folder / "runs" / slug(f"{label}-s{seed}")
-            make = partial(_settled, algorithm, {**settings, "seed": seed})
-            items.append(Item(label, {}, seed, make, place, settings.get("rounds", 0)))
-    number = backends.cores() if workers == "auto" else int(workers)
-    return Comparison(Runner(number, watch, wanted).run(items), folder)
-
-
-def _labels(algorithms: Sequence[str | Algorithm[Any, Any]]) -> list[str]:
-    """Texts as they are, objects by their class; a second one of a name gets a number."""
-    names = [a if isinstance(a, str) else type(a).__name__.lower() for a in algorithms]
-    return [
-        f"{name} ({names[:i].count(name) + 1})" if name in names[:i] else name
-        for i, name in enumerate(names)
-    ]
-
-
-def _settled(algorithm: str | Algorithm[Any, Any], given_: Mapping[str, Any]) -> session.Task:
+def settled(algorithm: Entrant, given_: Mapping[str, Any]) -> session.Task:
     said = {key: _plain(given_.get(key, default)) for key, default in SETTINGS.items()}
     for key in ("model", "clients", "rounds"):
         if said[key] is None:

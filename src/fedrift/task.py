@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift import build, checks, models
-from fedrift.algorithm import Algorithm, local_of
+from fedrift import build, checks, entrant, models
+from fedrift.algorithm import local_of
 from fedrift.data import given
 from fedrift.data.augment import mixed_loss, parse_augment
 from fedrift.data.resident import Split
 from fedrift.described import described, given_work, work
 from fedrift.errors import InputError
-from fedrift.experiment import Spec
+from fedrift.experiment import FIELDS, Spec
 from fedrift.flat import count, map_tree, take
 from fedrift.participation import participation
 from fedrift.prepare import Prepared
@@ -84,7 +84,7 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
 
 
 def settle(
-    algorithm: str | Algorithm[Any, Any],
+    algorithm: entrant.Entrant,
     make: Callable[[], nn.Module],
     held: Split,
     test: tuple[Any, Any] | None,
@@ -138,26 +138,23 @@ def settle(
         first = np.concatenate(held.parts)[:2]
         return describe(make, head=head, probe=(take(held.x, first), take(held.y, first)))
 
-    if isinstance(algorithm, Algorithm):
-        said = [k for k, v in local.items() if v is not None] + (["weights"] if weights else [])
-        if said:
-            raise InputError(
-                f"{said[0]}: an Algorithm object carries its own local settings; set it there"
-            )
-        made, name = algorithm, type(algorithm).__name__.lower()
-    else:
-        named = Spec(algorithm=algorithm, weights=weights).algorithm_named
-        made, name = build.build(named, local, rounds), str(named)
+    made, name = entrant.settled(algorithm, local, weights, rounds)
     used = local_of(made)
+    if used is not None:
+        checks.per_client({"epochs": used.epochs, "steps": used.steps}, len(held))
     if used is not None and used.batch_size == 1 and problem.model.has_batch_norm:
         raise InputError("batch_size=1 gives batch normalisation nothing to average; use 2 or more")
     problem = made.adapt(problem, describe_again)
     made = made.prepare(problem)
-    about = {"algorithm": name, "rounds": rounds, "seed": seed}
+    about: dict[str, Any] = {"algorithm": name, "rounds": rounds, "seed": seed}
     if spec is None:
         more = {"augment": augment, "dtype": dtype, "device": device, "eval_every": eval_every}
-        by_hand = work(used) if isinstance(algorithm, Algorithm) else given_work(local)
-        kept = described({**about, **by_hand, **who, **more, "clients": len(held), "head": head})
+        by_hand = given_work(local)
+        if not isinstance(algorithm, str):
+            by_hand = {**work(used), **by_hand}
+            about["algorithm_object"] = entrant.written(made)
+        values = {**about, **by_hand, **who, **more, "clients": len(held), "head": head}
+        kept = described({k: v for k, v in values.items() if k in FIELDS}, held.note)
     else:
         kept = spec
         about |= {k: getattr(spec, k) for k in ("data", "partition", "alpha", "model")}
