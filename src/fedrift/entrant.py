@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from dataclasses import fields, replace
 from typing import Any, TypeAlias
 
 from fedrift import build
-from fedrift.algorithm import Algorithm, map_local, parts
+from fedrift.algorithm import Algorithm
 from fedrift.errors import InputError
 from fedrift.experiment import Spec
-from fedrift.local import Local
 
 Entrant: TypeAlias = str | Algorithm[Any, Any] | type[Algorithm[Any, Any]]
 """A text such as `fedprox:mu=0.3`, an object, or its class, which stands for the object of its
@@ -28,10 +27,7 @@ def settled(
         named = Spec(algorithm=given, weights=weights).algorithm_named
         return build.build(named, local, rounds), str(named)
     made = instance(given)
-    said = [key for key, value in local.items() if value is not None or key == "batch_size"]
-    if said:
-        _check_local(made, said[0], local[said[0]])
-        made = map_local(made, lambda old: build.local(old, local, rounds))
+    made = build.filled(made, local, rounds)
     if weights is not None:
         made = _weighted(made, weights)
     return made, text_of(made)
@@ -49,31 +45,7 @@ def instance(given: Any) -> Algorithm[Any, Any]:
         raise InputError(
             f"algorithm={given!r} must be a text such as 'fedavg', an Algorithm or its class"
         )
-    if not is_dataclass(made):
-        raise InputError(f"algorithm: {type(made).__name__} must be a frozen dataclass")
-    return made
-
-
-def _check_local(made: Algorithm[Any, Any], key: str, value: object) -> None:
-    """A setting of the run may fill the local settings only where the object says nothing."""
-    found = False
-    for _, node in parts(made):
-        for field in fields(node):  # type: ignore[arg-type]
-            own = getattr(node, field.name)
-            if not isinstance(own, Local):
-                continue
-            found = True
-            if own != default_of(field):
-                raise InputError(
-                    f"{key}={value!r} and {type(node).__name__}({field.name}=Local(…)) are both "
-                    f"given; keep one of the two"
-                )
-    if not found and not type(made).__module__.startswith("fedrift."):
-        name = type(made).__name__
-        raise InputError(
-            f"{key}={value!r}: {name} has no field for it; write local: Local = Local() in {name} "
-            "and train with self.local"
-        )
+    return build.checked(made)
 
 
 def _weighted(made: Algorithm[Any, Any], weights: str) -> Algorithm[Any, Any]:
@@ -89,16 +61,11 @@ def _weighted(made: Algorithm[Any, Any], weights: str) -> Algorithm[Any, Any]:
         raise InputError(
             f"weights={weights!r}: {name} has no field 'weights'; add one, or leave it"
         )
-    if made.weights not in (default_of(known["weights"]), weights):
+    if made.weights not in (build.default_of(known["weights"]), weights):
         raise InputError(
             f"weights={weights!r} and {name}(weights={made.weights!r}) are both given; keep one"
         )
     return replace(made, weights=weights)  # type: ignore[type-var]
-
-
-def default_of(field: Field[Any]) -> Any:
-    """The default of a dataclass's field; MISSING if it has none."""
-    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def text_of(made: Algorithm[Any, Any]) -> str:
@@ -108,7 +75,7 @@ def text_of(made: Algorithm[Any, Any]) -> str:
         value = getattr(made, field.name)
         if isinstance(value, Algorithm):
             head += f"({text_of(value)})"
-        elif isinstance(value, (bool, int, float, str)) and value != default_of(field):
+        elif isinstance(value, (bool, int, float, str)) and value != build.default_of(field):
             text = _spelled(value)
             if PLAIN.fullmatch(text):
                 options[field.name] = text

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,9 +45,6 @@ def conform(
     chosen = list(dict.fromkeys(names or _all()))
     _check_names(chosen)
     started = time.perf_counter()
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)  # modules beside the user, as with `python -m`; workers see it too
     watch = _Watch(len(chosen), silent=as_json or quiet)
     try:
         from fedrift.conform.survey import survey
