@@ -68,3 +68,29 @@ def test_a_tree_of_targets_has_no_labels() -> None:
     with pytest.raises(fr.InputError, match="labels="):
         fr.split(X, y, "dirichlet:1", clients=4)
     assert len(fr.split(X, y, "lognormal:1", clients=4)) == 4
+
+
+@pytest.mark.parametrize("gives", [lambda o, y: (o - y[:, None]).abs(), lambda o, y: "low"])
+def test_a_metric_is_one_number(gives: Any) -> None:
+    with pytest.raises(fr.InputError, match=r"metrics\['mae'\] gave a .*one number is wanted"):
+        small_run("fedavg", metrics={"mae": gives})
+
+
+class Lazy(nn.Module):
+    """Takes all its shapes from the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.LazyLinear(6), nn.LazyBatchNorm1d(), nn.LazyLinear(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.norm(self.first(x))))
+
+
+@pytest.mark.parametrize("model", [Lazy, Lazy()])
+def test_lazy_batch_norm(model: Any) -> None:
+    result = small_run("fedavg", model=model, clients=clients(Y), per_round=None)
+    assert result.accuracy[-1] > 0.4
+    x, y = blobs(200, seed=5)
+    module = result.module().eval()
+    assert (module(x).argmax(1) == y).double().mean().item() == pytest.approx(result.accuracy[-1])

@@ -6,6 +6,7 @@ import json
 from collections.abc import Generator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fedrift as fr
@@ -48,6 +49,22 @@ class Mine(Algorithm):
 
 SLOW = Mine(Local(lr=0.01))
 NUMBER = 3
+
+
+def tokens():
+    import numpy as np
+
+    x = np.random.default_rng(0).integers(0, 9, (120, 5))
+    return x, (x.sum(1) > 20).astype(int)
+
+
+class Words(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.table, self.out = nn.Embedding(9, 4), nn.Linear(4, classes)
+
+    def forward(self, x):
+        return self.out(self.table(x).mean(1))
 
 
 def net(input_shape, classes):
@@ -140,3 +157,14 @@ def test_a_mistake_is_named(beside: Path, text: str, says: str) -> None:
         small_run(text)
     if "Mine" not in text and ":" in text:
         Spec(algorithm=text).validate()  # its code is not imported to look at it
+
+
+@pytest.mark.parametrize("data", ["own_things:tokens", "npz:tokens.npz"])
+def test_whole_numbers_stay_whole(
+    data: str, beside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.random.default_rng(0).integers(0, 9, (120, 5))
+    np.savez(beside / "tokens.npz", x=x, y=(x.sum(1) > 20).astype(int))
+    common = ["--data", data, "--partition", "iid", "--rounds", "2", "--workers", "0", "--json"]
+    ran(capsys, "run", "fedavg", *common, "--model", "own_things:Words")
+    ran(capsys, "run", "fedavg", *common)  # a model of ours takes them as features

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -39,6 +39,23 @@ def check_kinds(loss: Any, metrics: Any, schedule: Any, augment: Any) -> None:
     texts = [augment] if isinstance(augment, str) else augment or []
     if not isinstance(texts, (list, tuple)) or not all(isinstance(t, str) for t in texts):
         raise InputError(f"augment={augment!r} must be a list of texts such as ['crop:4', 'flip']")
+
+
+def measured(name: str, measure: Callable[[Any, Any], Any]) -> Callable[[Any, Any], float]:
+    """The reader's metric, which must give one number."""
+
+    def scalar(output: Any, target: Any) -> float:
+        found = measure(output, target)
+        try:
+            return float(found)
+        except (TypeError, ValueError, RuntimeError):
+            shape = getattr(found, "shape", None)
+            what = type(found).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
+            raise InputError(
+                f"metrics['{name}'] gave a {what}; one number is wanted, such as its mean()"
+            ) from None
+
+    return scalar
 
 
 def check_device(name: str) -> None:

@@ -48,7 +48,10 @@ def prepare(spec: Spec, data: DataSet | None = None) -> Prepared:
     shape = data.x.shape[1:]
     model = spec.model or ("cnn" if fits("cnn", shape) else "mlp")
     choose(model, shape)
-    x = data.x if spec.shift is None else shift(spec.shift, data.x, made.parts, spec.seed)
+    x = data.x
+    if spec.shift is not None:
+        x = x if x.dtype.kind == "f" else x.astype(np.float32)
+        x = shift(spec.shift, x, made.parts, spec.seed)
     return Prepared(data, made, x, model)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift import build, checks, entrant, models
+from fedrift import build, checks, entrant, model_names, models
 from fedrift.algorithm import local_of
 from fedrift.data import given
 from fedrift.data.augment import mixed_loss, parse_augment
@@ -21,7 +20,7 @@ from fedrift.data.resident import Split
 from fedrift.described import described, given_work, work
 from fedrift.errors import InputError
 from fedrift.experiment import FIELDS, Spec
-from fedrift.flat import count, map_tree, take
+from fedrift.flat import copied, count, map_tree, take
 from fedrift.participation import participation
 from fedrift.prepare import Prepared
 from fedrift.problem import Problem, define
@@ -35,12 +34,14 @@ class Tensors:
     """Arrays as tensors, converted once however many runs use them."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, torch.dtype], tuple[np.ndarray, Any]] = {}
+        self._held: dict[tuple[int, torch.dtype, bool], tuple[np.ndarray, Any]] = {}
 
-    def of(self, array: np.ndarray, kind: torch.dtype) -> Any:
-        key = (id(array), kind)
+    def of(self, array: np.ndarray, kind: torch.dtype, floats: bool = False) -> Any:
+        """In the run's dtype; whole numbers stay what they are unless `floats` are wanted."""
+        key = (id(array), kind, floats)
         if key not in self._held:
             tensor = given.tensors(torch.from_numpy(array), kind, "data")
+            tensor = tensor.to(kind) if floats else tensor
             self._held[key] = (array, given.channels_last(tensor))
         return self._held[key][1]
 
@@ -49,7 +50,10 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
     """The task a spec describes, on data that are loaded and divided."""
     data, kind, held = ready.data, DTYPES[spec.dtype], tensors or Tensors()
     scheme = spec.partition if spec.alpha is None else f"{spec.partition}, alpha {spec.alpha:g}"
-    whole = Split(held.of(ready.x, kind), held.of(data.y, kind), ready.partition.parts, scheme)
+    floats = model_names.choose(ready.model).attribute is None
+    whole = Split(
+        held.of(ready.x, kind, floats), held.of(data.y, kind), ready.partition.parts, scheme
+    )
     local: dict[str, Any] = {
         name: getattr(spec, name)
         for name in ("epochs", "steps", "lr", "momentum", "weight_decay", "clip", "schedule")
@@ -60,7 +64,7 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
         spec.algorithm,
         models.factory(ready.model, ready.x.shape[1:], data.classes),
         whole,
-        (held.of(data.x_test, kind), held.of(data.y_test, kind)),
+        (held.of(data.x_test, kind, floats), held.of(data.y_test, kind)),
         local,
         rounds=spec.rounds,
         who={
@@ -170,7 +174,7 @@ def settle(
         spec=kept,
         about=about,
         augment=changes if changes else None,
-        metrics=metrics,
+        metrics={key: checks.measured(key, measure) for key, measure in metrics.items()},
         notes=notes,
     )
 
@@ -240,7 +244,7 @@ def _try(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
 
 def factory_of(model: Callable[[], nn.Module] | nn.Module) -> Callable[[], nn.Module]:
     if isinstance(model, nn.Module):
-        return partial(copy.deepcopy, model)
+        return partial(copied, model)
     if not callable(model):
         raise InputError(f"model: {model!r} must be a module or a function that returns one")
     return model

@@ -86,6 +86,8 @@ def inputs(values: object, where: str) -> tuple[np.ndarray, float | None]:
         return _images(x, where), 255.0
     if x.dtype.kind not in "biuf":
         raise InputError(f"{where} holds {x.dtype}; numbers are wanted")
+    if x.dtype.kind in "iu":  # tokens or categories: a model of ours takes them as floats
+        return np.ascontiguousarray(x, np.int64), None
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, np.float32)
     finite = np.isfinite(x)

@@ -37,7 +37,7 @@ class Samples:
     """What a source found: checked, but not yet split, thinned or scaled.
 
     With `top`, x counts 0..top and becomes (x / top - mean) / std, channel by channel (axis 1);
-    without, x is float32 and stays as it is.
+    without, x is float32 or int64 and stays as it is.
     """
 
     x: np.ndarray
