@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedrift.data.resident import Split
 from fedrift.errors import InputError
+from fedrift.flat import take
 from fedrift.problem import Problem
 
 COLUMNS = (
@@ -99,8 +100,17 @@ def check_labels(problem: Problem, held: Split, test: tuple[Any, Any] | None, st
                 wrong = int(bad.flatten()[0])
                 raise InputError(
                     f"{name}: label {wrong} is outside the model's {problem.classes} classes "
-                    f"(0 to {problem.classes - 1})"
+                    f"(0 to {problem.classes - 1}){classes_axis(problem, held.x)}"
                 )
+
+
+def classes_axis(problem: Problem, x: Any) -> str:
+    """Where classes are looked for in an output of many axes, as part of a sentence."""
+    output = problem.model.logits(problem.w0, take(x, slice(2)))
+    if not isinstance(output, Tensor) or output.dim() < 3:
+        return ""
+    shape = ", ".join(["N", *map(str, output.shape[1:])])
+    return f"; dimension 1 of the output ({shape}) is taken as classes: transpose it if need be"
 
 
 def per_client(local: Mapping[str, Any], clients: int) -> None:

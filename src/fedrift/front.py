@@ -26,7 +26,7 @@ from fedrift.result import Result
 from fedrift.session import UserMetric
 from fedrift.track import following, tracks
 
-_UNSAID: Any = object()
+USUAL = "default"  # the batch size that the algorithm has of its own
 LOCAL = ("epochs", "steps", "lr", "momentum", "weight_decay", "clip", "schedule")
 SETTINGS: dict[str, Any] = {
     "model": None,
@@ -40,7 +40,7 @@ SETTINGS: dict[str, Any] = {
     "participants": None,
     "sampling": "fixed",
     **dict.fromkeys(LOCAL),
-    "batch_size": _UNSAID,
+    "batch_size": USUAL,
     "weights": None,
     "augment": None,
     "dtype": "float32",
@@ -67,7 +67,7 @@ def run(
     sampling: str = "fixed",
     epochs: Any = None,
     steps: Any = None,
-    batch_size: Any = _UNSAID,
+    batch_size: int | str | None = "default",
     lr: float | None = None,
     momentum: float | None = None,
     weight_decay: float | None = None,
@@ -88,7 +88,36 @@ def run(
     track: str | Sequence[str] | None = None,
     analyse: str | During | None = None,
 ) -> Result:
-    """Simulate a federation and return its `Result`; docs/api.md describes every argument."""
+    """Simulate a federation and return its `Result`.
+
+    algorithm: a text such as "fedprox:mu=0.3" or "my_module:MyAlgorithm,mu=0.3", an `Algorithm`
+        object or its class. Local settings below fill an object that was given no `Local`.
+    model: a function that returns a module (a class will do), or a module, which is copied.
+    clients: what `split` returns, or a list with one (x, y) or map-style Dataset per client. x may
+        be a tuple of tensors (positional arguments of the model) or a dict (keyword arguments).
+    test: (x, y) or a Dataset; without it nothing is evaluated.
+    loss: f(output, target) → mean over the batch; cross-entropy of class labels unless given.
+    metrics: {name: f(output, target)} → one number, on the whole test set at once.
+    rounds, eval_every: how many; every how many is evaluated, and the last.
+    per_round, fraction: clients in a round, as a number or a share; all unless given.
+    sampling: "fixed" draws that many, "bernoulli" each with that probability, "cyclic" in turns.
+    participants: instead of these, exactly who: one list of client numbers per round.
+    epochs or steps: local work: a number, a list with one per client, or "uniform:2,5", drawn.
+    batch_size: "full" or None takes all of a client's samples at once; 64 unless given.
+    lr, momentum, weight_decay, clip: of the local steps; clip is the largest norm of one.
+    schedule: of lr over rounds: "exp:0.9", "step:10,factor=0.5" or "cosine".
+    weights: how replies are averaged: "samples" or "uniform"; the algorithm's own unless given.
+    augment: such as ["crop:4", "flip"].
+    dtype, device: "float32" or "float64"; "cpu", "cuda" or "mps".
+    workers, backend: processes that train clients, 0 for none; the bits do not depend on them.
+    seed: fixes every random choice.
+    out: a folder for the run; one that holds the beginning of the same run is continued.
+    head: name of the last layer, for algorithms that need to know it.
+    on_round: f(RoundReport), called after every round; the run stops if it returns True.
+    observer: an object with started(plan) and finished_round(report).
+    track: "tensorboard", "mlflow", or a list of these.
+    analyse: what to measure on the way, such as "every=10,what=drift,classes"; needs `out`.
+    """
     settings = {key: value for key, value in locals().items() if key in SETTINGS}
     if on_round is not None and not callable(on_round):
         raise InputError(f"on_round={on_round!r} must be a function of a RoundReport")
@@ -129,8 +158,8 @@ def settled(algorithm: Entrant, given_: Mapping[str, Any]) -> session.Task:
     for key in ("rounds", "eval_every"):
         _whole(said[key], key)
     local = {key: said[key] for key in LOCAL}
-    if said["batch_size"] is not _UNSAID:
-        local["batch_size"] = said["batch_size"]
+    if said["batch_size"] != USUAL:
+        local["batch_size"] = None if said["batch_size"] == "full" else said["batch_size"]
     kind, schedule = task.dtype_of(said["dtype"]), said["participants"]
     return task.settle(
         algorithm,

@@ -238,7 +238,7 @@ def _try(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
         labels = probe[1].tolist() if isinstance(probe[1], Tensor) else "…"
         raise InputError(
             f"{field}: no loss can be computed from the model's output for two samples and the "
-            f"targets {labels}: {error}"
+            f"targets {labels}: {error}{checks.classes_axis(problem, probe[0])}"
         ) from error
 
 

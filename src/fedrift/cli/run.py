@@ -46,7 +46,8 @@ def run(
         str | None, _flag(TASK, "Inputs differ by client: rotation:45, noise:0.5, contrast:0.5.")
     ] = None,
     model: Annotated[
-        str | None, _flag(TASK, "Model: mlp for digits, else cnn; see: fedrift list models.")
+        str | None,
+        _flag(TASK, "cnn if the images are large enough, else mlp; see: fedrift list models."),
     ] = None,
     head: Annotated[str | None, _flag(TASK, "The last layer of your own model.")] = None,
     augment: Annotated[
