@@ -52,7 +52,9 @@ class Front:
     raises: BaseException | None = None
     asked: list[tuple[Spec, str | None]] = field(default_factory=list[tuple[Spec, str | None]])
 
-    def run_spec(self, spec: Spec, *, observer: Any, out: str | None, prepared: Any) -> Any:
+    def run_spec(
+        self, spec: Spec, *, observer: Any, out: str | None, prepared: Any, **_: Any
+    ) -> Any:
         assert prepared.model == spec.model
         self.asked.append((spec, out))
         if self.rounds:

@@ -13,7 +13,7 @@ from import_graph import FRONT_DOOR, Graph
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "fedrift"
 
 WORDS = "errors grammar streams"
-INPUT = f"{WORDS} options source catalogue fields workload model_names"
+INPUT = f"{WORDS} options source catalogue fields workload model_names loss_names"
 VECTORS = f"{WORDS} flat messages optim"
 LOOP = f"{VECTORS} pieces local data.batches data.augment"
 CORE = f"{LOOP} problem site exchange algorithm"
@@ -42,6 +42,7 @@ ALLOWED = {
     "fields": WORDS,
     "workload": f"{WORDS} fields",
     "model_names": WORDS,
+    "loss_names": WORDS,
     "records": "errors",
     "figures": "errors",
     "quantities": "",
@@ -74,6 +75,7 @@ ALLOWED = {
     "backends.*": f"{PLACES} backends backends.*",
     "rounds": f"{PLACES} backends backends.* participation checkpoint",
     "engine": ENGINE,
+    "losses": f"{WORDS} own_code",
     "own_algorithm": f"{WORDS} options own_code algorithm",
     "build": f"{INPUT} {CORE} algorithms own_algorithm",
     "experiment": f"{INPUT} data.datasets data.partition data.augment",
@@ -98,11 +100,13 @@ ALLOWED = {
     "described": f"{LOOP} experiment keeping dividing",
     "checks": f"{CORE} data.resident",
     "entrant": f"{CORE} experiment build",
-    "task": f"{INPUT} {RUNS} data.* models build described checks entrant prepare session",
+    "converted": f"{WORDS} flat data.given",
+    "task": f"{INPUT} {RUNS} data.* models losses build described checks converted "
+    "entrant prepare session",
     "analysis.*": f"{INPUT} {RUNS} {SEEN} data.* prepare session task analysis.*",
     "analysis": "analysis.*",
-    "front": f"{INPUT} {RUNS} examinations data.* {GRIDS} described entrant track prepare session "
-    "analysis.during",
+    "front": f"{INPUT} {RUNS} examinations data.* {GRIDS} checks converted described entrant "
+    "track prepare session analysis.during",
     "comparing": f"{INPUT} {RUNS} {GRIDS} described entrant front track",
     "contests": f"{INPUT} {RUNS} data.* {GRIDS} tuned search track prepare session",
     "conform.*": f"{INPUT} {RUNS} data.* own_code build task session algorithms algorithms.* "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -100,6 +100,15 @@ def own_code(named: Named) -> list[str]:
     """The code that building this algorithm would import: itself, or what it wraps."""
     inner = [] if named.inner is None else own_code(named.inner)
     return [str(named.code), *inner] if is_own(named) else inner
+
+
+def with_weights(named: Named, weights: str) -> Named:
+    """The algorithm with `weights` among its options, or those of what it wraps."""
+    if named.inner is not None:  # a wrapper averages nothing itself
+        return replace(named, inner=with_weights(named.inner, weights))
+    if "weights" in named.options:
+        raise InputError(f"weights ({weights}) is also an option of '{named}'; keep one of the two")
+    return replace(named, options={**named.options, "weights": weights})
 
 
 def _typed(named: Named, found: Entry, field: str) -> dict[str, Scalar]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,6 +41,19 @@ def check_kinds(loss: Any, metrics: Any, schedule: Any, augment: Any) -> None:
     texts = [augment] if isinstance(augment, str) else augment or []
     if not isinstance(texts, (list, tuple)) or not all(isinstance(t, str) for t in texts):
         raise InputError(f"augment={augment!r} must be a list of texts such as ['crop:4', 'flip']")
+
+
+UNSEEN = "nothing is evaluated: give test=(x, y), or look at RoundReport.weights in on_round"
+
+
+def gaps(y: np.ndarray, classes: int) -> tuple[str, ...]:
+    """A remark if the labels leave numbers out: 3, 7 and 100 make 101 classes."""
+    if y.dtype.kind == "f":
+        return ()
+    found = np.unique(y)
+    if len(found) == classes or int(found[-1]) + 1 < classes:  # named classes may have no sample
+        return ()
+    return (f"labels are not 0 to {len(found) - 1}: {len(found)} of them make {classes} classes",)
 
 
 def measured(name: str, measure: Callable[[Any, Any], Any]) -> Callable[[Any, Any], float]:
@@ -111,6 +125,14 @@ def classes_axis(problem: Problem, x: Any) -> str:
         return ""
     shape = ", ".join(["N", *map(str, output.shape[1:])])
     return f"; dimension 1 of the output ({shape}) is taken as classes: transpose it if need be"
+
+
+def check_length(schedule: Any, rounds: int) -> None:
+    """A schedule for more rounds than there are is a mistake in one of the two."""
+    if isinstance(schedule, list) and len(schedule) > rounds:
+        raise InputError(
+            f"participants lists {len(schedule)} rounds, but rounds={rounds}; give as many"
+        )
 
 
 def per_client(local: Mapping[str, Any], clients: int) -> None:

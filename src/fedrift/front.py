@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift import session, task
+from fedrift import checks, session, task
+from fedrift.converted import dtype_of, factory_of
 from fedrift.data import given
 from fedrift.described import where
 from fedrift.engine import Observer, RoundReport
@@ -160,10 +161,11 @@ def settled(algorithm: Entrant, given_: Mapping[str, Any]) -> session.Task:
     local = {key: said[key] for key in LOCAL}
     if said["batch_size"] != USUAL:
         local["batch_size"] = None if said["batch_size"] == "full" else said["batch_size"]
-    kind, schedule = task.dtype_of(said["dtype"]), said["participants"]
+    kind, schedule = dtype_of(said["dtype"]), _lists(said["participants"])
+    checks.check_length(schedule, said["rounds"])
     return task.settle(
         algorithm,
-        task.factory_of(said["model"]),
+        factory_of(said["model"]),
         given.gather(said["clients"], kind),
         None if said["test"] is None else given.pair(said["test"], kind, "test"),
         local,
@@ -171,7 +173,7 @@ def settled(algorithm: Entrant, given_: Mapping[str, Any]) -> session.Task:
         who={
             "per_round": said["per_round"],
             "fraction": said["fraction"],
-            "participants": _lists(schedule),
+            "participants": schedule,
             "sampling": said["sampling"],
         },
         weights=said["weights"],
@@ -221,12 +223,21 @@ def _plain(value: Any) -> Any:
 
 
 def _lists(schedule: Any) -> Any:
-    if isinstance(schedule, np.ndarray):
+    if isinstance(schedule, (np.ndarray, Tensor)):
         return schedule.tolist()
     if not isinstance(schedule, Sequence) or isinstance(schedule, str):
         return schedule
-    several = (Sequence, np.ndarray)
-    return [list(ids) if isinstance(ids, several) else ids for ids in schedule]
+    return [_list(ids) for ids in schedule]
+
+
+def _list(ids: Any) -> Any:
+    if isinstance(ids, (np.ndarray, Tensor)):
+        return ids.tolist()
+    return (
+        [i.item() if isinstance(i, Tensor) else i for i in ids]
+        if isinstance(ids, Sequence)
+        else ids
+    )
 
 
 def _whole(value: Any, field: str) -> None:

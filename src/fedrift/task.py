@@ -12,38 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift import build, checks, entrant, model_names, models
+from fedrift import build, checks, entrant, losses, model_names, models
 from fedrift.algorithm import local_of
+from fedrift.converted import DTYPES, Tensors
 from fedrift.data import given
 from fedrift.data.augment import mixed_loss, parse_augment
 from fedrift.data.resident import Split
 from fedrift.described import described, given_work, work
 from fedrift.errors import InputError
 from fedrift.experiment import FIELDS, Spec
-from fedrift.flat import copied, count, map_tree, take
+from fedrift.flat import count, map_tree, take
 from fedrift.participation import participation
 from fedrift.prepare import Prepared
 from fedrift.problem import Problem, define
 from fedrift.session import Task, UserMetric
 from fedrift.streams import torch_seed
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
-
-class Tensors:
-    """Arrays as tensors, converted once however many runs use them."""
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[int, torch.dtype, bool], tuple[np.ndarray, Any]] = {}
-
-    def of(self, array: np.ndarray, kind: torch.dtype, floats: bool = False) -> Any:
-        """In the run's dtype; whole numbers stay what they are unless `floats` are wanted."""
-        key = (id(array), kind, floats)
-        if key not in self._held:
-            tensor = given.tensors(torch.from_numpy(array), kind, "data")
-            tensor = tensor.to(kind) if floats else tensor
-            self._held[key] = (array, given.channels_last(tensor))
-        return self._held[key][1]
 
 
 def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task:
@@ -74,7 +57,7 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
             "sampling": spec.sampling,
         },
         weights=spec.weights,
-        loss=None,
+        loss=losses.of(spec.loss),
         metrics={},
         augment=spec.augment,
         dtype=kind,
@@ -84,6 +67,7 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
         head=spec.head,
         spec=replace(spec, model=ready.model),
         black=tuple(-m / s for m, s in zip(data.mean, data.std, strict=True)),
+        remarks=checks.gaps(data.y, data.classes),
     )
 
 
@@ -107,6 +91,7 @@ def settle(
     head: str | None,
     spec: Spec | None,
     black: tuple[float, ...] = (),
+    remarks: tuple[str, ...] = (),
 ) -> Task:
     """Everything both front doors share: checks, the model bound to its data, the algorithm."""
     build.check_numbers(local)
@@ -152,12 +137,18 @@ def settle(
     made = made.prepare(problem)
     about: dict[str, Any] = {"algorithm": name, "rounds": rounds, "seed": seed}
     if spec is None:
-        more = {"augment": augment, "dtype": dtype, "device": device, "eval_every": eval_every}
+        more: dict[str, Any] = {
+            "augment": augment,
+            "dtype": dtype,
+            "device": device,
+            "eval_every": eval_every,
+        }
         by_hand = given_work(local)
         if not isinstance(algorithm, str):
             by_hand = {**work(used), **by_hand}
             about["algorithm_object"] = entrant.written(made)
-        values = {**about, **by_hand, **who, **more, "clients": len(held), "head": head}
+        more |= {"clients": len(held), "head": head, "loss": losses.name_of(loss)}
+        values = {**about, **by_hand, **who, **more}
         kept = described({k: v for k, v in values.items() if k in FIELDS}, held.note)
     else:
         kept = spec
@@ -175,7 +166,7 @@ def settle(
         about=about,
         augment=changes if changes else None,
         metrics={key: checks.measured(key, measure) for key, measure in metrics.items()},
-        notes=notes,
+        notes=(*remarks, *notes, *(() if test is not None else (checks.UNSEEN,))),
     )
 
 
@@ -240,19 +231,3 @@ def _try(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
             f"{field}: no loss can be computed from the model's output for two samples and the "
             f"targets {labels}: {error}{checks.classes_axis(problem, probe[0])}"
         ) from error
-
-
-def factory_of(model: Callable[[], nn.Module] | nn.Module) -> Callable[[], nn.Module]:
-    if isinstance(model, nn.Module):
-        return partial(copied, model)
-    if not callable(model):
-        raise InputError(f"model: {model!r} must be a module or a function that returns one")
-    return model
-
-
-def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
-    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
-        return dtype
-    if dtype not in DTYPES:
-        raise InputError(f"dtype={dtype!r} must be 'float32' or 'float64'")
-    return DTYPES[dtype]  # type: ignore[index]

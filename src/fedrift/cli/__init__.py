@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
@@ -79,6 +81,8 @@ def code_of(arguments: Sequence[str] | None) -> int:
     """Runs a command and says in one sentence what went wrong."""
     command = typer.main.get_command(app)
     given = None if arguments is None else list(arguments)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     try:
         # Without standalone mode click returns the code of typer.Exit and raises the rest.
         code = command.main(given, prog_name="fedrift", standalone_mode=False)

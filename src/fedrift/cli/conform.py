@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 MARKS = {True: ("✓", "green"), False: ("✗", "bold red"), None: ("–", "dim")}
 SHORT = {"identities": "ident", "invariants": "invar", "isolation": "isol", "backends": "back"}
+LEGEND = (
+    "convergence: how far from the minimum it ends on a problem with a known one; "
+    "“moving”: it had not come to rest."
+)
 TOLD = "convergence"  # the column that says what was seen, not only whether it is right
 
 
@@ -137,6 +141,8 @@ def _show(reports: Sequence[Report], seconds: float) -> None:
         f"\n{right} of {len(reports)} as they should be, in {seconds_text(seconds)}. "
         "✓ holds, ✗ does not, – does not apply."
     )
+    if TOLD in columns:
+        screen.print(LEGEND, style="dim")
     examples = [report.text for report in reports if report.text != report.name]
     if examples:
         screen.print(f"Checked as {', '.join(examples)}.", style="dim")

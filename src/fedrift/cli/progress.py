@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedrift.cli.screen import bytes_text, console, seconds_text
+from fedrift.cli.screen import bytes_text, console, loss_text, seconds_text
 from fedrift.experiment import Spec
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _bar(screen: Any) -> Progress:
 
 def _words(metrics: Mapping[str, Any]) -> list[str]:
     return [
-        f"{name} {metrics[name]:.4f}"
+        f"{name} {loss_text(metrics[name]) if name == 'loss' else format(metrics[name], '.4f')}"
         for name in ("accuracy", "loss")
         if isinstance(metrics.get(name), float)
     ]
@@ -202,6 +202,8 @@ def _local(spec: Spec) -> str:
 
 def _short(value: object) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, tuple):
+        text = ",".join(map(str, value))  # type: ignore[reportUnknownArgumentType]
     return text if len(text) <= 40 else f"{text[:37]}…"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from fedrift.cli.progress import Watcher, watcher
-from fedrift.cli.screen import bytes_text, console, seconds_text
+from fedrift.cli.screen import bytes_text, console, loss_text, seconds_text
 from fedrift.errors import InputError
 from fedrift.examinations import During, during
 from fedrift.experiment import FIELDS, Spec, read_toml
@@ -55,6 +55,11 @@ def start(
     """A new run. Everything that can be refused is refused before torch is imported."""
     spec.validate()
     tracks(track)
+    if spec.participants is not None and len(spec.participants) > spec.rounds:
+        raise InputError(
+            f"participants lists {len(spec.participants)} rounds, but rounds is {spec.rounds}; "
+            "give as many"
+        )
     if spec.out is not None:
         check_free(Path(spec.out))
     plan = None if analyse is None else during(analyse)
@@ -127,7 +132,7 @@ def _rows(summary: dict[str, Any], folder: str | None) -> list[tuple[str, str]]:
         rows.append(("final accuracy", f"{summary['final_accuracy']:.2%}"))
         rows.append(("best accuracy", f"{summary['best_accuracy']:.2%}"))
     if summary.get("loss"):
-        rows.append(("final loss", f"{summary['loss'][-1]:.4f}"))
+        rows.append(("final loss", loss_text(summary["loss"][-1])))
     sent = f"{bytes_text(summary['bytes_up'])} up, {bytes_text(summary['bytes_down'])} down"
     rows += [
         ("communication", sent),
@@ -141,6 +146,7 @@ def _rows(summary: dict[str, Any], folder: str | None) -> list[tuple[str, str]]:
 
 def _status(summary: dict[str, Any]) -> str:
     if summary["status"] != "diverged":
-        return f"{summary['status']}, {summary['rounds']:,} rounds"
+        number = summary["rounds"]
+        return f"{summary['status']}, {number:,} round{'' if number == 1 else 's'}"
     at = f" in round {summary['diverged_at']}" if summary.get("diverged_at") else ""
     return f"diverged{at}: weights or loss became infinite; try a smaller lr"

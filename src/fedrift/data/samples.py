@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ CHUNK = 1 << 17  # numbers scaled at a time, so that all passes find them in the
 
 @dataclass(frozen=True)
 class DataSet:
-    """Training and test samples, normalised; y holds class numbers."""
+    """Training and test samples, normalised; y holds class numbers, or floats to predict."""
 
     name: str
     x: np.ndarray
@@ -27,6 +27,8 @@ class DataSet:
     class_names: tuple[str, ...]
     # The natural client number of each training sample, 0..U-1.
     users: np.ndarray | None = None
+    # What the source calls them, in the order of their numbers.
+    user_names: tuple[str, ...] = ()
     # The normalisation that was applied per channel, to draw pictures.
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -62,21 +64,33 @@ def finish(name: str, samples: Samples, train: int | None, test: int | None) -> 
         rows_test = np.arange(len(y_test))
     rows = thin(rows, samples.y, train, f"data set '{name}': train")
     rows_test = thin(rows_test, y_test, test, f"data set '{name}': test")
-    users = None
+    users, user_names = None, ()
     if samples.users is not None:
-        users = np.unique(samples.users[rows], return_inverse=True)[1].astype(np.int64)
+        called, numbers = np.unique(samples.users[rows], return_inverse=True)
+        users, user_names = numbers.astype(np.int64), tuple(map(_called, called.tolist()))
     return DataSet(
         name=name,
         x=scaled(_take(samples.x, rows), samples),
-        y=_take(samples.y, rows).astype(np.int64),
+        y=_targets(samples.y, rows),
         x_test=scaled(_take(x_test, rows_test), samples),
-        y_test=_take(y_test, rows_test).astype(np.int64),
+        y_test=_targets(y_test, rows_test),
         classes=len(samples.class_names),
         class_names=samples.class_names,
         users=users,
+        user_names=user_names,
         mean=samples.mean,
         std=samples.std,
     )
+
+
+def as_values(samples: Samples) -> Samples:
+    """Class numbers as numbers to predict."""
+    if samples.y.dtype.kind == "f":
+        return samples
+    held = samples.y_test
+    test = None if held is None else held.astype(np.float32)[:, None]
+    y = samples.y.astype(np.float32)[:, None]
+    return replace(samples, y=y, y_test=test, class_names=("value",))
 
 
 def split(y: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -100,6 +114,8 @@ def thin(rows: np.ndarray, y: np.ndarray, keep: int | None, field: str) -> np.nd
 def stratified(y: np.ndarray, purpose: str) -> np.ndarray:
     """A fixed random order of the samples; every beginning of it has the classes in proportion."""
     draw = stream(0, purpose).random(len(y))
+    if y.dtype.kind == "f":  # numbers have no classes
+        y = np.zeros(len(y), np.int64)
     counts = np.bincount(y)
     rank = np.empty(len(y))
     rank[np.lexsort((draw, y))] = np.arange(len(y)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -126,6 +142,15 @@ def scaled(x: np.ndarray, samples: Samples) -> np.ndarray:
             part -= mean
             part /= std
     return out.reshape(x.shape)
+
+
+def _targets(y: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    chosen = _take(y, rows)
+    return chosen if y.dtype.kind == "f" else chosen.astype(np.int64)
+
+
+def _called(user: object) -> str:
+    return user.decode(errors="replace") if isinstance(user, bytes) else str(user)
 
 
 def _take(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
