@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_clients_of_a_natural_partition(tmp_path: Path, capsys: pytest.CaptureFi
     spec = Spec(data=f"npz:{file}", partition="natural", model="logistic")
     assert prepare(spec).data.user_names == ("adam", "mia", "zoe")
     with pytest.raises(fr.InputError, match=r"clients is 5, but .*one client per user, 3 of them"):
-        prepare(Spec(**{**spec.said(), "clients": 5}))
+        prepare(replace(spec, clients=5))
     assert code_of(["partition", "natural", "--data", f"npz:{file}"]) == 0
     assert "adam" in capsys.readouterr().out
 

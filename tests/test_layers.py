@@ -79,6 +79,7 @@ ALLOWED = {
     "own_algorithm": f"{WORDS} options own_code algorithm",
     "build": f"{INPUT} {CORE} algorithms own_algorithm",
     "experiment": f"{INPUT} data.datasets data.partition data.augment",
+    "foreign": f"{INPUT} data.datasets experiment",
     "prepare": f"{INPUT} data.* participation experiment",
     "results": f"{WORDS} records experiment",
     "keeping": f"{ENGINE} version records experiment results",
@@ -127,7 +128,9 @@ ALGORITHM_MAY_USE = "__future__ collections dataclasses functools math numpy tor
 
 LIGHT = "examinations statistics statistics.* report report.* pictures pictures.*"
 # `fedrift --help` and wrong input answer without the second that `import torch` takes.
-WITHOUT_TORCH = f"{INPUT} data.datasets data.partition experiment prepare results {LIGHT} cli cli.*"
+WITHOUT_TORCH = (
+    f"{INPUT} data.datasets data.partition experiment foreign prepare results {LIGHT} cli cli.*"
+)
 
 
 def matches(name: str, patterns: str) -> bool:

@@ -13,6 +13,7 @@ import fedrift as fr
 from fedrift import catalogue
 from fedrift.cli import code_of
 from fedrift.experiment import Spec
+from fedrift.foreign import foreign
 from fedrift.grammar import parse
 from fedrift.results import load
 from problems import small_run
@@ -97,6 +98,12 @@ def test_two_spellings_of_options() -> None:
     assert parse("npz:a/b:c=d.npz", "data").value == "a/b:c=d.npz"
     assert catalogue.own_code(parse("swa(a:B)", "algorithm")) == ["a:B"]
     assert catalogue.own_code(parse("swa(fedavg)", "algorithm")) == []
+
+
+def test_what_a_spec_would_import() -> None:
+    assert foreign(Spec()) == foreign(Spec(data="npz:a", model="mlp", loss="mse")) == []
+    spec = Spec(algorithm="swa(a:B,mu=1)", data="c.d:e", model="f:G", loss="h:i")
+    assert foreign(spec) == ["a:B", "c.d:e", "f:G", "h:i"]
 
 
 def test_on_the_command_line(beside: Path, capsys: pytest.CaptureFixture[str]) -> None:

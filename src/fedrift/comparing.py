@@ -70,7 +70,7 @@ def named(algorithms: Any) -> dict[str, Entrant]:
             if not isinstance(label, str) or not label.strip():
                 raise InputError(f"algorithms: the label {label!r} must be a text")
             _ = one if isinstance(one, str) else instance(one)
-        found = dict(algorithms)
+        found: dict[str, Entrant] = dict(algorithms)  # type: ignore[reportUnknownArgumentType]
     else:
         listed = algorithms if isinstance(algorithms, (list, tuple)) else [algorithms]
         made = [one if isinstance(one, str) else instance(one) for one in listed]

@@ -148,7 +148,7 @@ def copied(module: nn.Module) -> nn.Module:
     if not isinstance(module, nn.Module):  # the caller says what is wrong with it
         return module
     unmade = {
-        id(b): UninitializedBuffer(device=b.device, dtype=b.dtype)
+        id(b): UninitializedBuffer(device=b.device, dtype=b.dtype)  # type: ignore[call-arg]
         for b in module.buffers()
         if is_lazy(b)
     }

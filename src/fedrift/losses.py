@@ -27,10 +27,10 @@ def of(text: str | None) -> Loss | None:
     if text in NAMES:
         return NAMES[text]
     named = parse(text, "loss")
-    found = own_code.load(named.name, named.value or "", "loss")
+    found: Any = own_code.load(named.name, named.value or "", "loss")
     if not callable(found):
         raise InputError(f"loss '{text}' is a {type(found).__name__}, not a function")
-    return found
+    return found  # type: ignore[reportReturnType]
 
 
 def name_of(loss: Any) -> str | None:
