@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 MARKS = {True: ("✓", "green"), False: ("✗", "bold red"), None: ("–", "dim")}
 SHORT = {"identities": "ident", "invariants": "invar", "isolation": "isol", "backends": "back"}
 LEGEND = (
-    "convergence: how far from the minimum it ends on a problem with a known one; "
-    "“moving”: it had not come to rest."
+    "convergence: where it ends on a problem whose minimum is known: there, at FedAvg's point, or "
+    "so far off; “moving”: not yet at rest."
 )
 TOLD = "convergence"  # the column that says what was seen, not only whether it is right
 

@@ -24,7 +24,7 @@ SCHEDULES = {
 
 
 def list_names(
-    kind: Annotated[str, typer.Argument(metavar="|".join(KINDS))],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=", ".join(KINDS), show_default=False)],
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show options, defaults and references too.")
     ] = False,

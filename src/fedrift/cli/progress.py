@@ -160,7 +160,7 @@ def described(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         ("algorithm", str(spec.algorithm_named)),
         ("data", f"{spec.data}: {plan.samples:,} samples, {spec.partition}{shift}"),
         ("model", f"{spec.model}: {plan.parameters:,} parameters"),
-        ("cohort", f"{_cohort(spec, plan)}, {spec.rounds:,} rounds, seed {spec.seed}"),
+        ("cohort", f"{_cohort(spec, plan)}, {_rounds(spec)}, seed {spec.seed}"),
         ("local", _local(spec)),
         ("workers", str(plan.workers) if plan.workers else "none: in this process"),
         ("memory", _memory(plan)),
@@ -168,6 +168,10 @@ def described(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     if plan.resumed_from:
         rows.append(("resumed", f"after round {plan.resumed_from:,}"))
     return [*rows, *(("note", note) for note in plan.notes)]
+
+
+def _rounds(spec: Spec) -> str:
+    return f"{spec.rounds:,} round{'' if spec.rounds == 1 else 's'}"
 
 
 def _cohort(spec: Spec, plan: Plan) -> str:
