@@ -8,7 +8,7 @@ UNFINISHED := $(VENV)/.unfinished
 PYTHON ?= python3 python3.13 python3.12 python3.11
 TESTS ?= tests
 
-.PHONY: help setup demo test test-slow check format bench docs docs-pages docs-images clean
+.PHONY: help setup demo test test-slow test-federation check format bench docs docs-pages docs-images clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -26,6 +26,10 @@ test: $(READY) ## the fast tests
 test-slow: $(READY) ## the slow tests
 	$(PY) -m pytest -m slow $(TESTS)
 
+test-federation: $(READY) ## install Flower, Ray and datasets into .venv and run their tests, slow ones too
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[datasets,flower,ray]'
+	$(PY) -m pytest tests/test_federation.py tests/test_flower.py tests/test_ray.py tests/test_hugging.py
+
 check: $(READY) ## formatting, lint and types
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
@@ -40,6 +44,7 @@ bench: $(READY) ## time per round against a bare PyTorch loop
 
 docs-pages: $(READY) ## write docs/algorithms from the code and docs/algorithms/text
 	$(PY) docs/make_algorithms.py
+	$(PY) docs/make_visible.py
 
 docs: $(READY) ## build the documentation's site in build/site
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

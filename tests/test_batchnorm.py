@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedrift as fr
-from fedrift.algorithm import signature
 from fedrift.algorithms.fedavg import FedAvg, Up
 from fedrift.backends.visit import Fold, Reply
 from fedrift.data.resident import Split
+from fedrift.exchange import Exchange, Weights, signature
 from fedrift.local import Local
 from fedrift.pieces import SAM, SVRG
 from fedrift.problem import Problem, define
@@ -57,12 +57,25 @@ def reply(mean: float, batches: int) -> Reply:
     return Reply(Up(delta=torch.zeros(3)), None, buffers, Work(), True)
 
 
+def exchange(weights: Weights, buffers: tuple[Tensor, ...]) -> Exchange:
+    return Exchange(
+        phase="train",
+        signature=signature(FedAvg().train),
+        round=0,
+        seed=0,
+        down=None,
+        private={},
+        buffers=buffers,
+        weights=weights,
+    )
+
+
 @pytest.mark.parametrize(("weights", "mean"), [("samples", 4.0), ("uniform", 3.0)])
 def test_statistics_are_averaged_by_weight_and_counters_take_the_largest(
-    weights: str, mean: float
+    weights: Weights, mean: float
 ) -> None:
     before = torch.zeros(6), torch.ones(6), torch.tensor(0)
-    fold = Fold(signature(FedAvg().train), weights, before)
+    fold = Fold(exchange(weights, before))
     fold.add(0, 10, reply(1.0, 7))
     fold.add(1, 30, reply(5.0, 3))
     buffers = fold.outcome().buffers
@@ -74,7 +87,7 @@ def test_statistics_are_averaged_by_weight_and_counters_take_the_largest(
 
 def test_without_an_answer_the_statistics_stay() -> None:
     before = torch.zeros(6), torch.ones(6), torch.tensor(0)
-    assert Fold(signature(FedAvg().train), "samples", before).outcome().buffers == before
+    assert Fold(exchange("samples", before)).outcome().buffers == before
 
 
 def test_one_client_alone_moves_them_as_torch_does() -> None:

@@ -53,15 +53,26 @@ class Front:
     asked: list[tuple[Spec, str | None]] = field(default_factory=list[tuple[Spec, str | None]])
 
     def run_spec(
-        self, spec: Spec, *, observer: Any, out: str | None, prepared: Any, **_: Any
+        self,
+        spec: Spec,
+        *,
+        observer: Any,
+        out: str | None,
+        prepared: Any,
+        track: Any = (),
+        analyse: Any = None,
+        origin: Any = None,
     ) -> Any:
         assert prepared.model == spec.model
+        assert analyse is None
         self.asked.append((spec, out))
         if self.rounds:
             observer.started(plan())
         for round in range(1, self.rounds + 1):
             metrics = {"accuracy": round / 10, "loss": 1.0 / round} if round != 2 else {}
-            observer.finished_round(types.SimpleNamespace(round=round, metrics=metrics))
+            observer.finished_round(
+                types.SimpleNamespace(round=round, metrics=metrics, nonfinite=())
+            )
         if self.raises is not None:
             raise self.raises
         return types.SimpleNamespace(summary=lambda: self.summary)
@@ -570,8 +581,16 @@ def test_run_into_the_folder_of_another_run(
     front: Front, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     interrupted_run(tmp_path / "run", Spec())
-    assert code_of(["run", "fedavg", "--out", str(tmp_path / "run")]) == 2
+    assert code_of(["run", "fedavg", "--seed", "1", "--out", str(tmp_path / "run")]) == 2
     assert f"fedrift resume {tmp_path / 'run'}" in only_line(capsys.readouterr().err)
+
+
+def test_the_same_command_goes_on(front: Front, tmp_path: Path) -> None:
+    interrupted_run(tmp_path / "run", Spec(lr=0.3, model="mlp"))
+    command = ["run", "fedavg", "--lr", "0.3", "--out", str(tmp_path / "run"), "-q"]
+    assert code_of([*command, "--workers", "1"]) == 0
+    assert code_of([*command, "--model", "cnn"]) == 2
+    assert len(front.asked) == 1
 
 
 # Words

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 
 from fedrift.algorithms import NAMES
-from fedrift.cli import code_of
 from fedrift.conform import runs
 from fedrift.conform.subject import subject_of
-from fedrift.errors import InputError
-from fedrift.explain import explain, settle, words, write
-from fedrift.explain.frames import frames, pieces, verdict
-from fedrift.explain.page import document, payload
-from fedrift.explain.story import Story, Turn, tell, watched
-from fedrift.explain.terrain import TERRAINS, Point
+from fedrift.explain import settle
+from fedrift.explain.story import Turn, watched
+from fedrift.explain.terrain import Point
 from fedrift.explain.watch import Stride, point
-from fedrift.explain.words import Told
-from fedrift.grammar import parse
 
 TRAINS = [name for name in NAMES if name != "fed3r"]
 ROUNDS = 4
@@ -38,12 +29,6 @@ def close(a: object, b: object) -> bool:
 def seen(text: str) -> tuple[Turn, ...]:
     _, task, _ = settle(text, None, ROUNDS, None, None, None)
     return watched(task, subject_of(task.text))
-
-
-@cache
-def told(text: str) -> tuple[Story, Told]:
-    _, task, words = settle(text, None, ROUNDS, None, None, None)
-    return tell(task), words
 
 
 def steps(text: str) -> list[tuple[Turn, int, Stride]]:
@@ -211,140 +196,3 @@ def test_swa_shows_the_average_of_the_servers_models() -> None:
     turns = seen("swa(fedavg):start=1")
     ends = [turn.end for turn in turns[1:]]
     assert close(turns[-1].shown, scaled(1 / 3, *((1, end) for end in ends)))
-
-
-@pytest.mark.parametrize("name", TERRAINS)
-def test_the_star_is_the_minimum(name: str) -> None:
-    terrain = TERRAINS[name]
-    w = torch.tensor(terrain.lowest(), dtype=torch.float64, requires_grad=True)
-    one, two = terrain.losses(w)
-    (one + two).backward()
-    assert w.grad is not None and float(w.grad.norm()) < 1e-5
-
-
-def test_the_default_terrain_makes_fedavg_drift_and_scaffold_not() -> None:
-    story, words = told("scaffold")
-    assert story.other is not None and story.other.limit is not None
-    assert story.path.limit is not None
-    assert math.dist(story.path.limit, story.lowest) < 1e-3
-    assert math.dist(story.other.limit, story.lowest) > 0.5
-    said = verdict(story, words)
-    assert said == "SCAFFOLD comes to rest in the common minimum. FedAvg stops 0.82 away."
-
-
-def test_fedsam_passes_the_pit_that_holds_fedavg() -> None:
-    story, words = told("fedsam")
-    assert verdict(story, words) == (
-        "FedSAM comes to rest in the wide valley. FedAvg stays in the narrow pit."
-    )
-
-
-def test_a_run_that_diverges_is_told() -> None:
-    _, task, words = settle("fedavg", None, 9, 0.9, None, None)
-    story = tell(task)
-    assert "became infinite" in verdict(story, words)
-    assert 0 < len(story.turns) < 9
-    document(story, words, [], "")
-    with pytest.raises(InputError, match="too large"):
-        tell(replace(task, lr=50.0))
-
-
-def test_every_algorithm_that_trains_has_its_words() -> None:
-    assert set(words.table()) == set(NAMES) - {"fed3r"}
-    for name, entry in words.table().items():
-        assert entry.idea and entry.look and entry.title, name
-        used = words.visible(parse(name, "algorithm"))
-        text = words.told(used)
-        assert "{g|" in text.step or name == "diloco", name
-        assert text.server, name
-
-
-@pytest.mark.parametrize("name", TRAINS)
-def test_every_correction_has_a_name_of_its_own(name: str) -> None:
-    turns, text = seen(name), words.told(words.visible(parse(name, "algorithm")))
-    found = {
-        push.piece for turn in turns for v in turn.visits for s in v.strides for push in s.pushes
-    }
-    assert found <= set(text.terms), found
-
-
-def test_frames_go_through_every_step_once() -> None:
-    story, words = told("scaffold")
-    kinds = [frame.kind for frame in frames(story, words)]
-    one = ["send", *["step"] * 6, "average"]
-    assert kinds == [*one * ROUNDS, "end"]
-    assert pieces(story, words) == ["Linear"]
-    first = next(f for f in frames(story, words) if f.kind == "step")
-    assert "still 0" in first.words
-
-
-def test_the_page_holds_the_recorded_numbers() -> None:
-    story, words = told("scaffold")
-    data = payload(story, words)
-    stride = story.turns[1].visits[0].strides[2]
-    drawn = data["turns"][1]["visits"][0]["strides"][2]
-    assert drawn["end"] == pytest.approx(stride.end, abs=1e-5)
-    assert [a[0] for a in drawn["arrows"]] == ["Plain", "Linear"]
-    page = document(story, words, ["a note & more"], "fedrift explain scaffold")
-    assert "a note &amp; more" in page and "http-equiv" in page
-    assert "https://" not in page.partition('<script type="text/plain"')[0]
-
-
-@pytest.mark.parametrize("ending", ["png", "svg", "pdf", "html"])
-def test_the_ending_decides(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / "new" / f"explained.{ending}"
-    write(*told("scaffold"), [], "", path)
-    assert path.stat().st_size > 5_000
-    if ending == "svg":
-        ElementTree.parse(path)
-
-
-def test_a_readers_own_algorithm_is_recorded() -> None:
-    _, task, text = settle("fedrift.algorithms.fedavg:FedAvg", None, ROUNDS, None, None, None)
-    assert text.title == "FedAvg"
-    recorded = watched(task, subject_of(task.text))
-    assert [turn.end for turn in recorded] == [turn.end for turn in seen("fedavg")]
-
-
-def test_fed3rft_shows_its_second_stage() -> None:
-    _, task, text = settle("swa(fed3rft(fedprox):train=head)", None, ROUNDS, None, None, None)
-    assert task.text == "swa(fedprox:mu=1):start=0.3"
-    assert "Fed3R+FT" in text.title and "μ" in text.step
-
-
-@pytest.mark.parametrize("text", ["fed3r", "swa(fed3r)", "fed3rft(fed3r)"])
-def test_what_has_no_steps_gets_a_sentence(text: str) -> None:
-    with pytest.raises(InputError, match="closed form"):
-        explain(text, "never.html")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["fedavgg"], "fedavg"),
-        (["fedprox:nu=1"], "mu"),
-        (["fedavg", "--steps", "x"], "steps"),
-        (["fedavg", "--steps", "1,2,3"], "steps"),
-        (["fedavg", "--steps", "0"], "steps"),
-        (["fedavg", "--rounds", "0"], "rounds"),
-        (["fedavg", "--lr", "-1"], "lr"),
-        (["fedavg", "--terrain", "hills"], "bowls"),
-        (["fedavg", "-o", "x.gif"], "ending"),
-        (["fed3r"], "closed form"),
-    ],
-)
-def test_wrong_input_is_one_sentence(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    given = arguments if "-o" in arguments else [*arguments, "-o", str(tmp_path / "x.html")]
-    assert code_of(["explain", *given]) == 2
-    error = capsys.readouterr().err
-    assert said.replace("ending", "end in") in error and error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "page.html"
-    assert code_of(["explain", "fedavg", "--rounds", "2", "--steps", "3,5", "-o", str(path)]) == 0
-    assert "common minimum" in capsys.readouterr().out
-    assert "--steps 3,5" in path.read_text(encoding="utf-8")

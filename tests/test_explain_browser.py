@@ -90,10 +90,10 @@ def test_buttons_keys_slider_and_layers(browser: Browser, scaffold: Path) -> Non
     arrows = "[data-chart=stage] .annotation"
     before = page.locator(arrows).count()
     page.click("button[data-layer=Linear]")
-    page.wait_for_function(f"document.querySelectorAll('{arrows}').length < {before}")
+    page.wait_for_function(f"() => document.querySelectorAll('{arrows}').length < {before}")
     assert page.get_attribute("button[data-layer=Linear]", "aria-pressed") == "false"
     page.click("[data-go=play]")
-    page.wait_for_function("view.at > 13")
+    page.wait_for_function("() => view.at > 13")
     page.click("[data-go=play]")
     assert page.evaluate("view.timer") is None
     assert complaints == []

@@ -13,17 +13,18 @@ from import_graph import FRONT_DOOR, Graph
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "fedrift"
 
 WORDS = "errors grammar streams"
-INPUT = f"{WORDS} options source catalogue fields workload model_names loss_names"
+INPUT = f"{WORDS} options source catalogue fields workload model_names loss_names faults protection"
 VECTORS = f"{WORDS} flat messages optim"
 LOOP = f"{VECTORS} pieces local data.batches data.augment"
-CORE = f"{LOOP} problem site exchange algorithm"
-PLACES = f"{CORE} shared ledger store data.resident"
-ENGINE = f"{PLACES} unbroken backends backends.* participation checkpoint rounds engine"
-RUNS = f"{ENGINE} metrics experiment records results keeping figures result planning"
+CORE = f"{LOOP} problem site faults exchange algorithm"
+PLACES = f"{CORE} shared ledger rows store data.resident"
+ENGINE = f"{PLACES} unbroken backends backends.* participation checkpoint aggregation rounds engine"
+FOLDERS = "experiment records run_files run_folder results origin"
+RUNS = f"{ENGINE} metrics {FOLDERS} keeping figures result room planning"
 GRIDS = "grid validation comparison task"
 READ = (
-    "experiment records results figures quantities pictures pictures.* tuned grid statistics.* "
-    "report.*"
+    "experiment records run_files run_folder results figures quantities pictures pictures.* tuned "
+    "grid statistics.* report.*"
 )
 
 SEEN = "examinations pictures pictures.*"
@@ -50,6 +51,8 @@ ALLOWED = {
     "pictures.*": "errors records figures pictures pictures.*",
     "examinations": WORDS,
     "participation": WORDS,
+    "faults": WORDS,
+    "protection": f"{WORDS} participation",
     "flat": WORDS,
     "messages": f"{WORDS} flat",
     "optim": f"{WORDS} flat messages",
@@ -63,17 +66,19 @@ ALLOWED = {
     "local": LOOP,
     "problem": LOOP,
     "site": f"{LOOP} problem",
-    "exchange": f"{LOOP} site",
+    "exchange": f"{LOOP} site faults",
     "algorithm": f"{LOOP} problem site exchange",
+    "aggregation": f"{CORE} protection",
     "algorithms.*": "errors flat messages optim pieces local algorithm problem site algorithms.*",
     "algorithms": "algorithm algorithms.*",
     "shared": f"{WORDS} messages",
     "checkpoint": f"{WORDS} messages",
     "ledger": CORE,
-    "store": f"{CORE} shared",
+    "rows": f"{CORE} shared",
+    "store": f"{CORE} shared rows",
     "backends": PLACES,
-    "backends.*": f"{PLACES} backends backends.*",
-    "rounds": f"{PLACES} backends backends.* participation checkpoint",
+    "backends.*": f"{PLACES} records checkpoint backends backends.*",
+    "rounds": f"{PLACES} backends backends.* participation checkpoint aggregation",
     "engine": ENGINE,
     "losses": f"{WORDS} own_code",
     "own_algorithm": f"{WORDS} options own_code algorithm",
@@ -81,11 +86,16 @@ ALLOWED = {
     "experiment": f"{INPUT} data.datasets data.partition data.augment",
     "foreign": f"{INPUT} data.datasets experiment",
     "prepare": f"{INPUT} data.* participation experiment",
-    "results": f"{WORDS} records experiment",
-    "keeping": f"{ENGINE} version records experiment results",
-    "result": f"{ENGINE} records experiment results keeping figures",
+    "run_files": f"{WORDS} experiment",
+    "run_folder": f"{WORDS} records experiment run_files",
+    "results": f"{WORDS} records experiment run_files run_folder",
+    "origin": f"{WORDS} experiment run_files",
+    "keeping": f"{ENGINE} version records experiment run_files run_folder results",
+    "result": f"{ENGINE} records experiment run_files run_folder results keeping figures",
+    "room": f"{ENGINE}",
     "planning": RUNS,
-    "session": RUNS,
+    "continuing": RUNS,
+    "session": f"{RUNS} continuing",
     "tuned": "errors",
     "grid": f"{INPUT} experiment tuned",
     "search": f"{INPUT} experiment grid",
@@ -100,22 +110,27 @@ ALLOWED = {
     "dividing": f"{WORDS} flat data.*",
     "described": f"{LOOP} experiment keeping dividing",
     "checks": f"{CORE} data.resident",
+    "guard": f"{CORE} aggregation participation protection",
     "entrant": f"{CORE} experiment build",
     "converted": f"{WORDS} flat data.given",
-    "task": f"{INPUT} {RUNS} data.* models losses build described checks converted "
+    "task": f"{INPUT} {RUNS} guard data.* models losses build described checks converted "
     "entrant prepare session",
     "analysis.*": f"{INPUT} {RUNS} {SEEN} data.* prepare session task analysis.*",
     "analysis": "analysis.*",
     "front": f"{INPUT} {RUNS} examinations data.* {GRIDS} checks converted described entrant "
     "track prepare session analysis.during",
     "comparing": f"{INPUT} {RUNS} {GRIDS} described entrant front track",
+    "verification": f"{INPUT} {RUNS} prepare task front cli.progress",
     "contests": f"{INPUT} {RUNS} data.* {GRIDS} tuned search track prepare session",
+    "federation": "",
+    "federation.*": f"{INPUT} {RUNS} version foreign data.* {GRIDS} models prepare session "
+    "federation.*",
     "conform.*": f"{INPUT} {RUNS} data.* own_code build task session algorithms algorithms.* "
     "conform.*",
     "conform": "errors conform.*",
     "conform.survey": f"{WORDS} backends algorithms conform conform.*",
     "explain.*": f"{INPUT} {RUNS} {READ} session conform.* explain.*",
-    "explain": f"{INPUT} {READ} checkpoint report explain.*",
+    "explain": f"{INPUT} {READ} report explain.*",
     "cli": "*",
     "cli.*": "*",
     "__main__": "cli",
@@ -126,11 +141,10 @@ ALLOWED = {
 # Outside the package an algorithm sees torch and the language, nothing else.
 ALGORITHM_MAY_USE = "__future__ collections dataclasses functools math numpy torch typing"
 
-LIGHT = "examinations statistics statistics.* report report.* pictures pictures.*"
+LIGHT = "examinations results origin verification statistics statistics.* report report.*"
+LIGHT = f"{LIGHT} pictures pictures.*"
 # `fedrift --help` and wrong input answer without the second that `import torch` takes.
-WITHOUT_TORCH = (
-    f"{INPUT} data.datasets data.partition experiment foreign prepare results {LIGHT} cli cli.*"
-)
+WITHOUT_TORCH = f"{INPUT} data.datasets data.partition experiment foreign prepare {LIGHT} cli cli.*"
 
 
 def matches(name: str, patterns: str) -> bool:

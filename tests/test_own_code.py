@@ -13,6 +13,7 @@ import fedrift as fr
 from fedrift import catalogue
 from fedrift.cli import code_of
 from fedrift.experiment import Spec
+from fedrift.federation.charter import Charter
 from fedrift.foreign import foreign
 from fedrift.grammar import parse
 from fedrift.results import load
@@ -119,6 +120,18 @@ def test_on_the_command_line(beside: Path, capsys: pytest.CaptureFixture[str]) -
     assert (
         swa["fingerprint"] == ran(capsys, "run", "swa(fedavg):start=1,cycle=1", *RUN)["fingerprint"]
     )
+
+
+def test_a_folder_may_not_choose_code(beside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = Spec(algorithm="own_things:Mine", model="logistic", rounds=1, workers=0, clients=3)
+    Path("a").mkdir()
+    Path("a/spec.toml").write_text(spec.to_toml())
+    assert code_of(["resume", "a"]) == 2
+    assert "'a' would run the code 'own_things:Mine'" in capsys.readouterr().err
+    charter = Charter(Spec(), (1, 8, 8), 10, 3)
+    assert charter.with_changes({"algorithm": "scaffold"}).spec.algorithm == "scaffold"
+    with pytest.raises(fr.InputError, match="'own_things:Mine' is code that the charter"):
+        charter.with_changes({"algorithm": "own_things:Mine"})
 
 
 def test_in_a_comparison(beside: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,21 +113,66 @@ def test_damage_in_the_middle_is_named(tmp_path: Path) -> None:
         results.load(path)
 
 
-def test_truncate_after_a_round_and_go_on(tmp_path: Path) -> None:
+def test_cut_to_a_mark_and_go_on(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    with written(path) as folder:
-        folder.truncate_after(1)
+    with RunFolder.create(path, SPEC) as folder:
+        folder.append_round({"round": 1, "accuracy": 1 / 3})
+        folder.append_ledger({"round": 1, "bytes_up": 3})
+        marks = folder.marks()
+        folder.append_round({"round": 2, "accuracy": 0.1})
+        folder.append_ledger({"round": 2, "bytes_up": 4})
+        folder.check_marks(marks)
+        folder.cut(marks)
         folder.append_round({"round": 2, "accuracy": 0.5})
-        folder.append_ledger({"round": 2, "bytes_up": 3})
+        folder.check_marks(folder.marks())
+    with RunFolder.reopen(path) as folder:
+        folder.append_ledger({"round": 2, "bytes_up": 5})
+        folder.check_marks(folder.marks())
     record = results.load(path)
     assert [row["accuracy"] for row in record.rounds] == [1 / 3, 0.5]
-    assert [row["round"] for row in record.ledger] == [1, 1, 2]
+    assert [row["bytes_up"] for row in record.ledger] == [3, 5]
 
 
-def test_truncate_without_any_line(tmp_path: Path) -> None:
-    with RunFolder.create(tmp_path / "run", SPEC) as folder:
-        folder.truncate_after(0)
+def test_lines_that_were_changed_do_not_fit_their_mark(tmp_path: Path) -> None:
+    with written(tmp_path / "run") as folder:
+        marks = folder.marks()
+        lines = tmp_path / "run" / results.ROUNDS
+        lines.write_bytes(lines.read_bytes().replace(b"0.66", b"0.67"))
+        with pytest.raises(ValueError, match=r"rounds\.jsonl"):
+            folder.check_marks(marks)
+        folder.cut({})
     assert results.load(tmp_path / "run").rounds == []
+
+
+def test_cut_without_any_line(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", SPEC) as folder:
+        folder.cut({})
+    assert results.load(tmp_path / "run").rounds == []
+
+
+def test_what_a_killed_start_left_is_no_hindrance(tmp_path: Path) -> None:
+    """Everything but the spec is written first, so that a folder with a spec is complete."""
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / f".{results.SPEC}.99.tmp").write_text("algor")
+    (path / results.ENVIRONMENT).write_text("{}")
+    RunFolder.create(path, SPEC, {"identity": "x"}, {"sizes": [1]}).close()
+    assert results.load(path).environment == {"identity": "x"}
+
+
+@pytest.mark.parametrize("name", [results.ROUNDS, results.LEDGER, "clients", ".x.tmp", "fifo"])
+def test_a_folder_with_links_is_not_written_to(name: str, tmp_path: Path) -> None:
+    path, victim = tmp_path / "run", tmp_path / "victim"
+    written(path).close()
+    victim.write_text("precious")
+    (path / name).unlink(missing_ok=True)
+    if name == "fifo":
+        os.mkfifo(path / name)
+    else:
+        (path / name).symlink_to(victim)
+    with pytest.raises(InputError, match="not a plain file"):
+        RunFolder.reopen(path)
+    assert victim.read_text() == "precious"
 
 
 def test_a_failed_write_leaves_the_old_file(

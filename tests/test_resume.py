@@ -19,7 +19,7 @@ import fedrift as fr
 from fedrift import checkpoint
 from fedrift.algorithm import Algorithm, Cohort
 from fedrift.algorithms.fedavg import Down, FedAvg, Up
-from fedrift.engine import Engine, RoundReport
+from fedrift.engine import Engine, Plan, RoundReport
 from fedrift.flat import Vec
 from fedrift.keeping import Keeper
 from fedrift.local import Local
@@ -113,12 +113,76 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(
     assert same(again, small_run("scaffold"))
 
 
-def test_a_damaged_checkpoint_means_from_the_start(tmp_path: Path) -> None:
+def killed_at(round: int, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A run with a checkpoint after every round that dies without putting anything in order."""
+    with monkeypatch.context() as dying, pytest.raises(Crash):
+        dying.setattr(Keeper, "is_due", lambda _: True)
+        dying.setattr(Engine, "interrupted", lambda *_: None)
+        small_run(name, out=folder, on_round=crash_at(round))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "mimelite", "swa(scaffold):start=2"])
+@pytest.mark.parametrize("damage", [cut, flip, empty, Path.unlink])
+def test_a_damaged_checkpoint_means_the_one_before(
+    damage: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_at(4, tmp_path / "run", monkeypatch, name)
+    damage(tmp_path / "run" / checkpoint.FILE)
+    rounds: list[int] = []
+    again = small_run(name, out=tmp_path / "run", on_round=lambda r: rounds.append(r.round))
+    assert rounds == [3, 4, 5], "checkpoints of rounds 3, damaged, and 2"
+    assert same(again, small_run(name))
+
+
+@pytest.mark.parametrize("damage", [cut, flip, empty])
+def test_two_damaged_checkpoints_mean_from_the_start(damage: Any, tmp_path: Path) -> None:
     with pytest.raises(Crash):
         small_run("scaffold", out=tmp_path / "run", on_round=crash_at(3))
-    file = tmp_path / "run" / checkpoint.FILE
-    file.write_bytes(file.read_bytes()[:-100])
+    for name in (checkpoint.FILE, checkpoint.PREVIOUS):
+        (tmp_path / "run" / name).touch()
+        damage(tmp_path / "run" / name) if (tmp_path / "run" / name).stat().st_size else None
     assert same(small_run("scaffold", out=tmp_path / "run"), small_run("scaffold"))
+
+
+@pytest.mark.parametrize("file", ["clients/root.rows", "rounds.jsonl", "ledger.jsonl"])
+@pytest.mark.parametrize("damage", [flip, empty])
+def test_damage_beside_the_checkpoint_is_noticed(
+    file: str, damage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never other bits than a run that was left alone."""
+    killed_at(4, tmp_path / "run", monkeypatch, "scaffold")
+    damage(tmp_path / "run" / file)
+    assert same(small_run("scaffold", out=tmp_path / "run"), small_run("scaffold"))
+
+
+def test_what_was_passed_over_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed_at(4, tmp_path / "run", monkeypatch, "scaffold")
+    flip(tmp_path / "run" / checkpoint.FILE)
+    said: list[str] = []
+
+    class Listener:
+        def started(self, plan: Plan) -> None:
+            said.extend(plan.notes)
+
+        def finished_round(self, report: RoundReport) -> None:
+            return None
+
+    small_run("scaffold", out=tmp_path / "run", observer=Listener())
+    assert any(checkpoint.FILE in note and "earlier" in note for note in said)
 
 
 def test_a_torn_line_is_written_again(tmp_path: Path) -> None:

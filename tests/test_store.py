@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from fedrift.local import Local
 from fedrift.messages import Mean, Sum, message, state
 from fedrift.optim import OptState
 from fedrift.problem import Problem
+from fedrift.rows import RowLayout
 from fedrift.site import Site
-from fedrift.store import RowLayout, Store, Table
+from fedrift.store import Store, Table
 from problems import small_run
 
 W = torch.arange(5.0)
@@ -109,7 +111,7 @@ def test_a_new_row_counts_when_the_round_is_committed() -> None:
     assert t.reserve() == second, "free again"
 
 
-def test_rows_of_a_checkpoint_stay_until_the_next_one(tmp_path: Path) -> None:
+def test_rows_of_two_checkpoints_stay(tmp_path: Path) -> None:
     t = table(tmp_path / "clients" / "root.rows", keeps=True)
     old = put(t, 0, kept(1.0))
     t.commit()
@@ -118,9 +120,66 @@ def test_rows_of_a_checkpoint_stay_until_the_next_one(tmp_path: Path) -> None:
     t.commit()
     taken = {t.reserve() for _ in range(3)}
     assert old not in taken and new not in taken
+    t.saved()
+    assert t.reserve() not in (old, new), "the one before may still be needed"
     assert torch.equal(t.rows.read(old).v, kept(1.0).v)
     t.saved()
     assert t.reserve() == old
+
+
+def test_rows_that_no_checkpoint_saw_are_reused_at_once(tmp_path: Path) -> None:
+    t = table(tmp_path / "root.rows", keeps=True)
+    for x in range(20):
+        put(t, 1, kept(float(x)))
+        t.commit()
+        if x in (5, 9):
+            t.saved()
+    assert t.high <= 4, "two of checkpoints, the last, and the next"
+
+
+def test_a_damaged_row_is_noticed(tmp_path: Path) -> None:
+    t = table(tmp_path / "root.rows", keeps=True)
+    for client in (0, 2):
+        put(t, client, kept(float(client)))
+    t.commit()
+    t.sync()
+    t.check(t.index, t.sums)
+    size, slot = t.rows.layout.nbytes, int(t.index[2])
+    with (tmp_path / "root.rows").open("r+b") as file:
+        file.seek(slot * size + size // 2)
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 4]))
+    with pytest.raises(ValueError, match="client 2"):
+        t.check(t.index, t.sums)
+
+
+BAD_INDEX = {
+    "too few": [0, 1],
+    "outside the file": [0, 1, 2, 10**15],
+    "negative": [0, 1, 2, -2],
+    "twice": [0, 1, 1, -1],
+}
+
+
+@pytest.mark.parametrize("index", BAD_INDEX.values(), ids=BAD_INDEX)
+def test_an_index_nobody_vouches_for_is_checked(index: list[int], tmp_path: Path) -> None:
+    t = table(tmp_path / "root.rows", keeps=True)
+    for client in range(3):
+        put(t, client, kept(float(client)))
+    t.commit()
+    t.sync()
+    with pytest.raises(ValueError, match=r"clients|missing|damaged"):
+        t.check(np.array(index), t.sums)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no such call here")
+def test_room_is_certain_before_it_is_written_to(tmp_path: Path) -> None:
+    """A hole of a full disk would kill the process that writes to it."""
+    t = table(tmp_path / "root.rows")
+    t.reserve()
+    held = (tmp_path / "root.rows").stat()
+    assert held.st_blocks * 512 >= held.st_size > 0
 
 
 def test_without_checkpoints_old_rows_are_reused_at_once() -> None:
@@ -138,11 +197,15 @@ def test_a_table_is_restored_from_an_index(tmp_path: Path) -> None:
     slots = [put(t, client, kept(float(client))) for client in (3, 1, 0)]
     t.commit()
     index = t.index.copy()
+    t.sync()
+    sums = t.sums.copy()
+    t.saved()
     put(t, 3, kept(99.0))
     t.commit()
     t.close()
     again = table(file, keeps=True)
-    again.restore(index)
+    again.check(index, sums)
+    again.restore(index, sums)
     for client, slot in zip((3, 1, 0), slots, strict=True):
         assert torch.equal(again.rows.read(again.slot(client)).v, kept(float(client)).v)
         assert again.slot(client) == slot
@@ -228,11 +291,10 @@ def test_the_states_of_a_run_can_be_read_from_its_folder(tmp_path: Path) -> None
     """c = mean of c_i, with the c_i as they stand in the file."""
     result = small_run("scaffold", out=tmp_path / "run", dtype="float64")
     algorithm, problem = Scaffold(), result.problem
-    point = checkpoint.read(tmp_path / "run", algorithm.server(problem))
-    assert point is not None and point.round == 5
+    point = checkpoint.read(tmp_path / "run" / checkpoint.FILE, algorithm.server(problem))
+    assert point.round == 5
     store = Store(algorithm, problem, tmp_path / "run" / "clients")
-    for path, index in point.rows.items():
-        store.tables[path].restore(index)
+    store.restore(point.rows, point.sums)
     mean = torch.stack([store.read("", c).c for c in range(7)]).mean(0)
     torch.testing.assert_close(point.server.c, mean, rtol=0, atol=1e-12)
     assert {c for e in result.ledger.entries for c in e.replied} == set(

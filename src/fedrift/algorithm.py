@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 from torch import Tensor, nn
 
 from fedrift.errors import InputError
-from fedrift.exchange import Deliver, Exchange, NoReply, Weights, signature
+from fedrift.exchange import Deliver, Exchange, NoReply, Reducing, Weights, signature
 from fedrift.flat import Vec
 from fedrift.local import Local
 from fedrift.problem import Problem
@@ -118,6 +118,7 @@ class Cohort:
         seed: int,
         buffers: tuple[Tensor, ...],
         deliver: Deliver,
+        aggregation: Reducing | None = None,
     ) -> None:
         self.problem, self.round = problem, round
         self.clients = tuple(sorted(clients))
@@ -127,6 +128,7 @@ class Cohort:
         self.temperature = 1.0
         self.frozen: Mapping[str, Tensor] = {}
         self._root, self._seed, self._deliver = root, seed, deliver
+        self._aggregation = aggregation
 
     @property
     def size(self) -> int:
@@ -138,9 +140,10 @@ class Cohort:
         return self.problem.population
 
     @property
-    def replies(self) -> int:
-        """How many answered the last ask."""
-        return len(self.clients)
+    def replies(self) -> float:
+        """How many answered the last ask; where that is private, how many were to be expected."""
+        is_private = self._aggregation is not None and self._aggregation.is_private
+        return self.weight if is_private else len(self.clients)
 
     def ask(
         self,
@@ -160,6 +163,7 @@ class Cohort:
             weights=fn.__self__.weighting(),  # type: ignore[attr-defined]
             temperature=self.temperature,
             frozen=self.frozen,
+            aggregation=self._aggregation,
         )
         outcome = self._deliver(exchange, self.clients)
         if not outcome.replied:

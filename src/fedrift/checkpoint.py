@@ -1,10 +1,16 @@
-"""A run's state in one file, replaced atomically: server, buffers, who holds which row, round."""
+"""A run's state in one file: server, buffers, who holds which row, round; and the one before it.
+
+A file carries the hash of its content and how far the line files reached. One that is torn,
+damaged, or does not fit the rows and lines beside it is passed over for the one before.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +22,9 @@ from torch import Tensor
 
 from fedrift.messages import Packed, pack, unpack
 
-FILE = "checkpoint.safetensors"
+FILE, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
+Mark = tuple[int, int]
+"""How many bytes of a file count, and their CRC."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +40,45 @@ class Checkpoint:
     told: tuple[int, ...]
     """Clients that have been sent the parameters frozen during the run."""
     seconds: float
+    sums: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+    """Path of an algorithm → checksum of each client's row."""
+    lines: Mapping[str, Mark] = field(default_factory=dict[str, Mark])
+    """Name of a file of lines → what was in it."""
 
 
 def write(folder: Path, point: Checkpoint) -> None:
-    """Save it; the file that was there before stays until the new one is complete."""
+    """Save it; the last file becomes the previous one when the new one is complete."""
     packed: Packed = {f"server/{p}": v for p, v in pack(point.server).items()}
     packed |= {f"buffers/{i}": b for i, b in enumerate(point.buffers)}
     packed |= {f"rows/{p}": torch.from_numpy(index) for p, index in point.rows.items()}
+    packed |= {f"sums/{p}": torch.from_numpy(sums) for p, sums in point.sums.items()}
     packed["counted"] = torch.tensor(point.counted, dtype=torch.int64)
     packed["told"] = torch.tensor(point.told, dtype=torch.int64)
     tensors = _apart({p: v.contiguous() for p, v in packed.items() if isinstance(v, Tensor)})
     numbers = {p: v for p, v in packed.items() if not isinstance(v, Tensor)}
-    head = {"round": point.round, "seconds": point.seconds, "numbers": numbers}
-    replace_file(folder / FILE, save(tensors, metadata={"fedrift": json.dumps(head)}))
+    head = json.dumps(
+        {
+            "round": point.round,
+            "seconds": point.seconds,
+            "numbers": numbers,
+            "lines": {name: list(mark) for name, mark in point.lines.items()},
+        }
+    )
+    content = save(tensors, metadata={"fedrift": head, "sha256": _digest(head, tensors)})
+    beside = write_beside(folder / FILE, content)
+    if (folder / FILE).exists():
+        os.replace(folder / FILE, folder / PREVIOUS)
+    os.replace(beside, folder / FILE)
+    sync_folder(folder)
+
+
+def _digest(head: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(head.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -52,28 +86,37 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     seen: set[int] = set()
     for path, tensor in tensors.items():
         where = tensor.untyped_storage().data_ptr()
-        tensors[path] = tensor.clone() if where in seen else tensor
+        tensors[path] = tensor.clone() if where in seen else tensor.cpu()
         seen.add(where)
     return tensors
 
 
-def read(folder: Path, like: Any) -> Checkpoint | None:
-    """The last checkpoint of a folder, or None; `like` is a server state of the same kind."""
-    path = folder / FILE
-    if not path.exists():
-        return None
+def read(path: Path, like: Any) -> Checkpoint:
+    """One checkpoint; ValueError says what is wrong. `like` is a server state of its kind."""
     try:
         with safe_open(path, framework="pt") as file:
-            head = json.loads(file.metadata()["fedrift"])
+            metadata = file.metadata() or {}
             packed: Packed = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError):
-        return None
+        text = metadata["fedrift"]
+        if metadata["sha256"] != _digest(text, packed):
+            raise ValueError("its content does not fit its hash")
+        return _unpacked(json.loads(text), packed, like)
+    except (SafetensorError, OSError, RuntimeError, RecursionError) as error:
+        raise ValueError(str(error).split("\n")[0][:200]) from None
+    except (KeyError, TypeError, AttributeError, StopIteration, IndexError) as error:
+        raise ValueError(f"it is not a checkpoint of this run ({error!r:.80})") from None
+
+
+def _unpacked(head: dict[str, Any], packed: Packed, like: Any) -> Checkpoint:
     packed |= head["numbers"]
-    parts: dict[str, Packed] = {"server": {}, "buffers": {}, "rows": {}}
-    for path_, leaf in packed.items():
-        part, _, name = path_.partition("/")
+    parts: dict[str, Packed] = {"server": {}, "buffers": {}, "rows": {}, "sums": {}}
+    for path, leaf in packed.items():
+        part, _, name = path.partition("/")
         if part in parts:
             parts[part][name] = leaf
+    _check_server(parts["server"], pack(like))
+    if type(head["round"]) is not int or head["round"] < 0:
+        raise ValueError("its round is no number")
     return Checkpoint(
         round=head["round"],
         server=unpack(type(like), parts["server"], like),
@@ -81,15 +124,42 @@ def read(folder: Path, like: Any) -> Checkpoint | None:
         rows={p: v.numpy() for p, v in parts["rows"].items()},
         counted=tuple(packed["counted"].tolist()),
         told=tuple(packed["told"].tolist()),
-        seconds=head["seconds"],
+        seconds=float(head["seconds"]),
+        sums={p: v.numpy() for p, v in parts["sums"].items()},
+        lines={name: (int(size), int(crc)) for name, (size, crc) in head["lines"].items()},
     )
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write beside, sync, rename: a reader sees the old file or the new one, never a part."""
+def _check_server(found: Packed, like: Packed) -> None:
+    """Tensors of the initial state keep their form; tuples and what was absent may have grown."""
+    for path, leaf in like.items():
+        now = found.get(path)
+        if isinstance(leaf, Tensor) and isinstance(now, Tensor):
+            if leaf.shape != now.shape or leaf.dtype != now.dtype:
+                raise ValueError(f"'{path}' of the server's state has another form")
+        elif isinstance(leaf, Tensor) and now is not None:
+            raise ValueError(f"'{path}' of the server's state is no tensor")
+
+
+def write_beside(path: Path, content: bytes) -> Path:
+    """A complete, synced file next to `path`, to be renamed to it; a link is never followed."""
     beside = path.with_name(f".{path.name}.tmp")
-    with open(beside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    beside.unlink(missing_ok=True)
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    return beside
+
+
+def sync_folder(folder: Path) -> None:
+    """Renames reach the disk with their folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

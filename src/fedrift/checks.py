@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -140,3 +141,24 @@ def per_client(local: Mapping[str, Any], clients: int) -> None:
         value = local.get(name)
         if isinstance(value, (list, tuple)) and len(value) != clients:
             raise InputError(f"{name} lists {len(value)} entries for {clients} clients; one each")
+
+
+def try_loss(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
+    """Refuse, before the first round, a model, targets and a loss that do not fit together."""
+    try:
+        model = problem.model
+        held = model.buffers()
+        model.w.copy_(problem.w0)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Using a target size")  # broadcast by mistake
+            if field == "test":
+                model.loss(problem.w0, probe)
+            else:
+                model.gradients(probe)
+        model.load_buffers(held)
+    except (RuntimeError, TypeError, ValueError, IndexError, UserWarning) as error:
+        labels = probe[1].tolist() if isinstance(probe[1], Tensor) else "…"
+        raise InputError(
+            f"{field}: no loss can be computed from the model's output for two samples and the "
+            f"targets {labels}: {error}{classes_axis(problem, probe[0])}"
+        ) from error

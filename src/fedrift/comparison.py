@@ -15,6 +15,7 @@ from fedrift.backends.pool import Pool
 from fedrift.engine import Plan, RoundReport
 from fedrift.errors import RunError
 from fedrift.grid import slug
+from fedrift.planning import is_ray
 from fedrift.result import Result
 from fedrift.session import Task
 from fedrift.track import Track, following
@@ -74,11 +75,15 @@ class Runner:
     workers: int
     watch: Watch | None = None
     track: Sequence[Track] = ()
+    backend: str = "auto"
     _building: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, items: Sequence[Item]) -> list[Outcome]:
         """All of them, in the order given; one that fails does not stop the others."""
         with session.one_thread():
+            if is_ray(self.backend):
+                with session.on_ray(self.backend, self.workers):
+                    return [self._one(item, None) for item in items]
             if self.workers == 0:
                 return [self._one(item, None) for item in items]
             pool = Pool(min(self.workers, backends.MOST_WORKERS))
@@ -109,7 +114,14 @@ class Runner:
         try:
             with self._building:  # building draws initial weights from torch's one generator
                 task = item.make()
-            execute = partial(session.execute, task, workers=0, out=item.folder, pool=pool)
+            execute = partial(
+                session.execute,
+                task,
+                workers=self.workers if is_ray(self.backend) else 0,
+                backend=self.backend,
+                out=item.folder,
+                pool=pool,
+            )
             result = following(
                 self.track,
                 _name(item),

@@ -43,18 +43,23 @@ def run_grid(
     workers: int | str,
     watch: Watch | None,
     track: Sequence[Track] = (),
+    backend: str = "auto",
 ) -> Comparison:
     """Every cell that is not in the folder yet; what is there is read."""
     loader = Loader()
     items = [_item(cell, loader, folder) for cell in cells]
-    return Comparison(_run(items, workers, watch, track), folder)
+    return Comparison(_run(items, workers, watch, track, backend), folder)
 
 
 def _run(
-    items: Sequence[Item], workers: int | str, watch: Watch | None, track: Sequence[Track] = ()
+    items: Sequence[Item],
+    workers: int | str,
+    watch: Watch | None,
+    track: Sequence[Track] = (),
+    backend: str = "auto",
 ) -> list[Outcome]:
     number = backends.cores() if workers == "auto" else int(workers)
-    return Runner(number, watch, track).run(items)
+    return Runner(number, watch, track, backend).run(items)
 
 
 def _item(cell: Cell, loader: Loader, folder: Path | None) -> Item:
@@ -90,7 +95,8 @@ def tuned(
         if begins is not None:
             begins(cells)
         place = None if folder is None else folder / "tuning"
-        outcomes = _run([_item(cell, loader, place) for cell in cells], first.workers, watch)
+        items = [_item(cell, loader, place) for cell in cells]
+        outcomes = _run(items, first.workers, watch, backend=first.backend)
         spent[0] += len(cells)
         spent[1] += sum(cell.spec.rounds for cell in cells)
         spent[2] += sum(o.result.ledger.total.gradients for o in outcomes if o.result is not None)

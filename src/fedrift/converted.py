@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedrift.data import given
 from fedrift.errors import InputError
@@ -47,3 +47,27 @@ def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
     if dtype not in DTYPES:
         raise InputError(f"dtype={dtype!r} must be 'float32' or 'float64'")
     return DTYPES[dtype]  # type: ignore[index]
+
+
+def plain(value: Any) -> Any:
+    """numpy's numbers as Python's own."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def lists(schedule: Any) -> Any:
+    """A schedule of participants as plain lists."""
+    if isinstance(schedule, (np.ndarray, Tensor)):
+        return schedule.tolist()
+    if not isinstance(schedule, Sequence) or isinstance(schedule, str):
+        return schedule
+    return [_list(ids) for ids in schedule]
+
+
+def _list(ids: Any) -> Any:
+    if isinstance(ids, (np.ndarray, Tensor)):
+        return ids.tolist()
+    return (
+        [i.item() if isinstance(i, Tensor) else i for i in ids]
+        if isinstance(ids, Sequence)
+        else ids
+    )

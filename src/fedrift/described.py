@@ -44,7 +44,7 @@ def where(spec: Spec, workers: object, backend: object) -> Spec:
 
 
 def _plain(value: Any, key: str) -> Any:
-    if key == "augment" and isinstance(value, str):
+    if key in ("augment", "faults") and isinstance(value, str):
         return [value]
     if key == "dtype":
         return str(value).removeprefix("torch.")

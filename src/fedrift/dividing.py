@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift.data import given, partition
+from fedrift.data import given, hugging, partition
 from fedrift.data.resident import Split
 from fedrift.errors import InputError
 from fedrift.flat import count
@@ -20,7 +20,7 @@ SHIFTED = ", shift "
 def split(
     x: Any,
     y: Any,
-    scheme: str = "iid",
+    scheme: Any = "iid",
     *,
     clients: int = 10,
     seed: int = 0,
@@ -31,7 +31,8 @@ def split(
 ) -> Split:
     """Divide samples among clients: `fr.split(x, y, "dirichlet:0.1", clients=100)`.
 
-    scheme: as for `fedrift run --partition`; `fedrift list partitions` describes them.
+    scheme: as for `fedrift run --partition`; `fedrift list partitions` describes them. It may be a
+        partitioner of flwr_datasets too, which brings its number of clients.
     users: who each sample comes from, for "natural"; the number of clients is theirs.
     alpha: takes the place of the number in a Dirichlet scheme.
     shift: makes inputs differ by client, such as "rotation:45".
@@ -43,7 +44,11 @@ def split(
         raise InputError(f"x has {count(x_tree)} samples but y has {count(y_tree)}")
     names = None if users is None else np.asarray(users)
     by = _targets(y_tree) if labels is None else _labels(labels, count(y_tree))
-    made = partition.partition(scheme, by, clients=clients, seed=seed, users=names, alpha=alpha)
+    if isinstance(scheme, str):
+        how: dict[str, Any] = {"clients": clients, "seed": seed, "users": names, "alpha": alpha}
+        made = partition.partition(scheme, by, **how)
+    else:
+        made = hugging.partition(scheme, by, seed)
     if shift is None:
         return Split(x_tree, y_tree, made.parts, made.name)
     if not isinstance(x_tree, Tensor):

@@ -34,7 +34,7 @@ from fedrift.rounds import (
     Status,
     fingerprint,
 )
-from fedrift.store import Store
+from fedrift.store import States
 from fedrift.unbroken import unbroken
 
 __all__ = ["Engine", "Finished", "Observer", "Plan", "Progress", "RoundReport", "fingerprint"]
@@ -60,7 +60,7 @@ class Engine:
         algorithm: Algorithm[Any, Any],
         problem: Problem,
         backend: Backend,
-        store: Store,
+        store: States,
         settings: Settings,
         progress: Progress,
         *,
@@ -83,7 +83,7 @@ class Engine:
 
     def run(self) -> Finished:
         """All rounds that are left."""
-        while self.progress.round < self.settings.rounds:
+        while self.progress.round < self.settings.last:
             t = self.progress.round
             new, buffers, cohort, lost = self._round(t)
             weights = self.algorithm.model(new)
@@ -98,7 +98,7 @@ class Engine:
                 return self._finished("diverged", t + 1)
             self._accept(t, weights, new, buffers, cohort)
             saves = self.recorder is not None and self.recorder.is_due()
-            is_last = t + 1 == self.settings.rounds
+            is_last = t + 1 == self.settings.last
             is_seen = is_last or self.on_round is not None or self._looks(t)
             if is_seen or saves or not self._most_waiting:
                 bad = self._settle()
@@ -108,7 +108,8 @@ class Engine:
                     self.save()
                 if self._stop:
                     return self._finished("stopped", None)
-        return self._finished("done", None)
+        is_done = self.settings.last == self.settings.rounds
+        return self._finished("done" if is_done else "stopped", None)
 
     def _accept(
         self, t: int, weights: Vec, new: Any, buffers: tuple[Tensor, ...], cohort: tuple[int, ...]
@@ -168,6 +169,9 @@ class Engine:
         able = [c for c in drawn if self._works(c, t)]
         if once:
             progress.counted.update(c for c in drawn if not self.settings.sizes[c])
+        how = settings.aggregation
+        if not able and how is not None and how.is_private:
+            able, how = self._ghost(), how.ghost()
         if not able:
             return progress.state, progress.buffers, (), False
         cohort = Cohort(
@@ -178,6 +182,7 @@ class Engine:
             seed=settings.seed,
             buffers=progress.buffers,
             deliver=self._deliver,
+            aggregation=how,
         )
         try:
             new = self.algorithm.round(progress.state, cohort)
@@ -191,14 +196,16 @@ class Engine:
     def _draw(self, t: int) -> tuple[tuple[int, ...], bool]:
         """The cohort, and whether it was drawn from those not counted yet."""
         progress, who = self.progress, self.settings.participation
+        here = self.settings.present()
         if self.algorithm.sampling(progress.state) == "once":
             left = np.setdiff1d(who.everybody(), list(progress.counted))
             if len(left):
-                return who.draw(t, self.settings.seed, left), True
+                able = left if here is None else np.intersect1d(left, here)
+                return who.draw(t, self.settings.seed, able), True
             progress.state = self.algorithm.exhausted(progress.state, self.problem)
             if self.algorithm.sampling(progress.state) == "once":
                 return (), True
-        return who.draw(t, self.settings.seed), False
+        return who.among(t, self.settings.seed, here), False
 
     def _works(self, client: int, t: int) -> bool:
         n = int(self.settings.sizes[client])
@@ -207,10 +214,23 @@ class Engine:
             return n > 0
         return local.steps_for(n, self.settings.seed, t, client) > 0
 
+    def _ghost(self) -> list[int]:
+        """A client whose reply shows what one looks like, for a round in which nobody came."""
+        return [next(c for c in range(len(self.settings.sizes)) if self._works(c, 0))]
+
     def _deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
         if self.analyst is not None and self._looks(exchange.round):
             exchange = replace(exchange, watch=partial(self.analyst.replied, exchange))
-        outcome = self.backend.deliver(exchange, clients)
+        dropped: tuple[int, ...] = ()
+        if self.settings.faults is not None:
+            trouble = self.settings.faults.at(exchange.seed, exchange.round, clients)
+            exchange = replace(exchange, trouble=trouble)
+            dropped = tuple(c for c in clients if c in trouble.dropped)
+        there: Sequence[int] = [c for c in clients if c not in dropped]
+        how = self.settings.aggregation
+        if not there and how is not None and how.is_private:
+            there, exchange = self._ghost(), replace(exchange, aggregation=how.ghost())
+        outcome = self.backend.deliver(exchange, there)
         down = {n: _times(s, len(clients)) for n, s in nbytes(pack(exchange.down)).items()}
         if exchange.buffers:
             size = sum(b.nbytes for b in exchange.buffers)
@@ -235,6 +255,7 @@ class Engine:
                 gradients=outcome.work.gradients,
                 forwards=outcome.work.forwards,
                 steps=outcome.work.steps,
+                dropped=dropped,
             )
         )
         return outcome
@@ -317,20 +338,22 @@ class Engine:
         """Write a checkpoint of the last finished round."""
         if self.recorder is None:
             return
-        progress = self.progress
-        rows = {path: table.index for path, table in self.store.tables.items()}
-        self.recorder.checkpoint(
-            Checkpoint(
-                round=progress.round,
-                server=progress.state,
-                buffers=progress.buffers,
-                rows=rows,
-                counted=tuple(sorted(progress.counted)),
-                told=tuple(sorted(progress.told)),
-                seconds=progress.seconds,
-            )
-        )
+        self.recorder.checkpoint(self._point)
         self.store.saved()
+
+    def _point(self) -> Checkpoint:
+        progress = self.progress
+        self.store.sync()
+        return Checkpoint(
+            round=progress.round,
+            server=progress.state,
+            buffers=progress.buffers,
+            rows={path: table.index for path, table in self.store.tables.items()},
+            counted=tuple(sorted(progress.counted)),
+            told=tuple(sorted(progress.told)),
+            seconds=progress.seconds,
+            sums={path: table.sums for path, table in self.store.tables.items()},
+        )
 
     def _finished(
         self,

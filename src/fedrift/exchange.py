@@ -10,7 +10,9 @@ from typing import Any, Literal, Protocol, get_args, get_type_hints
 from torch import Tensor
 
 from fedrift.errors import InputError
+from fedrift.faults import Trouble
 from fedrift.flat import Vec
+from fedrift.messages import Folding, Reducer
 from fedrift.site import Work
 
 Weights = Literal["samples", "uniform"]
@@ -30,6 +32,16 @@ class Signature:
     private: type | None
 
 
+class Reducing(Protocol):
+    """Makes what reduces the replies of an exchange."""
+
+    @property
+    def is_private(self) -> bool: ...
+    @property
+    def is_ghost(self) -> bool: ...
+    def reducer(self, cls: type, exchange: Any) -> Folding: ...
+
+
 @dataclass(frozen=True)
 class Exchange:
     """One `ask`: what goes down, and which client method it is for."""
@@ -47,6 +59,13 @@ class Exchange:
     """Parameters that are not trained but were decided during the run."""
     watch: Watch | None = None
     """Is shown every reply that counts, with its weight, where replies are folded."""
+    aggregation: Reducing | None = None
+    """How replies are reduced, if not as their fields say."""
+    trouble: Trouble | None = None
+
+    def reducer(self) -> Folding:
+        cls = self.signature.up
+        return Reducer(cls) if self.aggregation is None else self.aggregation.reducer(cls, self)
 
 
 @dataclass(frozen=True)

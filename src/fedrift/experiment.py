@@ -11,7 +11,9 @@ from typing import Any
 
 from fedrift import catalogue, fields, loss_names, workload
 from fedrift.errors import InputError, unknown
+from fedrift.faults import parse_faults
 from fedrift.grammar import Named, parse
+from fedrift.protection import parse_aggregate, parse_privacy
 
 LARGEST_FILE = 1 << 20  # bytes; a spec is a page of text
 USUAL_CLIENTS = 10
@@ -42,10 +44,13 @@ FIELDS: dict[str, fields.Field] = {
     "schedule": workload.schedule(),
     "weights": fields.choice("samples", "uniform"),
     "augment": fields.names(),
+    "faults": fields.names(),
+    "aggregate": fields.named(),
+    "privacy": fields.named(),
     "dtype": fields.choice("float32", "float64"),
     "device": fields.device(),
     "workers": fields.workers(),
-    "backend": fields.choice("auto", "in-process", "processes"),
+    "backend": fields.backend("auto", "in-process", "processes", "ray"),
     "seed": fields.whole(0, fields.LARGEST_SEED),
     "eval_every": fields.whole(1),
     "out": fields.text(),
@@ -84,6 +89,9 @@ class Spec:
     schedule: str | None = None
     weights: str | None = None
     augment: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    aggregate: str | None = None
+    privacy: str | None = None
     dtype: str = "float32"
     device: str = "cpu"
     workers: int | str = "auto"
@@ -148,8 +156,8 @@ class Spec:
         for one, other in EXCLUSIVE:
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise InputError(
-                    f"{one} ({_shown(getattr(self, one))}) and {other} "
-                    f"({_shown(getattr(self, other))}) are both given; keep one"
+                    f"{one} ({fields.shown(getattr(self, one))}) and {other} "
+                    f"({fields.shown(getattr(self, other))}) are both given; keep one"
                 )
 
     def _check_participation(self) -> None:
@@ -236,10 +244,6 @@ def _check_names(spec: Spec) -> None:
     if spec.loss is not None:
         loss_names.check(spec.loss)
     parse_augment(spec.augment)
-
-
-def _shown(value: object) -> str:
-    text = str(value)
-    if isinstance(value, tuple):  # as it is typed: 0,3|1,2
-        text = text[1:-1].removesuffix(",").replace("), (", "|").replace(" ", "").strip("(,)")
-    return text if len(text) <= 40 else f"{text[:37]}…"
+    parse_faults(spec.faults)
+    parse_aggregate(spec.aggregate)
+    parse_privacy(spec.privacy)

@@ -100,6 +100,18 @@ def choice(*names: str) -> Field:
     return Field(read, as_is)
 
 
+def backend(*names: str) -> Field:
+    """One of the names, or ray with the address of a cluster."""
+    one = choice(*names)
+
+    def read(value: object, field: str) -> str:
+        if isinstance(value, str) and value.startswith("ray:") and value.strip() == value != "ray:":
+            return value
+        return str(one.read(value, field))
+
+    return Field(read, as_is)
+
+
 def workers() -> Field:
     def read(value: object, field: str) -> int | str:
         if value == "auto":
@@ -169,3 +181,11 @@ def int_or_text(text: str, _: str) -> object:
 
 def as_is(text: str, _: str) -> object:
     return text
+
+
+def shown(value: object) -> str:
+    """A value in a sentence, as it is typed and not too long."""
+    text = str(value)
+    if isinstance(value, tuple):  # as it is typed: 0,3|1,2
+        text = text[1:-1].removesuffix(",").replace("), (", "|").replace(" ", "").strip("(,)")
+    return text if len(text) <= 40 else f"{text[:37]}…"

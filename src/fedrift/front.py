@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedrift import checks, session, task
-from fedrift.converted import dtype_of, factory_of
+from fedrift.converted import dtype_of, factory_of, lists, plain
 from fedrift.data import given
 from fedrift.described import where
 from fedrift.engine import Observer, RoundReport
@@ -22,6 +21,7 @@ from fedrift.errors import InputError
 from fedrift.examinations import During, during
 from fedrift.experiment import Spec
 from fedrift.grid import slug
+from fedrift.origin import Origin
 from fedrift.prepare import Prepared, prepare
 from fedrift.result import Result
 from fedrift.session import UserMetric
@@ -49,6 +49,9 @@ SETTINGS: dict[str, Any] = {
     "seed": 0,
     "eval_every": 1,
     "head": None,
+    "faults": None,
+    "aggregate": None,
+    "privacy": None,
 }
 """What decides the result of a run besides the algorithm, with the defaults."""
 
@@ -76,6 +79,9 @@ def run(
     schedule: str | None = None,
     weights: str | None = None,
     augment: Sequence[str] | str | None = None,
+    faults: Sequence[str] | str | None = None,
+    aggregate: str | None = None,
+    privacy: str | None = None,
     dtype: str | torch.dtype = "float32",
     device: str = "cpu",
     workers: int | str = "auto",
@@ -109,6 +115,9 @@ def run(
     schedule: of lr over rounds: "exp:0.9", "step:10,factor=0.5" or "cosine".
     weights: how replies are averaged: "samples" or "uniform"; the algorithm's own unless given.
     augment: such as ["crop:4", "flip"].
+    faults: such as ["dropout:0.1", "stragglers:0.3,late=partial", "corrupt:0.2"].
+    aggregate: in place of the mean: "median", "trimmed:0.1", "krum:2" or "multikrum:2".
+    privacy: clips and noises what clients send: "gaussian:NOISE,clip=LENGTH,delta=1e-5".
     dtype, device: "float32" or "float64"; "cpu", "cuda" or "mps".
     workers, backend: processes that train clients, 0 for none; the bits do not depend on them.
     seed: fixes every random choice.
@@ -152,7 +161,7 @@ def _appointed(analyse: str | During | None, out: str | Path | None) -> session.
 
 
 def settled(algorithm: Entrant, given_: Mapping[str, Any]) -> session.Task:
-    said = {key: _plain(given_.get(key, default)) for key, default in SETTINGS.items()}
+    said = {key: plain(given_.get(key, default)) for key, default in SETTINGS.items()}
     for key in ("model", "clients", "rounds"):
         if said[key] is None:
             raise InputError(f"{key} is missing")
@@ -161,7 +170,7 @@ def settled(algorithm: Entrant, given_: Mapping[str, Any]) -> session.Task:
     local = {key: said[key] for key in LOCAL}
     if said["batch_size"] != USUAL:
         local["batch_size"] = None if said["batch_size"] == "full" else said["batch_size"]
-    kind, schedule = dtype_of(said["dtype"]), _lists(said["participants"])
+    kind, schedule = dtype_of(said["dtype"]), lists(said["participants"])
     checks.check_length(schedule, said["rounds"])
     return task.settle(
         algorithm,
@@ -185,6 +194,9 @@ def settled(algorithm: Entrant, given_: Mapping[str, Any]) -> session.Task:
         seed=said["seed"],
         eval_every=said["eval_every"],
         head=said["head"],
+        faults=said["faults"],
+        aggregate=said["aggregate"],
+        privacy=said["privacy"],
         spec=None,
     )
 
@@ -197,16 +209,22 @@ def run_spec(
     prepared: Prepared | None = None,
     track: str | Sequence[str] | None = None,
     analyse: str | During | None = None,
+    until: int | None = None,
+    origin: Origin | None = None,
 ) -> Result:
-    """Run what a spec says: named data, partition and model."""
+    """Run what a spec says: named data, partition and model; a fork begins as its origin."""
     spec.validate()
     wanted, place = tracks(track), out if out is not None else spec.out
     folder = None if place is None else Path(place)
-    made = task.of_spec(spec, prepared or prepare(spec))
+    ready = prepared or prepare(spec)
+    made = task.of_spec(spec, ready)
+    before = None if origin is None else (task.of_spec(origin.spec, ready), origin.at)
     name = slug(f"{spec.algorithm}-s{spec.seed}" if folder is None else folder.name)
     execute = partial(
         session.execute,
         made,
+        until=until,
+        origin=before,
         workers=spec.workers,
         backend=spec.backend,
         out=folder,
@@ -214,29 +232,6 @@ def run_spec(
     )
     return following(
         wanted, name, made.spec.said(), folder, observer, lambda seen: execute(observer=seen)
-    )
-
-
-def _plain(value: Any) -> Any:
-    """numpy's numbers as Python's own."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _lists(schedule: Any) -> Any:
-    if isinstance(schedule, (np.ndarray, Tensor)):
-        return schedule.tolist()
-    if not isinstance(schedule, Sequence) or isinstance(schedule, str):
-        return schedule
-    return [_list(ids) for ids in schedule]
-
-
-def _list(ids: Any) -> Any:
-    if isinstance(ids, (np.ndarray, Tensor)):
-        return ids.tolist()
-    return (
-        [i.item() if isinstance(i, Tensor) else i for i in ids]
-        if isinstance(ids, Sequence)
-        else ids
     )
 
 

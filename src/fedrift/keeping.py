@@ -6,7 +6,7 @@ import hashlib
 import platform
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from fedrift.data.resident import Split
 from fedrift.errors import InputError
 from fedrift.experiment import Spec
 from fedrift.problem import Problem
-from fedrift.results import SPEC, RunFolder
-from fedrift.results import load as load_folder
+from fedrift.records import read_file
+from fedrift.results import ENVIRONMENT, SPEC, RunFolder
+from fedrift.rounds import Progress
 from fedrift.shared import tensor_digest, tree_to_packed
 from fedrift.version import VERSION
 
@@ -47,9 +48,9 @@ class Keeper:
     def is_due(self) -> bool:
         return time.perf_counter() >= self._next
 
-    def checkpoint(self, point: Checkpoint) -> None:
+    def checkpoint(self, make: Callable[[], Checkpoint]) -> None:
         start = time.perf_counter()
-        checkpoint.write(self.folder.path, point)
+        checkpoint.write(self.folder.path, replace(make(), lines=self.folder.marks()))
         took = time.perf_counter() - start
         self._next = start + took + max(SHORTEST, took / SHARE)
 
@@ -60,26 +61,52 @@ class Keeper:
         self.folder.close()
 
 
-def open_folder(path: Path, spec: Spec, environment: Mapping[str, Any]) -> tuple[RunFolder, bool]:
+def open_folder(
+    path: Path,
+    spec: Spec,
+    environment: Mapping[str, Any],
+    clients: Callable[[], dict[str, Any]],
+    origin: str | None = None,
+) -> tuple[RunFolder, bool]:
     """A new folder, or the one of the same run to go on with (True)."""
     if not (path / SPEC).exists():
-        folder = RunFolder.create(path, spec)
-        folder.write_environment(environment)
-        return folder, False
-    known = load_folder(path)
-    if not known.environment and not known.rounds and _same(known.spec, spec):
-        folder = RunFolder.reopen(path)  # killed before it could say more than its spec
-        folder.write_environment(environment)
-        return folder, False
-    if known.environment.get("identity") != environment["identity"]:
+        return RunFolder.create(path, spec, environment, clients(), origin), False
+    known = read_file(path / ENVIRONMENT) or {}
+    if known.get("identity") != environment["identity"]:
         raise InputError(f"out '{path}' holds another run; name a new folder")
     return RunFolder.reopen(path), True
 
 
-def _same(one: Spec, other: Spec) -> bool:
-    """Whether two specs describe the same run, wherever and however it is computed."""
-    plain = {"out": None, "workers": "auto", "backend": "auto", "data_dir": None}
-    return replace(one, **plain) == replace(other, **plain)
+def find(
+    folder: RunFolder, like: Any, accept: Callable[[Checkpoint], None]
+) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """The newest checkpoint that is whole, and what is to be said about others.
+
+    `accept` raises ValueError when the rows beside it do not fit.
+    """
+    notes: list[str] = []
+    for name in (checkpoint.FILE, checkpoint.PREVIOUS):
+        if not (folder.path / name).exists():
+            continue
+        try:
+            point = checkpoint.read(folder.path / name, like)
+            folder.check_marks(point.lines)
+            accept(point)
+            return point, tuple(notes)
+        except ValueError as error:
+            notes.append(f"{name} cannot be used ({error}); going on from an earlier state")
+    return None, tuple(notes)
+
+
+def check_point(point: Checkpoint, start: Progress, rounds: int, population: int) -> None:
+    """ValueError if a checkpoint cannot be one of this run, whoever wrote it."""
+    if not 0 <= point.round <= rounds:
+        raise ValueError(f"it is of round {point.round}")
+    forms = [(b.shape, b.dtype) for b in point.buffers]
+    if forms != [(b.shape, b.dtype) for b in start.buffers]:
+        raise ValueError("its running statistics have another form")
+    if not all(0 <= client < population for client in (*point.counted, *point.told)):
+        raise ValueError("it names clients that do not exist")
 
 
 MOST_COUNTS = 1_000_000  # numbers; a larger table of labels is left out
@@ -89,7 +116,10 @@ def clients(split: Split, classes: int | None) -> dict[str, Any]:
     """Who holds how many samples of which class, for reports."""
     counts = None
     labels = isinstance(split.y, Tensor) and split.y.dim() == 1 and not split.y.is_floating_point()
-    if classes and labels and len(split) * classes <= MOST_COUNTS:
+    # Neither made when they are visited, nor held elsewhere.
+    held = split.make is None and len(split.parts) == len(split)
+    held = held and all(len(p) == n for p, n in zip(split.parts, split.sizes, strict=True))
+    if held and classes and labels and len(split) * classes <= MOST_COUNTS:
         y = split.y.numpy()
         counts = [np.bincount(y[p][y[p] >= 0], minlength=classes).tolist() for p in split.parts]
     return {"sizes": split.sizes.tolist(), "counts": counts, "scheme": split.note}
@@ -120,6 +150,7 @@ def identity(
     digest = hashlib.sha256(problem.w0.cpu().numpy().tobytes())
     digest.update(re.sub(r" at 0x[0-9a-f]+", "", repr(algorithm)).encode())
     digest.update(repr(sorted(settings.items())).encode())
+    digest.update(split.sizes.tobytes() if split.make is not None else b"")
     for part in split.parts:
         digest.update(len(part).to_bytes(8, "little") + part.tobytes())
     for leaf in (tree_to_packed(split.x, "x") | tree_to_packed(split.y, "y")).values():

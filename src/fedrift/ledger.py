@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedrift.errors import InputError
 from fedrift.messages import Size
 
 
@@ -45,6 +46,8 @@ class Entry:
     gradients: int
     forwards: int
     steps: int
+    dropped: tuple[int, ...] = ()
+    """Who was asked and, in a simulated fault, did not answer."""
 
     @property
     def cost(self) -> Cost:
@@ -69,6 +72,7 @@ class Entry:
             "gradients": self.gradients,
             "forwards": self.forwards,
             "steps": self.steps,
+            **({"dropped": list(self.dropped)} if self.dropped else {}),
         }
 
     @staticmethod
@@ -89,6 +93,7 @@ class Entry:
             gradients=row["gradients"],
             forwards=row["forwards"],
             steps=row["steps"],
+            dropped=tuple(row.get("dropped", ())),
         )
 
 
@@ -97,6 +102,16 @@ class Ledger:
     """All exchanges of a run, in order."""
 
     entries: list[Entry] = field(default_factory=list)
+
+    @staticmethod
+    def of(rows: Sequence[Mapping[str, Any]]) -> Ledger:
+        """From the lines of a run folder, which nobody vouches for."""
+        try:
+            return Ledger([Entry.of(row) for row in rows])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(
+                f"the ledger is damaged ({error!r:.80}); restore it from a copy"
+            ) from None
 
     @property
     def total(self) -> Cost:

@@ -9,6 +9,7 @@ from functools import cache
 from typing import (
     Annotated,
     Any,
+    Protocol,
     TypeAlias,
     TypeVar,
     Union,
@@ -37,6 +38,12 @@ Packed: TypeAlias = dict[str, Any]
 def derived(compute: Callable[[Any], Any]) -> Any:
     """A field that is folded but not sent: computed from the reply where it is folded."""
     return field(init=False, default=None, metadata={"derived": compute})
+
+
+def shaped(dtype: torch.dtype, shape: Callable[[Any, Any], tuple[int, ...]]) -> Any:
+    """A tensor that is no vector of parameters: its dtype, and its shape from the algorithm and
+    the task. A message with a tensor of any other form is refused where it leaves and arrives."""
+    return field(metadata={"dtype": dtype, "shape": shape})
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -168,6 +175,39 @@ def all_finite(packed: Mapping[str, Any]) -> bool:
     return True
 
 
+@cache
+def _derivations(cls: type) -> dict[str, Callable[[Any], Any]]:
+    return {f.name: f.metadata["derived"] for f in fields(cls) if "derived" in f.metadata}
+
+
+def reduced_values(cls: type, up: Any) -> dict[str, Any]:
+    """The fields of a reply that are reduced, derived ones included, absent ones not."""
+    derivations = _derivations(cls)
+    values = {
+        name: derivations[name](up) if name in derivations else getattr(up, name)
+        for name in reductions(cls)
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def rebuilt(cls: type, values: Mapping[str, Any]) -> Any:
+    """A reduced message; fields without a value are None in it."""
+    reduced = object.__new__(cls)
+    for f in fields(cls):
+        object.__setattr__(reduced, f.name, values.get(f.name))
+    return reduced
+
+
+class Folding(Protocol):
+    """Takes in the replies of an exchange one by one and reduces them."""
+
+    replies: int
+    weight: float
+
+    def fold(self, up: Any, weight: float) -> None: ...
+    def result(self) -> Any: ...
+
+
 class Reducer:
     """Folds replies one by one, in client-id order, in float64, by the declared reductions."""
 
@@ -178,19 +218,13 @@ class Reducer:
         self._sums: dict[str, Any] = {}
         self._weights: dict[str, float] = {}
         self._like: dict[str, Any] = {}
-        self._derived = {
-            f.name: f.metadata["derived"] for f in fields(cls) if "derived" in f.metadata
-        }
 
     def fold(self, up: Any, weight: float) -> None:
         """Add one reply."""
         self.replies += 1
         self.weight += weight
-        for name, how in reductions(self.cls).items():
-            compute = self._derived.get(name)
-            value = compute(up) if compute else getattr(up, name)
-            if value is not None:
-                self._fold_field(name, how, value, weight)
+        for name, value in reduced_values(self.cls, up).items():
+            self._fold_field(name, reductions(self.cls)[name], value, weight)
 
     def _fold_field(self, name: str, how: str, value: Any, weight: float) -> None:
         if how == "gather":
@@ -219,10 +253,7 @@ class Reducer:
             if isinstance(total, Tensor) and name in self._like:
                 total = total.to(self._like[name])
             values[name] = total
-        reduced = object.__new__(self.cls)
-        for f in fields(self.cls):
-            object.__setattr__(reduced, f.name, values.get(f.name))
-        return reduced
+        return rebuilt(self.cls, values)
 
 
 def _stack(values: list[Any]) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedrift.flat import Vec
-from fedrift.messages import state
+from fedrift.messages import shaped, state
 
 
 @state
@@ -18,7 +18,7 @@ class OptState:
     """What an optimizer remembers: its vectors, and how many local steps it has made."""
 
     slots: tuple[Vec, ...] = ()
-    count: Tensor
+    count: Tensor = shaped(torch.int64, lambda algorithm, problem: ())
 
     def copy(self) -> OptState:
         return OptState(slots=tuple(s.clone() for s in self.slots), count=self.count.clone())

@@ -27,6 +27,8 @@ class Participation:
     size: int
     share: float
     schedule: tuple[tuple[int, ...], ...] = ()
+    redraws: bool = True
+    """A bernoulli draw of nobody is drawn again; not where privacy counts on the coins."""
 
     @property
     def is_full(self) -> bool:
@@ -58,10 +60,18 @@ class Participation:
         ids = chosen if left is None else left[chosen]
         return tuple(sorted(int(i) for i in ids))
 
+    def among(self, round: int, seed: int, here: np.ndarray | None) -> tuple[int, ...]:
+        """The cohort of a round when only some are there; as ever when all are."""
+        if here is None or len(here) == self.population:
+            return self.draw(round, seed)
+        if self.kind in ("explicit", "cyclic"):  # who is absent in their turn is missed
+            return tuple(c for c in self.draw(round, seed) if c in set(here.tolist()))
+        return self.draw(round, seed, here)
+
     def _coins(self, rng: np.random.Generator, pool: int) -> np.ndarray:
         for _ in range(TRIES):
             chosen = np.flatnonzero(rng.random(pool) < self.share)
-            if len(chosen):
+            if len(chosen) or not self.redraws:
                 return chosen
         return rng.integers(0, pool, 1)  # the share is so small that nobody would ever come
 

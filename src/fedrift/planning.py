@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from fedrift import backends
+from fedrift.aggregation import Aggregation
 from fedrift.algorithm import Algorithm, local_of
 from fedrift.data.resident import Split
 from fedrift.errors import InputError, unknown
 from fedrift.experiment import Spec
-from fedrift.flat import count, take
+from fedrift.faults import Faults
+from fedrift.flat import count
 from fedrift.participation import Participation
 from fedrift.problem import Problem
 from fedrift.rounds import Plan
 from fedrift.shared import tensor_digest
 from fedrift.site import Augment
-from fedrift.store import Store
+from fedrift.store import States
 
 WORTH_WORKERS = 3.0  # seconds of work below which starting workers costs more than they save
-KINDS = ("auto", "in-process", "processes", "wire")
+KINDS = ("auto", "in-process", "processes", "wire", "ray")
 PROCESS_BYTES = 160 << 20  # what an idle process with torch holds for itself
 
 UserMetric = Callable[[Any, Any], Any]
@@ -46,10 +50,13 @@ class Task:
     augment: Augment | None = None
     metrics: Mapping[str, UserMetric] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    faults: Faults | None = None
+    aggregation: Aggregation | None = None
 
     def deciding(self) -> dict[str, Any]:
         """What decides the result beside algorithm, model and client data, in a stable form."""
-        return {
+        said = {"faults": self.faults, "aggregation": self.aggregation}
+        return {k: v for k, v in said.items() if v is not None} | {
             "rounds": self.rounds,
             "seed": self.seed,
             "eval_every": self.eval_every,
@@ -66,17 +73,27 @@ def _name(function: Any) -> str:
     return f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', repr(inner))}"
 
 
+def is_ray(kind: object) -> bool:
+    """`ray`, or `ray:` and the address of a cluster."""
+    return kind == "ray" or (isinstance(kind, str) and kind.startswith("ray:"))
+
+
 def workers_for(task: Task, workers: int | str, kind: str) -> int:
-    if kind not in KINDS:
+    if kind not in KINDS and not is_ray(kind):
         raise unknown("backend", str(kind), KINDS)
     if isinstance(workers, bool) or (workers != "auto" and not isinstance(workers, int)):
         raise InputError(f"workers={workers!r} must be 'auto' or a whole number of at least 0")
     if isinstance(workers, int) and not 0 <= workers <= backends.MOST_WORKERS:
         raise InputError(f"workers={workers} must be from 0 to {backends.MOST_WORKERS}")
+    if is_ray(kind) and (workers == 0 or task.problem.device != "cpu"):
+        where = f"workers={workers}" if workers == 0 else f"device={task.problem.device}"
+        raise InputError(f"backend '{kind}' and {where}: drop one; its workers use the cpu")
     if kind in ("in-process", "wire") or workers == 0 or task.problem.device != "cpu":
         return 0
     if isinstance(workers, int):
         return workers
+    if is_ray(kind):
+        return backends.cores()
     number = min(backends.cores(), task.participation.size)
     if kind == "processes":
         return max(1, number)
@@ -87,10 +104,7 @@ def _seconds(task: Task) -> float:
     """A guess at the time the whole run would take in one process."""
     biggest = int(task.split.sizes.argmax())
     size = min(32, int(task.split.sizes[biggest]))
-    batch = (
-        take(task.split.x, task.split.parts[biggest][:size]),
-        take(task.split.y, task.split.parts[biggest][:size]),
-    )
+    batch = task.split.view(biggest).batch(np.arange(size))
     model = task.problem.model
     model.module.eval()  # moves no running statistics
     model.w.copy_(task.problem.w0)
@@ -119,13 +133,14 @@ def cost_of(task: Task) -> Callable[[int, int], float]:
     return cost
 
 
-def plan(task: Task, store: Store, workers: int, resumed_from: int) -> Plan:
+def plan(
+    task: Task, store: States, workers: int, resumed_from: int, said: tuple[str, ...] = ()
+) -> Plan:
     """What the run will hold in memory and on disk."""
     vector = task.problem.w0.nbytes
     data = sum(t.nbytes for t in _leaves((task.split.x, task.split.y, task.test)))
     cohort = task.participation.size
     state = store.row_bytes()
-    visited = min(task.problem.population, cohort * task.rounds)
     server = 12 * vector
     memory = PROCESS_BYTES * (workers + 1) + data * (2 if workers else 1) + server
     memory += max(1, workers) * 10 * vector
@@ -136,10 +151,25 @@ def plan(task: Task, store: Store, workers: int, resumed_from: int) -> Plan:
         cohort=cohort,
         workers=workers,
         memory_bytes=memory,
-        disk_bytes=state * (visited + 2 * cohort) if state else 0,
+        disk_bytes=state * rows_of(task),
         resumed_from=resumed_from,
-        notes=task.notes,
+        notes=(*task.notes, *said),
     )
+
+
+ROUNDS_HELD = 20  # that pass between the two checkpoints which are kept, on average
+
+
+def rows_of(task: Task) -> int:
+    """Rows of client state that a run needs: clients that come, and those kept for checkpoints."""
+    who, rounds = task.participation, task.rounds
+    if who.kind in ("fixed", "bernoulli"):
+        came = who.population * (1.0 - (1.0 - min(1.0, who.share)) ** rounds)
+    else:
+        came = min(float(len(who.everybody())), who.size * rounds)
+    again = max(0.0, who.size * rounds - came)
+    window = ROUNDS_HELD * who.size * came / who.population
+    return math.ceil(came + who.size + min(again, window, 2 * came))
 
 
 def _leaves(tree: Any) -> list[Tensor]:

@@ -41,6 +41,8 @@ def load(spec: Spec) -> DataSet:
 def prepare(spec: Spec, data: DataSet | None = None) -> Prepared:
     """Loads (unless that was done before) and divides; refuses what only the data could tell."""
     data = data or load(spec)
+    if data.generated is not None:
+        return _generated(spec, data, len(data.generated.sizes))
     made = partition(
         spec.partition,
         data.y,
@@ -63,6 +65,20 @@ def prepare(spec: Spec, data: DataSet | None = None) -> Prepared:
         x = x if x.dtype.kind == "f" else x.astype(np.float32)
         x = shift(spec.shift, x, made.parts, spec.seed)
     return Prepared(data, made, x, model)
+
+
+def _generated(spec: Spec, data: DataSet, clients: int) -> Prepared:
+    """Clients that are made on demand are divided already."""
+    for key, usual in (("partition", "natural"), ("shift", None), ("alpha", None)):
+        if getattr(spec, key) != usual:
+            raise InputError(
+                f"{key} '{getattr(spec, key)}': {clients:,} clients are made one by one as they "
+                f"are visited; use {f'partition {usual}' if usual else f'no {key}'}"
+            )
+    _check_clients(spec, clients)
+    model = spec.model or "mlp"
+    choose(model, data.x.shape[1:])
+    return Prepared(data, Partition("natural", (), spec.seed), data.x, model)
 
 
 def _check_clients(spec: Spec, clients: int) -> None:

@@ -121,6 +121,7 @@ class Result:
             "bytes_up": total.bytes_up,
             "bytes_down": total.bytes_down,
             "gradient_evaluations": total.gradients,
+            "nonfinite_replies": sum(len(e.nonfinite) for e in self.ledger.entries),
             "seconds": self.seconds,
             "fingerprint": self.fingerprint,
             "folder": None if self.folder is None else str(self.folder),

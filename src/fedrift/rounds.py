@@ -11,9 +11,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from torch import Tensor
 
+from fedrift.aggregation import Aggregation
 from fedrift.backends.visit import Chunk
 from fedrift.checkpoint import Checkpoint
 from fedrift.exchange import Exchange
+from fedrift.faults import Faults
 from fedrift.flat import Vec
 from fedrift.ledger import Cost, Ledger
 from fedrift.participation import Participation
@@ -73,7 +75,7 @@ class Recorder(Protocol):
     def rounds(self, row: Mapping[str, Any]) -> None: ...
     def ledger(self, row: Mapping[str, Any]) -> None: ...
     def is_due(self) -> bool: ...
-    def checkpoint(self, point: Checkpoint) -> None: ...
+    def checkpoint(self, make: Callable[[], Checkpoint]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,16 @@ class Settings:
     eval_every: int
     combine: Callable[[Sequence[Chunk]], Metrics]
     sizes: np.ndarray
+    faults: Faults | None = None
+    aggregation: Aggregation | None = None
+    until: int | None = None
+    """Stop after so many rounds, although the run as such is longer."""
+    present: Callable[[], np.ndarray | None] = lambda: None
+    """Clients that can be asked now; None: all of them, always."""
+
+    @property
+    def last(self) -> int:
+        return self.rounds if self.until is None else min(self.until, self.rounds)
 
 
 @dataclass

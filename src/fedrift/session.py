@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
-from fedrift import checkpoint, keeping, metrics
+from fedrift import keeping, metrics
 from fedrift.backends.inprocess import InProcess
 from fedrift.backends.pool import Pool
 from fedrift.backends.processes import Processes, check_sendable
 from fedrift.backends.visit import Backend, Chunk, Evaluator, Visitor
+from fedrift.continuing import begin, check_fit, full, identity_of, is_complete
 from fedrift.engine import Engine, Finished, Observer, Progress, RoundReport, Settings
-from fedrift.errors import InputError
+from fedrift.errors import InputError, RunError
 from fedrift.flat import map_tree
-from fedrift.ledger import Entry, Ledger
-from fedrift.planning import Task, UserMetric, cost_of, plan, workers_for
+from fedrift.ledger import Ledger
+from fedrift.origin import Origin
+from fedrift.planning import Task, UserMetric, cost_of, is_ray, plan, workers_for
 from fedrift.result import Result
-from fedrift.results import CLIENTS, RunFolder
+from fedrift.results import RunFolder
 from fedrift.results import load as load_folder
+from fedrift.room import check_room
 from fedrift.rounds import Analyst
-from fedrift.store import Store
+from fedrift.store import States, Store
 
 __all__ = ["Appoint", "Task", "UserMetric", "execute", "one_thread"]
 
 Appoint = Callable[[Task, Store, Path | None, Progress], Analyst]
 """Makes the one who measures during a run, from what the run consists of."""
+
+
+class Place(Protocol):
+    """Clients that are elsewhere: where their states lie, who runs their visits, who is there."""
+
+    def states(self, visitor: Visitor) -> States: ...
+    def backend(self, visitor: Visitor, evaluator: Evaluator | None) -> Backend: ...
+    def present(self) -> np.ndarray | None: ...
 
 
 @contextmanager
@@ -54,34 +68,57 @@ def execute(
     on_round: Callable[[RoundReport], bool | None] | None = None,
     pool: Pool | None = None,
     appoint: Appoint | None = None,
+    until: int | None = None,
+    origin: tuple[Task, int] | None = None,
+    place: Place | None = None,
 ) -> Result:
-    """Run the task, on a pool if there is one, or go on with what its folder holds of it."""
+    """Run the task, or go on with what its folder holds of it; on a pool or at a place if given.
+
+    `until` stops it early; with an `origin`, its first rounds are those of another task, which
+    needs a folder to hand its state over.
+    """
     # Several runs share a pool and one generator: whoever made the pool restores it, not each run.
     with one_thread() if pool is None else nullcontext():
         torch.set_num_threads(1)
         _check(task)
+        if origin is not None:
+            check_fit(task, origin[0])
         number = pool.workers if pool is not None else workers_for(task, workers, backend)
+        number = number if place is None else 0
         if number:
             check_sendable(task.algorithm, task.problem, task.augment)
         folder, again = None, False
         if out is not None:
-            identity = keeping.identity(task.algorithm, task.problem, task.split, task.deciding())
+            identity = identity_of(task)
+            if origin is not None:
+                identity = f"{identity} from {identity_of(origin[0])} at {origin[1]}"
             environment = keeping.environment(identity, task.notes)
-            folder, again = keeping.open_folder(out, task.spec, environment)
+            folder, again = keeping.open_folder(
+                out,
+                task.spec,
+                environment,
+                lambda: keeping.clients(task.split, task.problem.classes),
+                None if origin is None else Origin(origin[0].spec, origin[1]).to_toml(),
+            )
         try:
-            if folder is not None and again and _is_complete(folder):
+            if folder is not None and again and is_complete(folder):
                 return _reread(task, folder)
-            if folder is not None and not (folder.path / CLIENTS).exists():
-                folder.write_clients(keeping.clients(task.split, task.problem.classes))
-            return _execute(task, folder, again, number, backend, observer, on_round, pool, appoint)
+            start = partial(
+                _execute, number=number, kind=backend, observer=observer, pool=pool, place=place
+            )
+            if origin is not None and folder is not None:
+                first, at = origin[0], origin[1] if until is None else min(origin[1], until)
+                _check(first)
+                ended = start(first, folder, again, on_round=None, until=at, is_part=True)
+                if ended is not None:  # it diverged on the way
+                    return ended
+                again = True
+            ended = start(task, folder, again, on_round=on_round, until=until, appoint=appoint)
+            assert ended is not None
+            return ended
         finally:
             if folder is not None:
                 folder.close()
-
-
-def _is_complete(folder: RunFolder) -> bool:
-    """Nothing is left to do: a run that was stopped goes on."""
-    return load_folder(folder.path).status in ("done", "diverged")
 
 
 def _check(task: Task) -> None:
@@ -100,20 +137,43 @@ def _execute(
     observer: Observer | None,
     on_round: Callable[[RoundReport], bool | None] | None,
     pool: Pool | None,
-    appoint: Appoint | None,
-) -> Result:
+    until: int | None = None,
+    is_part: bool = False,
+    appoint: Appoint | None = None,
+    place: Place | None = None,
+) -> Result | None:
+    """None if it was only a part of a run, and that part has been done."""
     problem = task.problem
-    store = Store(task.algorithm, problem, None if folder is None else folder.path / "clients")
     visitor = Visitor(task.algorithm, problem, task.split, task.augment)
+    rows = None
+    if place is None:
+        where = None if folder is None else folder.path / "clients"
+        store = rows = Store(task.algorithm, problem, where)
+    else:
+        store = place.states(visitor)
     evaluator = None
     if task.test is not None:
         evaluator = Evaluator(problem, *task.test, metrics.evaluate_chunk, bool(task.metrics))
-    progress = _begin(task, store, folder, again)
+    progress, said = begin(task, store, folder, again)
+    if is_part and until is not None and progress.round >= until:
+        store.close()
+        return None
+    planned = plan(task, store, number, progress.round, said)
+    try:
+        check_room(planned, Path(store.scratch), folder is not None)
+    except InputError:
+        store.close()
+        raise
     if observer is not None:
-        observer.started(plan(task, store, number, progress.round))
-    place = None if folder is None else folder.path
-    analyst = None if appoint is None else appoint(task, store, place, progress)
-    chosen = _backend(visitor, store, evaluator, number, task, kind, pool)
+        observer.started(planned)
+    analyst = None
+    if rows is not None:
+        where = None if folder is None else folder.path
+        analyst = None if appoint is None else appoint(task, rows, where, progress)
+        chosen = _backend(visitor, rows, evaluator, number, task, kind, pool)
+    else:
+        assert place is not None
+        chosen = place.backend(visitor, evaluator)
     engine = Engine(
         task.algorithm,
         problem,
@@ -126,6 +186,10 @@ def _execute(
             eval_every=task.eval_every,
             combine=lambda chunks: _combine(task, chunks),
             sizes=task.split.sizes,
+            faults=task.faults,
+            aggregation=task.aggregation,
+            until=until,
+            present=(lambda: None) if place is None else place.present,
         ),
         progress,
         recorder=None if folder is None else keeping.Keeper(folder),
@@ -138,43 +202,21 @@ def _execute(
         engine.save()
         if analyst is not None:
             analyst.ended()
-    except BaseException:
+    except BaseException as error:
         with suppress(Exception):  # the first error is the one to tell
             engine.interrupted(evaluator)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunError(full(store.scratch, folder)) from error
         raise
     finally:
         chosen.close()
         store.close()
+    if is_part and finished.status == "stopped":
+        return None
     result = _result(task, finished, folder)
     if folder is not None:
         keeping.Keeper(folder).finish(result.tensors(), result.summary())
     return result
-
-
-def _begin(task: Task, store: Store, folder: RunFolder | None, again: bool) -> Progress:
-    """The initial state, or that of the folder's last checkpoint."""
-    state = task.algorithm.server(task.problem)
-    start = Progress(state, tuple(task.problem.rest[n] for n in task.problem.moving))
-    if folder is None or not again:
-        return start
-    point = checkpoint.read(folder.path, state)
-    folder.truncate_after(0 if point is None else point.round)
-    if point is None:
-        return start
-    for path, index in point.rows.items():
-        store.tables[path].restore(index)
-    record = load_folder(folder.path)
-    ledger = Ledger([Entry.of(row) for row in record.ledger])
-    return Progress(
-        point.server,
-        point.buffers,
-        point.round,
-        set(point.counted),
-        set(point.told),
-        point.seconds,
-        list(record.rounds),
-        ledger,
-    )
 
 
 def _backend(
@@ -188,6 +230,11 @@ def _backend(
 ) -> Backend:
     if pool is not None:
         return Processes(visitor, store, evaluator, pool, cost_of(task), owns_pool=False)
+    if is_ray(kind):
+        from fedrift.backends.cluster import Ray
+
+        where = kind.partition(":")[2]
+        return Ray(visitor, store, evaluator, cost_of(task), address=where, workers=workers)
     if workers == 0:
         return InProcess(visitor, store, evaluator, wire=kind == "wire")
     own = Pool(workers)
@@ -196,6 +243,19 @@ def _backend(
     except BaseException:
         own.close()
         raise
+
+
+@contextmanager
+def on_ray(kind: str, workers: int) -> Generator[None]:
+    """Ray, started or joined once for several runs."""
+    from fedrift.backends import cluster
+
+    is_ours = cluster.connect(kind.partition(":")[2], workers)
+    try:
+        yield
+    finally:
+        if is_ours:
+            cluster.disconnect()
 
 
 def _combine(task: Task, chunks: Sequence[Chunk]) -> dict[str, Any]:
@@ -234,17 +294,23 @@ def _reread(task: Task, folder: RunFolder) -> Result:
     """The result of a run that was finished before."""
     record = load_folder(folder.path)
     weights = record.weights()
-    names = task.problem.layout.names
+    layout = task.problem.layout
+    names = layout.names
+    if any(
+        n not in weights or weights[n].shape != tuple(layout.named(task.problem.w0)[n].shape)
+        for n in names
+    ):
+        raise InputError(f"'{folder.path}': its weights are not those of the model; start it anew")
     flat = torch.cat([torch.from_numpy(weights[n]).reshape(-1) for n in names])
     progress = Progress(
         None,
         (),
         task.rounds,
-        seconds=record.summary["seconds"],
+        seconds=float(record.summary.get("seconds", 0.0)),
         rows=list(record.rounds),
-        ledger=Ledger([Entry.of(row) for row in record.ledger]),
+        ledger=Ledger.of(record.ledger),
     )
     summary = record.summary
     rest = {n: torch.from_numpy(v) for n, v in weights.items() if n not in names}
-    done = Finished(summary["status"], summary["diverged_at"], progress, flat, rest)
+    done = Finished(summary["status"], summary.get("diverged_at"), progress, flat, rest)
     return _result(task, done, folder)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import os
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -53,6 +55,22 @@ def anonymous_file(folder: str | None = None) -> int:
         return os.dup(file.fileno())
 
 
+def grow(descriptor: int, size: int) -> None:
+    """Make a file larger and its room certain: writing to a hole of a full disk kills a process."""
+    held = os.fstat(descriptor).st_size
+    if size <= held:
+        return
+    if hasattr(os, "posix_fallocate"):
+        try:
+            return os.posix_fallocate(descriptor, held, size - held)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                with suppress(OSError):
+                    os.ftruncate(descriptor, held)
+                raise
+    os.ftruncate(descriptor, size)
+
+
 def is_channels_last(x: Tensor) -> bool:
     """By the strides: one-channel images count as contiguous in both formats."""
     return x.dim() == 4 and x.stride(1) == 1 and x.is_contiguous(memory_format=torch.channels_last)
@@ -73,8 +91,7 @@ class Block:
                 order = is_channels_last(leaf)
                 where[path] = Ref(end, name_of(leaf.dtype), tuple(leaf.shape), order)
                 end += aligned(leaf.nbytes)
-        if end > self._size():
-            os.ftruncate(self.descriptor, end)
+        grow(self.descriptor, end)
         for path, ref in where.items():
             if isinstance(ref, Ref) and ref.nbytes:
                 self.tensor(ref).copy_(packed[path])

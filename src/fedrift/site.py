@@ -56,12 +56,14 @@ class Site:
         round: int,
         seed: int,
         augment: Augment | None = None,
+        part: float = 1.0,
     ) -> None:
         self.problem, self.client, self.round = problem, client, round
         self.n = len(data)
         self.work = Work()
         self.has_trained = False
         self._data, self._seed, self._augment = data, seed, augment
+        self._part = part
         self._pairs = problem.model.has_batch_norm
 
     @cached_property
@@ -73,8 +75,9 @@ class Site:
         return stream(self._seed, purpose, self.round, self.client)
 
     def steps(self, local: Local) -> int:
-        """Local steps this visit would make."""
-        return local.steps_for(self.n, self._seed, self.round, self.client, self._pairs)
+        """Local steps this visit would make; at least one of a client that comes late."""
+        steps = local.steps_for(self.n, self._seed, self.round, self.client, self._pairs)
+        return steps if self._part >= 1.0 else min(steps, max(1, int(self._part * steps)))
 
     def span(self, local: Local) -> float:
         """Rate × steps of the visit, known before it trains."""

@@ -2,123 +2,24 @@
 
 A visit writes its new row to a free slot and never touches the old one; the index changes when
 the round is committed, for exactly the replies that were folded. Dropped, repeated, void and
-killed visits therefore leave the old state, and a checkpoint's rows stay as they are until the
-next checkpoint has been written.
+killed visits therefore leave the old state, and the rows of the last two checkpoints stay as they
+are: when the newer one turns out to be damaged, the older one is whole.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedrift.algorithm import Algorithm, parts, resolve
-from fedrift.messages import Packed, hints, pack, unpack
 from fedrift.problem import Problem
-from fedrift.shared import DTYPES, Ref, aligned, anonymous_file, name_of
-
-
-@dataclass(frozen=True)
-class RowLayout:
-    """Where the leaves of one client's state stand in its row."""
-
-    cls: type
-    leaves: tuple[tuple[str, Ref | str], ...]
-    """Path → place of a tensor, or the kind of a number; lengths of tuples are constants."""
-    constants: tuple[tuple[str, int], ...]
-    nbytes: int
-
-    @staticmethod
-    def of(example: Any, w: Tensor) -> RowLayout:
-        """The layout of a state like this one; an absent vector gets room for the parameters."""
-        packed = pack(example)
-        constants = tuple((p, v) for p, v in packed.items() if p.endswith("#"))
-        plain = [(p, v) for p, v in packed.items() if not p.endswith("#")]
-        end = aligned(len(plain))  # one byte per leaf says whether it is there
-        leaves: list[tuple[str, Ref | str]] = []
-        for path, value in plain:
-            if value is None:
-                value = _stand_in(type(example), path, w)
-            if isinstance(value, Tensor):
-                leaves.append((path, Ref(end, name_of(value.dtype), tuple(value.shape))))
-                end += aligned(value.nbytes)
-            else:
-                leaves.append((path, type(value).__name__))
-                end += 8
-                end = aligned(end)
-        return RowLayout(type(example), tuple(leaves), constants, end)
-
-
-def _stand_in(cls: type, path: str, w: Tensor) -> Any:
-    hint = str(hints(cls).get(path))
-    if "Tensor" in hint:
-        return w
-    for kind in (float, int, bool):
-        if kind.__name__ in hint:
-            return kind()
-    raise TypeError(f"{cls.__name__}.{path}: a client state that starts as None must be a vector")
-
-
-class Rows:
-    """Rows of one layout in one file; every process may open it."""
-
-    def __init__(self, descriptor: int, layout: RowLayout) -> None:
-        self.descriptor, self.layout = descriptor, layout
-        self._map: mmap.mmap | None = None
-
-    def _row(self, slot: int) -> np.ndarray:
-        start, size = slot * self.layout.nbytes, self.layout.nbytes
-        if self._map is None or start + size > len(self._map):
-            self._map = mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size)
-        return np.frombuffer(self._map, np.uint8, size, start)
-
-    def read(self, slot: int) -> Any:
-        """The state in a slot; its tensors are views of the file."""
-        row = self._row(slot)
-        packed: Packed = dict(self.layout.constants)
-        for i, (path, place, piece) in enumerate(self._pieces(row)):
-            if not row[i]:
-                packed[path] = None
-            elif isinstance(place, Ref):
-                packed[path] = torch.from_numpy(piece).view(DTYPES[place.dtype]).view(place.shape)
-            else:
-                packed[path] = _NUMBERS[place](piece.view(np.float64)[0])
-        return unpack(self.layout.cls, packed)
-
-    def write(self, slot: int, state: Any) -> None:
-        row, packed = self._row(slot), pack(state)
-        if any(packed.get(path) != length for path, length in self.layout.constants):
-            raise TypeError("a client state changed the length of a tuple: keep its shape fixed")
-        for i, (path, place, piece) in enumerate(self._pieces(row)):
-            value = packed[path]
-            row[i] = value is not None
-            if value is None:
-                continue
-            if isinstance(place, Ref):
-                if tuple(value.shape) != place.shape or name_of(value.dtype) != place.dtype:
-                    raise TypeError(f"client state '{path}' changed its shape or dtype")
-                target = torch.from_numpy(piece).view(value.dtype).view(place.shape)
-                target.copy_(value)
-            else:
-                piece.view(np.float64)[0] = value
-
-    def _pieces(self, row: np.ndarray) -> Iterator[tuple[str, Ref | str, np.ndarray]]:
-        end = aligned(len(self.layout.leaves))
-        for path, place in self.layout.leaves:
-            size = place.nbytes if isinstance(place, Ref) else 8
-            yield path, place, row[end : end + size]
-            end = aligned(end + size)
-
-
-_NUMBERS: dict[str, Any] = {"int": int, "float": float, "bool": bool}
+from fedrift.rows import RowLayout, Rows
+from fedrift.shared import anonymous_file, grow
 
 
 class Table:
@@ -129,13 +30,18 @@ class Table:
             descriptor = anonymous_file(folder=tempfile.gettempdir())
         else:
             file.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         self.rows = Rows(descriptor, layout)
         self.index = np.full(population, -1, dtype=np.int64)
+        self.sums = np.zeros(population, dtype=np.int64)
+        """Checksums of the rows, as of the last checkpoint."""
         self.high = 0
         self._keeps = keeps
         self._free: list[int] = []
-        self._retired: list[int] = []
+        self._points: list[np.ndarray] = []
+        """The index of each of the last two checkpoints."""
+        self._held = np.zeros(0, dtype=bool)
+        """Slots that a checkpoint refers to."""
         self._pending: dict[int, int] = {}
 
     def slot(self, client: int) -> int:
@@ -146,11 +52,10 @@ class Table:
         """A free slot for a new row."""
         if self._free:
             return self._free.pop()
+        if self.high >= self.rows.holds():
+            room = max(self.high + 1, min(2 * self.high, self.high + 64))
+            grow(self.rows.descriptor, room * self.rows.layout.nbytes)
         self.high += 1
-        size = os.fstat(self.rows.descriptor).st_size
-        if self.high * self.rows.layout.nbytes > size:
-            room = max(self.high, min(2 * self.high, self.high + 64)) * self.rows.layout.nbytes
-            os.ftruncate(self.rows.descriptor, room)
         return self.high - 1
 
     def release(self, slot: int) -> None:
@@ -169,33 +74,78 @@ class Table:
 
     def commit(self) -> None:
         for client, slot in self._pending.items():
-            if self.index[client] >= 0:
-                self._retired.append(int(self.index[client]))
+            old = int(self.index[client])
+            if old >= 0 and not (old < len(self._held) and self._held[old]):
+                self._free.append(old)
             self.index[client] = slot
         self._pending.clear()
-        if not self._keeps:
-            self.saved()
 
     def discard(self) -> None:
         self._free.extend(self._pending.values())
         self._pending.clear()
 
-    def saved(self) -> None:
-        """A checkpoint no longer needs the rows that were replaced before it."""
-        self._free.extend(self._retired)
-        self._retired.clear()
+    def sync(self) -> None:
+        """Bring the rows to the disk, and the checksums of those that changed up to date."""
+        last = self._points[-1] if self._points else np.full_like(self.index, -1)
+        for client in np.flatnonzero(self.index != last):
+            self.sums[client] = self.rows.checksum(int(self.index[client]))
+        os.fsync(self.rows.descriptor)
 
-    def restore(self, index: np.ndarray) -> None:
+    def saved(self) -> None:
+        """A checkpoint was written: rows that only the one before the last needed are free."""
+        if not self._keeps:
+            return
+        self._points = [*self._points, self.index.copy()][-2:]
+        held = np.zeros(self.high, dtype=bool)
+        for index in self._points:
+            held[index[index >= 0]] = True
+        before = len(self._held)
+        self._free.extend(np.flatnonzero(self._held & ~held[:before]).tolist())
+        self._held = held
+
+    def check(self, index: np.ndarray, sums: np.ndarray) -> None:
+        """ValueError if the rows of a checkpoint are not all there and whole."""
+        if index.shape != self.index.shape or sums.shape != index.shape or index.min() < -1:
+            raise ValueError("its clients are not those of the run")
+        used = index[index >= 0]
+        if len(used) and (used.max() >= self.rows.holds() or len(np.unique(used)) < len(used)):
+            raise ValueError("rows of client state are missing")
+        for client in np.flatnonzero(index >= 0):
+            if self.rows.checksum(int(index[client])) != sums[client]:
+                raise ValueError(f"the state of client {client} is damaged")
+
+    def restore(self, index: np.ndarray, sums: np.ndarray) -> None:
         """Take up the index of a checkpoint; every other slot is free."""
-        self.index[:] = index
-        used = {int(slot) for slot in index if slot >= 0}
-        self.high = max(used, default=-1) + 1
-        self._free = [slot for slot in range(self.high) if slot not in used]
+        used = index[index >= 0]
+        self.index[:], self.sums[:] = index, sums
+        self.high = int(used.max()) + 1 if len(used) else 0
+        free = np.ones(self.high, dtype=bool)
+        free[used] = False
+        self._free = np.flatnonzero(free).tolist()
         self._pending.clear()
-        self._retired.clear()
+        self._points, self._held = [], np.zeros(0, dtype=bool)
+        self.saved()
 
     def close(self) -> None:
         os.close(self.rows.descriptor)
+
+
+class States(Protocol):
+    """Client states as the engine handles them, wherever they lie."""
+
+    @property
+    def tables(self) -> Mapping[str, Any]: ...
+
+    scratch: str
+    """Where what does not fit into memory goes."""
+
+    def row_bytes(self) -> int: ...
+    def commit(self) -> None: ...
+    def discard(self) -> None: ...
+    def sync(self) -> None: ...
+    def saved(self) -> None: ...
+    def restore(self, rows: Mapping[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None: ...
+    def close(self) -> None: ...
 
 
 class Store:
@@ -233,9 +183,22 @@ class Store:
         for table in self.tables.values():
             table.discard()
 
+    def sync(self) -> None:
+        for table in self.tables.values():
+            table.sync()
+
     def saved(self) -> None:
         for table in self.tables.values():
             table.saved()
+
+    def restore(self, rows: Mapping[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None:
+        """Take up a checkpoint; ValueError says what does not fit."""
+        if set(rows) != set(self.tables) or set(sums) != set(rows):
+            raise ValueError("its client state is that of another algorithm")
+        for path, table in self.tables.items():
+            table.check(rows[path], sums[path])
+        for path, table in self.tables.items():
+            table.restore(rows[path], sums[path])
 
     def close(self) -> None:
         for table in self.tables.values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift import build, checks, entrant, losses, model_names, models
+from fedrift import build, checks, entrant, guard, losses, model_names, models
 from fedrift.algorithm import local_of
 from fedrift.converted import DTYPES, Tensors
 from fedrift.data import given
@@ -21,6 +20,7 @@ from fedrift.data.resident import Split
 from fedrift.described import described, given_work, work
 from fedrift.errors import InputError
 from fedrift.experiment import FIELDS, Spec
+from fedrift.faults import parse_faults
 from fedrift.flat import count, map_tree, take
 from fedrift.participation import participation
 from fedrift.prepare import Prepared
@@ -34,9 +34,26 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
     data, kind, held = ready.data, DTYPES[spec.dtype], tensors or Tensors()
     scheme = spec.partition if spec.alpha is None else f"{spec.partition}, alpha {spec.alpha:g}"
     floats = model_names.choose(ready.model).attribute is None
-    whole = Split(
-        held.of(ready.x, kind, floats), held.of(data.y, kind), ready.partition.parts, scheme
-    )
+    x, y, lazy = held.of(ready.x, kind, floats), held.of(data.y, kind), data.generated
+    whole = Split(x, y, ready.partition.parts, scheme)
+    if lazy is not None:
+        whole = Split(x, y, (), scheme, lazy.make, lazy.sizes)
+    test = held.of(data.x_test, kind, floats), held.of(data.y_test, kind)
+    black = tuple(-m / s for m, s in zip(data.mean, data.std, strict=True))
+    make = models.factory(ready.model, ready.x.shape[1:], data.classes)
+    remarks = checks.gaps(data.y, data.classes)
+    return of_split(replace(spec, model=ready.model), make, whole, test, black, remarks)
+
+
+def of_split(
+    spec: Spec,
+    make: Callable[[], nn.Module],
+    whole: Split,
+    test: tuple[Any, Any] | None,
+    black: tuple[float, ...],
+    remarks: tuple[str, ...] = (),
+) -> Task:
+    """The task a spec describes, on clients' data that are there."""
     local: dict[str, Any] = {
         name: getattr(spec, name)
         for name in ("epochs", "steps", "lr", "momentum", "weight_decay", "clip", "schedule")
@@ -45,9 +62,9 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
         local["batch_size"] = None if spec.batch_size == "full" else spec.batch_size
     return settle(
         spec.algorithm,
-        models.factory(ready.model, ready.x.shape[1:], data.classes),
+        make,
         whole,
-        (held.of(data.x_test, kind, floats), held.of(data.y_test, kind)),
+        test,
         local,
         rounds=spec.rounds,
         who={
@@ -60,14 +77,17 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
         loss=losses.of(spec.loss),
         metrics={},
         augment=spec.augment,
-        dtype=kind,
+        dtype=DTYPES[spec.dtype],
         device=spec.device,
         seed=spec.seed,
         eval_every=spec.eval_every,
         head=spec.head,
-        spec=replace(spec, model=ready.model),
-        black=tuple(-m / s for m, s in zip(data.mean, data.std, strict=True)),
-        remarks=checks.gaps(data.y, data.classes),
+        faults=spec.faults,
+        aggregate=spec.aggregate,
+        privacy=spec.privacy,
+        spec=spec,
+        black=black,
+        remarks=remarks,
     )
 
 
@@ -90,6 +110,9 @@ def settle(
     eval_every: int,
     head: str | None,
     spec: Spec | None,
+    faults: Sequence[str] | str | None = None,
+    aggregate: str | None = None,
+    privacy: str | None = None,
     black: tuple[float, ...] = (),
     remarks: tuple[str, ...] = (),
 ) -> Task:
@@ -124,7 +147,7 @@ def settle(
     problem, held, test, notes = _bind(partial(describe, make), held, test, labels, device)
 
     def describe_again(make: Callable[[], nn.Module], head: str) -> Problem:
-        first = np.concatenate(held.parts)[:2]
+        first = held.first(2)
         return describe(make, head=head, probe=(take(held.x, first), take(held.y, first)))
 
     made, name = entrant.settled(algorithm, local, weights, rounds)
@@ -135,7 +158,14 @@ def settle(
         raise InputError("batch_size=1 gives batch normalisation nothing to average; use 2 or more")
     problem = made.adapt(problem, describe_again)
     made = made.prepare(problem)
+    trouble = parse_faults(faults)
+    if trouble is not None:
+        guard.check_faults(trouble, made)
+    chosen, aggregation, promise = guard.settle(aggregate, privacy, made, problem, chosen, rounds)
     about: dict[str, Any] = {"algorithm": name, "rounds": rounds, "seed": seed}
+    if promise is not None:
+        about |= {"privacy": privacy, "epsilon": promise.epsilon, "delta": promise.delta}
+        notes = (*notes, f"privacy: {promise}")
     if spec is None:
         more: dict[str, Any] = {
             "augment": augment,
@@ -148,6 +178,7 @@ def settle(
             by_hand = {**work(used), **by_hand}
             about["algorithm_object"] = entrant.written(made)
         more |= {"clients": len(held), "head": head, "loss": losses.name_of(loss)}
+        more |= {"faults": faults, "aggregate": aggregate, "privacy": privacy}
         values = {**about, **by_hand, **who, **more}
         kept = described({k: v for k, v in values.items() if k in FIELDS}, held.note)
     else:
@@ -167,6 +198,8 @@ def settle(
         augment=changes if changes else None,
         metrics={key: checks.measured(key, measure) for key, measure in metrics.items()},
         notes=(*remarks, *notes, *(() if test is not None else (checks.UNSEEN,))),
+        faults=trouble,
+        aggregation=aggregation,
     )
 
 
@@ -178,7 +211,7 @@ def _bind(
     device: str,
 ) -> tuple[Problem, Split, tuple[Any, Any] | None, tuple[str, ...]]:
     """Try the model on two samples: channels-last images first, then as they came."""
-    first = np.concatenate(held.parts)[:2]
+    first = held.first(2)
     try:
         return *_bound(describe, held, test, check, first, device, given.channels_last), ()
     except InputError:
@@ -200,34 +233,14 @@ def _bound(
     def placed(tree: Any) -> Any:
         return map_tree(lambda t: t.to(device), tree)
 
-    data = Split(placed(arrange(held.x)), placed(held.y), held.parts, held.note)
+    data = held.with_data(placed(arrange(held.x)), placed(held.y))
     probe = take(data.x, first), take(data.y, first)
     problem = describe(probe=probe)
     check(problem, data, test)
-    _try(problem, probe, "loss")
+    checks.try_loss(problem, probe, "loss")
     if test is None or not count(test[0]):
         return problem, data, None
     test = placed(arrange(test[0])), placed(test[1])
     few = torch.arange(min(2, count(test[0])))
-    _try(problem, (take(test[0], few), take(test[1], few)), "test")
+    checks.try_loss(problem, (take(test[0], few), take(test[1], few)), "test")
     return problem, data, test
-
-
-def _try(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
-    try:
-        model = problem.model
-        held = model.buffers()
-        model.w.copy_(problem.w0)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", "Using a target size")  # broadcast by mistake
-            if field == "test":
-                model.loss(problem.w0, probe)
-            else:
-                model.gradients(probe)
-        model.load_buffers(held)
-    except (RuntimeError, TypeError, ValueError, IndexError, UserWarning) as error:
-        labels = probe[1].tolist() if isinstance(probe[1], Tensor) else "…"
-        raise InputError(
-            f"{field}: no loss can be computed from the model's output for two samples and the "
-            f"targets {labels}: {error}{checks.classes_axis(problem, probe[0])}"
-        ) from error

@@ -8,7 +8,7 @@ as in the authors' code. Classes nobody has shown are never predicted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from fedrift.algorithm import Algorithm, Cohort, Redefine, Sampling, Weights
 from fedrift.algorithms.random_features import append, layer_of, median_distance, scale
 from fedrift.errors import InputError
 from fedrift.flat import Vec
-from fedrift.messages import Mean, Sum, message, state
+from fedrift.messages import Mean, Sum, message, shaped, state
 from fedrift.problem import Problem
 from fedrift.site import Site
 
@@ -27,6 +27,18 @@ class Down:
     w: Vec  # the pre-trained model
 
 
+def _width(f: Fed3R, p: Problem) -> int:
+    return (p.feature_dim or 0) + f.bias
+
+
+def _triangle(f: Fed3R, p: Problem) -> int:
+    return _width(f, p) * (_width(f, p) + 1) // 2
+
+
+UPPER: Any = shaped(torch.float64, lambda f, p: (_triangle(f, p),))
+BY_CLASS: Any = shaped(torch.float64, lambda f, p: (_width(f, p), p.classes))
+
+
 @message
 class UpScale:
     distance: Mean[float | None]  # median distance between a client's features, if it has two
@@ -34,8 +46,8 @@ class UpScale:
 
 @message
 class Up:
-    a: Sum[Tensor]  # upper triangle of Σ φ φᵀ, float64 whatever the model's dtype
-    b: Sum[Tensor]  # Σ φ e_yᵀ
+    a: Sum[Tensor] = UPPER  # upper triangle of Σ φ φᵀ, float64 whatever the model's dtype
+    b: Sum[Tensor] = BY_CLASS  # Σ φ e_yᵀ
 
 
 @state
@@ -85,7 +97,7 @@ class Fed3R(Algorithm[Server, Client]):
         return seen if bool(seen.any()) else None
 
     def server(self, p: Problem) -> Server:
-        m, classes = (p.feature_dim or 0) + self.bias, p.classes or 0
+        m, classes = _width(self, p), p.classes or 0
         zeros = torch.zeros(m, m + classes, dtype=torch.float64)
         return Server(w=p.w0, a=zeros[:, :m].clone(), b=zeros[:, m:].clone())
 
@@ -125,7 +137,7 @@ class Fed3R(Algorithm[Server, Client]):
         if mine.sent:
             return None, mine
         p = site.problem
-        m, classes = (p.feature_dim or 0) + self.bias, p.classes or 0
+        m, classes = _width(self, p), p.classes or 0
         a = torch.zeros(m, m, dtype=torch.float64)
         b = torch.zeros(m, classes, dtype=torch.float64)
         for features, y in site.features(down.w):

@@ -18,11 +18,12 @@ from fedrift.algorithm import Algorithm, Cohort, Redefine, Sampling
 from fedrift.algorithms.fed3r import Fed3R
 from fedrift.flat import Vec
 from fedrift.local import Local
-from fedrift.messages import Mean, message, state
+from fedrift.messages import Mean, message, shaped, state
 from fedrift.problem import Part, Problem
 from fedrift.site import Site
 
 GRID = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+LOSSES: Any = shaped(torch.float64, lambda f, p: (len(GRID),))
 
 
 @message
@@ -32,7 +33,7 @@ class Down:
 
 @message
 class Up:
-    losses: Mean[Tensor]  # one for each temperature of the grid
+    losses: Mean[Tensor] = LOSSES  # one for each temperature of the grid
 
 
 @state

@@ -19,19 +19,20 @@ from fedrift.analysis.drift import Running
 from fedrift.analysis.examine import keep
 from fedrift.analysis.folder import ROUNDS, keep_weights, observed, place
 from fedrift.analysis.measures import MEASURES
-from fedrift.checkpoint import replace_file
 from fedrift.examinations import PLAN, During
 from fedrift.exchange import Exchange, Shown
 from fedrift.flat import Vec
 from fedrift.messages import pack
 from fedrift.pictures import during as pictures
 from fedrift.planning import Task
-from fedrift.records import Record, dump, encode
+from fedrift.records import Record, dump, encode, replace_bytes
 from fedrift.rounds import Analyst, Progress, RoundReport
 from fedrift.session import Appoint
 from fedrift.store import Store
 
 ENDINGS = ("svg", "png")
+BRIEF = Options(images=500, clients=3, curved=0, steps=30)
+"""A run must not wait long for what is measured on the way."""
 
 
 def appointed(plan: During) -> Appoint:
@@ -57,9 +58,9 @@ class Watcher:
         counts = keeping.clients(task.split, task.problem.classes)["counts"]
         self._counts = None if counts is None else np.array(counts, np.float64)
         self._file = place(folder) / ROUNDS
-        replace_file(folder / PLAN, f"{plan}\n".encode())
+        replace_bytes(folder / PLAN, f"{plan}\n".encode())
         kept = [row for row in observed(folder) if row["round"] <= progress.round]
-        replace_file(self._file, "".join(dump(row) + "\n" for row in kept).encode("utf-8"))
+        replace_bytes(self._file, "".join(dump(row) + "\n" for row in kept).encode("utf-8"))
 
     def is_due(self, round: int) -> bool:
         return self.plan.is_due(round)
@@ -92,7 +93,7 @@ class Watcher:
         if what == "gradients":
             return against_gradients(case, report.cohort, report.weights)
         try:
-            return MEASURES[what](case, Options()).numbers
+            return MEASURES[what](case, BRIEF).numbers
         except NotMeasured as reason:
             return {"not_measured": str(reason)}
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from fedrift.analysis.case import Case, DrawTogether, Finding, NotMeasured, Options
 from fedrift.analysis.folder import place, write_json
 from fedrift.analysis.measures import MEASURES
-from fedrift.checkpoint import replace_file
 from fedrift.pictures.style import sheet
-from fedrift.records import Record
+from fedrift.records import Record, replace_bytes
 
 ENDINGS = ("svg", "png", "pdf")
 
@@ -102,5 +101,5 @@ def draw_file(draw: object, path: Path) -> Path:
     with rc_context({"svg.hashsalt": "fedrift", "pdf.fonttype": 42}):
         figure.savefig(content, format=ending, dpi=160, metadata=dated.get(ending))
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, content.getvalue())
+    replace_bytes(path, content.getvalue())
     return path

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedrift.checkpoint import replace_file
 from fedrift.errors import InputError
 from fedrift.flat import Vec
-from fedrift.records import Record, dump, read_lines
+from fedrift.records import Record, dump, read_lines, replace_bytes
 from fedrift.results import ANALYSIS
 
 ROUNDS, WEIGHTS = "rounds.jsonl", "weights"
@@ -29,7 +28,7 @@ def place(run: Path) -> Path:
 
 def write_json(path: Path, record: Record) -> Path:
     """Replaces a file as a whole."""
-    replace_file(path, (dump(record, indent=1) + "\n").encode("utf-8"))
+    replace_bytes(path, (dump(record, indent=1) + "\n").encode("utf-8"))
     return path
 
 
@@ -45,7 +44,7 @@ def keep_weights(run: Path, round: int, names: Sequence[str], w: Sequence[torch.
     folder = place(run) / WEIGHTS
     folder.mkdir(exist_ok=True)
     arrays = {n: np.array(t.detach().cpu().numpy()) for n, t in zip(names, w, strict=True)}
-    replace_file(folder / f"{round:06d}.safetensors", save(arrays))
+    replace_bytes(folder / f"{round:06d}.safetensors", save(arrays))
 
 
 def snapshots(run: Path, names: Sequence[str]) -> dict[int, Vec]:

@@ -75,8 +75,7 @@ class _Stage:
         self._kept: dict[tuple[str, int], Any] = {}
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
-        call = Call(exchange.phase, exchange.round, exchange.seed, exchange.temperature)
-        fold = Fold(exchange.signature, exchange.weights, exchange.buffers)
+        call, fold = Call.of(exchange), Fold(exchange)
         path = owner_of(exchange.phase)
         problem = self._visitor.owner(path)[1]
         for client in sorted(clients):

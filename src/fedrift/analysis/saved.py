@@ -52,6 +52,11 @@ class Loader:
         return _case(task, record, name or str(spec.algorithm_named))
 
 
+def load(folder: str | Path, name: str = "", data_dir: str | None = None) -> Case:
+    """The last state of the run in a folder, to be measured."""
+    return Loader(data_dir).case(folder, name)
+
+
 def _case(task: Task, record: RunRecord, name: str) -> Case:
     algorithm, problem, folder = task.algorithm, task.problem, record.folder
     point = checkpoint.read(folder, algorithm.server(problem))
@@ -124,7 +129,7 @@ def _store(task: Task, folder: Path, point: Checkpoint) -> Store | None:
         return None
     store = Store(task.algorithm, task.problem, rows)
     for path, index in point.rows.items():
-        store.tables[path].restore(index)
+        store.tables[path].restore(index, point.sums[path])
     return store
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import types
 from collections.abc import Generator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 
 MOST_WORKERS = 512
@@ -17,14 +19,20 @@ _lock = threading.Lock()
 
 @contextmanager
 def hidden_main() -> Generator[None]:
-    """While a worker starts it must not find the user's script, or it would run it again."""
+    """While a worker starts it must not find the user's script, or it would run it again.
+
+    Nor may Ctrl-C reach it while it imports torch: that is the parent's to handle.
+    """
     with _lock:
+        resource_tracker.ensure_running()  # first: it would unblock the signal
         main = sys.modules["__main__"]
         sys.modules["__main__"] = types.ModuleType("__main__")
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
         finally:
             sys.modules["__main__"] = main
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start_method() -> str:

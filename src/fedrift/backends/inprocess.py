@@ -1,4 +1,4 @@
-"""Visits one after another in this process; with `wire`, through pack and unpack and watched."""
+"""Visits one after another in this process; with `wire`, through the codec and watched."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 from torch import Tensor
 
 from fedrift.algorithm import owner_of
+from fedrift.backends.codec import through
 from fedrift.backends.visit import Call, Done, Evaluator, Fold, Reply, Visitor
 from fedrift.exchange import Exchange, Outcome, Shown
-from fedrift.messages import Packed, pack, unpack
+from fedrift.messages import pack
 from fedrift.store import Store
 
 
 class InProcess:
-    """A loop. `wire` packs and unpacks everything and checks that `down` was not written to."""
+    """A loop. `wire` encodes and decodes everything and checks that `down` was not written to."""
 
     workers = 0
 
@@ -27,8 +28,8 @@ class InProcess:
         self._wire = wire
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
-        call = Call(exchange.phase, exchange.round, exchange.seed, exchange.temperature)
-        fold = Fold(exchange.signature, exchange.weights, exchange.buffers, exchange.watch)
+        call = Call.of(exchange)
+        fold = Fold(exchange)
         path = owner_of(exchange.phase)
         table = self._store.tables.get(path)
         sizes = self._visitor.clients.sizes
@@ -50,18 +51,18 @@ class InProcess:
             return self._visitor.visit(
                 call, client, down, private, mine, exchange.buffers, exchange.frozen
             )
-        kinds = exchange.signature
-        down = unpack(kinds.down, _copied(pack(down)))
-        private = unpack(kinds.private, _copied(pack(private)))
-        mine = unpack(kinds.state, _copied(pack(mine)))
+        kinds, owner = exchange.signature, self._visitor.owner(path)
+        down = through(kinds.down, down, *owner)
+        private = through(kinds.private, private, *owner)
+        mine = through(kinds.state, mine, *owner)
         before = _digest(down, private, mine)
         reply = self._visitor.visit(
             call, client, down, private, mine, exchange.buffers, exchange.frozen
         )
         if _digest(down, private, mine) != before:
             raise AssertionError(f"'{exchange.phase}' wrote to its message or its old state")
-        up = None if reply.up is None else unpack(kinds.up, _copied(pack(reply.up)))
-        new = unpack(kinds.state, _copied(pack(reply.mine)))
+        up = through(kinds.up, reply.up, *owner)
+        new = through(kinds.state, reply.mine, *owner)
         return Reply(up, new, reply.buffers, reply.work, reply.is_finite)
 
     def evaluate(self, shown: Shown) -> Done:
@@ -69,10 +70,6 @@ class InProcess:
 
     def close(self) -> None:
         return None
-
-
-def _copied(packed: Packed) -> Packed:
-    return {p: v.clone() if isinstance(v, Tensor) else v for p, v in packed.items()}
 
 
 def _digest(*values: Any) -> bytes:

@@ -6,65 +6,26 @@ import heapq
 import itertools
 import os
 import pickle
+import signal
 import threading
-from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from dataclasses import replace
+from multiprocessing.connection import wait
 from multiprocessing.reduction import send_handle
 from typing import Any
 
 from fedrift.backends import context, hidden_main
-from fedrift.backends.worker import main, say
+from fedrift.backends.jobs import Job, Known, Peer
+from fedrift.backends.watch import TICK, Watch
+from fedrift.backends.worker import OUT_OF_MEMORY, main, say
 from fedrift.errors import RunError
 from fedrift.messages import Packed
 from fedrift.shared import Block
 
+__all__ = ["Job", "Known", "Peer", "Pool"]
+
 PARKED_IN_MEMORY = 64  # replies waiting for their turn beyond this many go to a scratch file
-DEATHS = 3  # workers that may die before a pool is given up
-
-
-@dataclass
-class Known:
-    """A run as the pool introduces it to workers."""
-
-    name: str
-    priority: int
-    setup: Packed
-    blocks: dict[str, Block]
-    rows: dict[str, int]
-    """Path → descriptor of the file with client states."""
-    scratch: str
-    exchange: int = 0
-    ask: bytes = b""
-
-
-@dataclass
-class Peer:
-    """A worker as the parent sees it."""
-
-    process: BaseProcess
-    pipe: Connection
-    jobs: deque[Job] = field(default_factory=lambda: deque[Job]())
-    slots: dict[str, Block] = field(default_factory=dict[str, Block])
-    free: list[str] = field(default_factory=list[str])
-    has: set[str] = field(default_factory=set[str])
-    """Names of the blocks it holds."""
-    knows: dict[str, int] = field(default_factory=dict[str, int])
-    """Run → number of the exchange it was told about last."""
-
-
-@dataclass(order=True)
-class Job:
-    """One task for any worker; `answer` is called with the peer and what it said."""
-
-    key: tuple[int, ...]
-    run: Known = field(compare=False)
-    kind: str = field(compare=False)
-    task: Any = field(compare=False)
-    answer: Callable[[Peer, Job, Any], None] = field(compare=False)
+DEATHS = 3  # workers that may die of one job, or in a row without an answer, before giving up
 
 
 class Pool:
@@ -86,6 +47,7 @@ class Pool:
         self._blocks: dict[str, Block] = {}
         self._failure: BaseException | None = None
         self._is_closing = False
+        self._watch = Watch()
         self._wake, self._woken = os.pipe()
         self.peers = [self._start() for _ in range(workers)]
         self._thread = threading.Thread(target=self._serve, daemon=True, name="fedrift pool")
@@ -132,7 +94,9 @@ class Pool:
             while not self._is_closing:
                 with self._lock:
                     self._feed()
-                ready = wait([self._wake, *(peer.pipe for peer in self.peers)])
+                pipes = [self._wake, *(peer.pipe for peer in self.peers)]
+                ready = wait(pipes, timeout=TICK)
+                self._watch.look(self.peers)
                 if self._wake in ready:
                     os.read(self._wake, 4096)
                 for peer in [p for p in self.peers if p.pipe in ready]:
@@ -217,6 +181,8 @@ class Pool:
             content = RunError(f"a client method failed: {content[0]}\n{content[1]}")
         with self._lock:
             job = peer.jobs.popleft()
+            self._deaths = 0
+            self._watch.answered(peer)
             self._feed()
         job.answer(peer, job, content)
 
@@ -226,18 +192,34 @@ class Pool:
             return
         self._deaths += 1
         peer.process.join(timeout=1)
-        if self._deaths > DEATHS:
-            doing = ", ".join(f"{j.kind} {getattr(j.task, 'client', '')}" for j in peer.jobs)
-            raise RunError(
-                f"{self._deaths} workers died (the last with exit code {peer.process.exitcode}, "
-                f"doing: {doing or 'nothing'}); often the machine is out of memory: try fewer "
-                "workers or a smaller batch"
-            )
+        if peer.jobs:
+            peer.jobs[0].deaths += 1
+        if self._deaths > DEATHS + len(self.peers) or (peer.jobs and peer.jobs[0].deaths > DEATHS):
+            raise RunError(self._obituary(peer))
         self.peers[self.peers.index(peer)] = self._start()
+        peer.lost()
         self._gone.append(peer)  # its parked replies may still be read
+        for old in [old for old in self._gone if old.is_read()]:
+            self._gone.remove(old)
+            old.close()
         for job in peer.jobs:
             heapq.heappush(self._queue, job)
         peer.jobs.clear()
+
+    @staticmethod
+    def _obituary(peer: Peer) -> str:
+        code, job = peer.process.exitcode, peer.jobs[0] if peer.jobs else None
+        why = f"exit code {code}"
+        if peer.pulse.is_stalled:
+            why = "it did not move any more and was ended"
+        elif code in (-signal.SIGKILL, OUT_OF_MEMORY):
+            why = "the machine is probably out of memory"
+        doing, often = "no task", "several workers died in a row"
+        if job is not None:
+            client = getattr(job.task, "client", None)
+            doing = "an evaluation" if client is None else f"the visit of client {client}"
+            often = f"{job.deaths} workers died of it" if job.deaths > DEATHS else often
+        return f"{often}: {doing}; the last: {why}; try fewer workers or a smaller batch"
 
     def forget(self, run: Known) -> None:
         """Drop a finished run everywhere."""
@@ -263,14 +245,13 @@ class Pool:
             peer.pipe.close()
         for peer in self.peers:
             if peer.jobs:
-                peer.process.terminate()
+                peer.process.kill()  # at once, also one that is stopped
             peer.process.join(timeout=2)
             if peer.process.is_alive():
                 peer.process.kill()
                 peer.process.join()
         for peer in (*self.peers, *self._gone):
-            for block in peer.slots.values():
-                block.close()
+            peer.close()
         for block in self._blocks.values():
             block.close()
         os.close(self._wake)

@@ -86,7 +86,7 @@ class Processes:
         )
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
-        fold = Fold(exchange.signature, exchange.weights, exchange.buffers, exchange.watch)
+        fold = Fold(exchange)
         table = self._store.tables.get(owner_of(exchange.phase))
         waiting, parked = deque(sorted(clients)), dict[int, Answer]()
         self._pool.submit(self._visits(exchange, clients, table))
@@ -110,7 +110,7 @@ class Processes:
         for path, leaf in self._down.put(packed).items():
             part, _, name = path.partition("/")
             parts.setdefault(part, {})[name] = leaf
-        call = Call(exchange.phase, exchange.round, exchange.seed, exchange.temperature)
+        call = Call.of(exchange)
         ask = Ask(call, exchange.signature, parts["down"], parts["buffers"], parts["frozen"])
         self._run.exchange += 1
         self._run.ask = cloudpickle.dumps(ask)
@@ -212,6 +212,7 @@ def _described(
         skeletons={n: skeleton(tree) for n, tree in trees.items()} | {"parts": None, "ends": None},
         where=where,
         layouts={p: t.rows.layout for p, t in store.tables.items()},
+        make=split.make,
     )
     return cloudpickle.dumps(setup)
 

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from fedrift.algorithm import Algorithm, owner_of, resolve
-from fedrift.exchange import Exchange, Outcome, Shown, Signature, Watch
+from fedrift.backends.corruption import corrupted
+from fedrift.exchange import Exchange, Outcome, Shown
+from fedrift.faults import Trouble
 from fedrift.flat import count, take
-from fedrift.messages import Reducer, Size, all_finite, nbytes, pack
+from fedrift.messages import Size, all_finite, nbytes, pack
 from fedrift.problem import Problem
 from fedrift.site import Augment, ClientData, Site, Work
 
@@ -37,6 +39,17 @@ class Call:
     round: int
     seed: int
     temperature: float = 1.0
+    trouble: Trouble | None = None
+
+    @staticmethod
+    def of(exchange: Exchange) -> Call:
+        return Call(
+            exchange.phase,
+            exchange.round,
+            exchange.seed,
+            exchange.temperature,
+            exchange.trouble,
+        )
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,7 @@ class Visitor:
         model.load_buffers(buffers or [problem.rest[name] for name in problem.moving])
         model.freeze(frozen)
         model.temperature = call.temperature
+        trouble = call.trouble
         site = self._site(
             problem,
             self.clients.view(client),
@@ -96,9 +110,12 @@ class Visitor:
             round=call.round,
             seed=call.seed,
             augment=self.augment,
+            part=1.0 if trouble is None else trouble.part.get(client, 1.0),
         )
         extra = () if private is None else (private,)
         up, new = method(site, down, mine, *extra)
+        if trouble is not None and trouble.how is not None and client in trouble.corrupted:
+            up = corrupted(up, trouble.how, call.seed, call.round, client)
         moved = model.buffers() if site.has_trained else ()
         finite = all(all_finite(pack(part)) for part in (up, new))
         finite = finite and all_finite({str(i): b for i, b in enumerate(moved)})
@@ -109,17 +126,14 @@ class Visitor:
 class Fold:
     """Replies of one exchange, folded in client-id order."""
 
-    signature: Signature
-    weights: str
-    before: tuple[Tensor, ...]
-    watch: Watch | None = None
+    exchange: Exchange
     replied: list[int] = field(default_factory=list)
     nonfinite: list[int] = field(default_factory=list)
     work: Work = field(default_factory=Work)
     bytes: dict[str, Size] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._reducer = Reducer(self.signature.up)
+        self._reducer = self.exchange.reducer()
         self._buffers: list[Tensor] = []
         self._buffer_weight = 0.0
 
@@ -132,14 +146,15 @@ class Fold:
         if not reply.is_finite:
             self.nonfinite.append(client)
             return False
+        aggregation = self.exchange.aggregation
         if reply.up is not None:
-            weight = float(n) if self.weights == "samples" else 1.0
+            weight = float(n) if self.exchange.weights == "samples" else 1.0
             self._reducer.fold(reply.up, weight)
             self._fold_buffers(reply.buffers, weight)
             self.replied.append(client)
-            if self.watch is not None:
-                self.watch(client, weight, reply.up)
-        return True
+            if self.exchange.watch is not None:
+                self.exchange.watch(client, weight, reply.up)
+        return aggregation is None or not aggregation.is_ghost
 
     def _fold_buffers(self, buffers: Sequence[Tensor], weight: float) -> None:
         # running statistics: weighted mean; counters: the largest
@@ -160,11 +175,11 @@ class Fold:
                 torch.maximum(total, b, out=total)
 
     def outcome(self) -> Outcome:
-        buffers = self.before
+        before = buffers = self.exchange.buffers
         if self._buffers:
             buffers = tuple(
                 (t / self._buffer_weight).to(b.dtype) if b.is_floating_point() else t
-                for t, b in zip(self._buffers, self.before, strict=True)
+                for t, b in zip(self._buffers, before, strict=True)
             )
         return Outcome(
             up=self._reducer.result() if self.replied else None,

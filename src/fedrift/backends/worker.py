@@ -18,14 +18,16 @@ import torch
 
 from fedrift.algorithm import Algorithm, owner_of
 from fedrift.backends.visit import Call, ChunkMetric, Evaluator, Visitor
-from fedrift.data.resident import Split
+from fedrift.data.resident import Make, Split
 from fedrift.exchange import Shown, Signature
 from fedrift.flat import map_tree
 from fedrift.messages import Packed, pack, unpack
 from fedrift.problem import Problem
+from fedrift.rows import RowLayout, Rows
 from fedrift.shared import Block, packed_to_tree
 from fedrift.site import Augment
-from fedrift.store import RowLayout, Rows
+
+OUT_OF_MEMORY = 77  # exit code of a worker that could not allocate
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Setup:
     where: dict[str, tuple[str, Packed]]
     """For each tree the block that holds it, and where its tensors stand in it."""
     layouts: dict[str, RowLayout]
+    make: Make | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Run:
         for name, (block, where) in setup.where.items():
             packed = blocks[block].get(where)
             trees[name] = packed_to_tree(setup.skeletons[name], packed, name)
-        split = Split.from_flat(trees["x"], trees["y"], trees["parts"], trees["ends"])
+        split = Split.from_flat(trees["x"], trees["y"], trees["parts"], trees["ends"], setup.make)
         self.visitor = Visitor(setup.root, setup.problem, split, setup.augment)
         if setup.has_test:
             self.evaluator = Evaluator(
@@ -179,6 +182,15 @@ def say(pipe: Connection, kind: str, content: Any) -> None:
     pipe.send_bytes(pickle.dumps((kind, content), pickle.HIGHEST_PROTOCOL))
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Python's own error, or what torch's allocators say."""
+    said = str(error)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError)
+        and ("can't allocate memory" in said or "not enough memory" in said)
+    )
+
+
 def _die_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
@@ -213,6 +225,8 @@ def main(pipe: Connection) -> None:
             else:
                 say(pipe, "done", answering[kind](content))
         except Exception as error:
+            if is_out_of_memory(error):
+                os._exit(OUT_OF_MEMORY)  # what it holds is given back, and the visit repeated
             told = f"{type(error).__name__}: {error}", traceback.format_exc()
             try:
                 say(pipe, "error", told)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
@@ -16,12 +15,15 @@ from fedrift.cli.analyse import analyse
 from fedrift.cli.compare import compare
 from fedrift.cli.conform import conform
 from fedrift.cli.explain import explain
+from fedrift.cli.flower import app as flower
+from fedrift.cli.fork import fork
 from fedrift.cli.listing import list_names
 from fedrift.cli.partition import partition
 from fedrift.cli.report import report
 from fedrift.cli.resume import resume
 from fedrift.cli.run import run
 from fedrift.cli.screen import complain
+from fedrift.cli.verify import verify
 from fedrift.errors import InputError, RunError
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -39,10 +41,13 @@ app.command(no_args_is_help=True)(compare)
 app.command(no_args_is_help=True)(report)
 app.command(no_args_is_help=True)(analyse)
 app.command()(resume)
+app.command()(fork)
+app.command()(verify)
 app.command()(conform)
 app.command(no_args_is_help=True)(explain)
 app.command("list")(list_names)
 app.command()(partition)
+app.add_typer(flower, name="flower")
 
 
 def _version(wanted: bool) -> None:
@@ -74,6 +79,7 @@ def options(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The program `fedrift`: exit code 0 done, 1 failed, 2 the user's input, 130 interrupted."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     sys.exit(code_of(arguments))
 
 
@@ -81,8 +87,6 @@ def code_of(arguments: Sequence[str] | None) -> int:
     """Runs a command and says in one sentence what went wrong."""
     command = typer.main.get_command(app)
     given = None if arguments is None else list(arguments)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     try:
         # Without standalone mode click returns the code of typer.Exit and raises the rest.
         code = command.main(given, prog_name="fedrift", standalone_mode=False)

@@ -20,7 +20,10 @@ def named_runs(given: Sequence[Path]) -> tuple[dict[str, Path], Path | None]:
         if not inside:
             raise InputError(f"'{path}' holds no run folder: there is no {results.SPEC} in it")
         folders += [folder for folder in inside if folder not in folders]
-    specs = [str(results.read_spec(folder).algorithm_named) for folder in folders]
+    algorithms = [results.read_spec(folder).algorithm_named for folder in folders]
+    specs = [one.name if one.inner is None else str(one) for one in algorithms]
+    if len(set(specs)) < len(specs):  # the options tell them apart
+        specs = [str(one) for one in algorithms]
     named: dict[str, Path] = {}
     for folder, name in zip(folders, specs, strict=True):
         own = name if specs.count(name) == 1 else folder.name

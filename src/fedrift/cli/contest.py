@@ -80,7 +80,7 @@ def contest(
         raise InputError(f"out '{folder}' is a file; name a folder")
     from fedrift.backends import prestart
 
-    if grid.base.workers != 0:
+    if grid.base.workers != 0 and grid.base.backend in ("auto", "processes"):
         prestart()
     watch = watcher(cells, silent=as_json or quiet)
     try:
@@ -93,7 +93,8 @@ def contest(
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             replace_text(folder / FILE, grid.to_toml())
-        made = contests.run_grid(cells, folder, grid.base.workers, watch, wanted)
+        how = (grid.base.workers, watch, wanted, grid.base.backend)
+        made = contests.run_grid(cells, folder, *how)
     except KeyboardInterrupt:
         watch.close()
         kept = "the same command goes on from here" if out else "nothing was kept without --out"

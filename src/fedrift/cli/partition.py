@@ -87,6 +87,8 @@ def _divide(spec: Spec, save: Path | None, picture: Path | None, as_json: bool) 
     from fedrift.prepare import prepare
 
     prepared = prepare(spec)
+    if prepared.data.generated is not None:
+        raise InputError(f"data '{spec.data}' has too many clients to be shown; use fewer")
     data, parts = prepared.data, prepared.partition
     found = statistics(parts, data.y, data.classes)
     if save is not None:

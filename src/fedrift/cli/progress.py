@@ -58,6 +58,8 @@ class Lines:
 
     def finished_round(self, report: RoundReport) -> None:
         self.counter.finished_round(report)
+        if text := dropped(report):
+            self.screen.print(text)
         if not report.metrics:
             return
         words = [
@@ -102,6 +104,8 @@ class Live:
         self.counter.finished_round(report)
         if self.bar is None:
             return
+        if text := dropped(report):
+            self.screen.print(text)
         task = self.bar.task_ids[0]
         if report.metrics:
             self.bar.update(task, said="  ".join(_words(report.metrics)))
@@ -121,6 +125,15 @@ def watcher(spec: Spec, *, silent: bool) -> Watcher:
     if silent:
         return Silent(spec)
     return Live(spec) if console(errors=True).is_terminal else Lines(spec)
+
+
+def dropped(report: RoundReport) -> str:
+    """Who sent something that is no number, in a line of the log; empty if nobody did."""
+    names = report.nonfinite
+    if not names:
+        return ""
+    few = ", ".join(map(str, names[:10])) + (", …" if len(names) > 10 else "")
+    return f"round {report.round}: not finite and left out: the replies of clients {few}"
 
 
 def _bar(screen: Any) -> Progress:

@@ -11,7 +11,7 @@ import typer
 from fedrift.cli.run import TRACK
 from fedrift.errors import InputError
 
-IN_PYTHON = "python"  # stands for data and model that were given as objects
+TRUST = "Allow the folder's spec to import the code it names (package.module:name)."
 
 
 def resume(
@@ -21,6 +21,7 @@ def resume(
         typer.Option(metavar="auto|N", help="Other workers than before: the bits stay the same."),
     ] = None,
     track: Annotated[list[str] | None, TRACK] = None,
+    trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST)] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on standard output.")
     ] = False,
@@ -30,15 +31,16 @@ def resume(
 
     FOLDER is what was given as --out.
     """
-    from fedrift import results  # here, so that --help need not wait for it
-    from fedrift.cli.screen import console
-    from fedrift.cli.start import execute, report
+    from fedrift.cli.screen import console  # here, so that --help need not wait for it
+    from fedrift.cli.start import IN_PYTHON, check_trust, execute, report
     from fedrift.examinations import planned
     from fedrift.experiment import FIELDS
+    from fedrift.origin import read_origin
+    from fedrift.records import read_file
+    from fedrift.run_files import SUMMARY, read_spec
     from fedrift.track import tracks
 
-    record = results.load(folder)
-    spec = record.spec
+    spec, summary = read_spec(folder), read_file(folder / SUMMARY) or {}
     if spec.data == IN_PYTHON:
         raise InputError(
             f"'{folder}' was made in Python; to continue, make the same call there once more"
@@ -47,10 +49,11 @@ def resume(
         read = FIELDS["workers"]
         spec = replace(spec, workers=read.read(read.parse(workers, "workers"), "workers"))
     spec.validate()
-    if record.status in ("done", "diverged"):
+    if summary.get("status") in ("done", "diverged"):
         console(errors=True).print(f"'{folder}' is finished; nothing is left to do")
-        report(record.summary, str(folder), as_json=as_json)
+        report(summary, str(folder), as_json=as_json)
         return
+    check_trust(spec, folder, trust_code)
     tracks(track)
     execute(
         spec,
@@ -59,4 +62,5 @@ def resume(
         quiet=quiet,
         track=track or [],
         analyse=planned(folder),
+        origin=read_origin(folder),
     )

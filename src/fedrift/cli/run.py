@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 TASK, WHO, LOCAL = "Data and model", "Who takes part", "Local work"
+FAULTS = "Faults and protection"
 HOW, OUTPUT = "How it runs", "Output"
 NUMBER, N = "NUMBER", "N"
 
@@ -95,6 +96,18 @@ def run(
     schedule: Annotated[
         str | None, _flag(LOCAL, "Rate over rounds: exp:0.9, step:10,factor=0.5, cosine.")
     ] = None,
+    faults: Annotated[
+        list[str] | None,
+        _flag(FAULTS, "dropout:0.1, stragglers:0.3,late=partial or corrupt:0.2; can be repeated."),
+    ] = None,
+    aggregate: Annotated[
+        str | None,
+        _flag(FAULTS, "In place of the mean: median, trimmed:0.1, krum:2 or multikrum:2."),
+    ] = None,
+    privacy: Annotated[
+        str | None,
+        _flag(FAULTS, "Clip and noise what clients send: gaussian:NOISE,clip=LENGTH,delta=1e-5."),
+    ] = None,
     rounds: Annotated[str | None, _flag(HOW, "Number of rounds (20).", N)] = None,
     seed: Annotated[str | None, _flag(HOW, "Fixes every random choice (0).", N)] = None,
     eval_every: Annotated[
@@ -105,7 +118,12 @@ def run(
         _flag(HOW, "Worker processes (auto: one per core); 0: none, in this process.", "auto|N"),
     ] = None,
     backend: Annotated[
-        str | None, _flag(HOW, "Where clients run (auto).", "auto|in-process|processes")
+        str | None,
+        _flag(
+            HOW,
+            "Where clients run (auto); ray:ADDRESS is a cluster.",
+            "auto|in-process|processes|ray",
+        ),
     ] = None,
     dtype: Annotated[str | None, _flag(HOW, "Precision (float32).", "float32|float64")] = None,
     device: Annotated[str | None, _flag(HOW, "cpu, cuda, cuda:1 or mps (cpu).")] = None,

@@ -15,11 +15,16 @@ from fedrift.cli.screen import bytes_text, console, loss_text, seconds_text
 from fedrift.errors import InputError
 from fedrift.examinations import During, during
 from fedrift.experiment import FIELDS, Spec, read_toml
+from fedrift.foreign import foreign
+from fedrift.origin import Origin, read_origin
 from fedrift.records import dump
-from fedrift.results import check_free
+from fedrift.results import read_spec
+from fedrift.run_files import SPEC, check_free
 from fedrift.track import tracks
 
 INTERRUPTED = 130
+IN_PYTHON = "python"  # stands for data and model that were given as objects
+TRUST = "Allow the folder's spec to import the code it names (package.module:name)."
 # A flag takes the place of what says the same in another way in the file.
 RIVALS = {
     "per_round": ("fraction", "participants"),
@@ -52,7 +57,7 @@ def start(
     track: Sequence[str] = (),
     analyse: str | None = None,
 ) -> None:
-    """A new run. Everything that can be refused is refused before torch is imported."""
+    """A new run, or the same one to go on with. Refuses before torch is imported what it can."""
     spec.validate()
     tracks(track)
     if spec.participants is not None and len(spec.participants) > spec.rounds:
@@ -60,12 +65,33 @@ def start(
             f"participants lists {len(spec.participants)} rounds, but rounds is {spec.rounds}; "
             "give as many"
         )
-    if spec.out is not None:
+    if spec.out is not None and not _is_same(spec, Path(spec.out)):
         check_free(Path(spec.out))
     plan = None if analyse is None else during(analyse)
     if plan is not None and spec.out is None:
         raise InputError(f"analyse '{analyse}' needs a folder for what it finds; give --out FOLDER")
     execute(spec, spec.out, as_json=as_json, quiet=quiet, track=track, analyse=plan)
+
+
+def _is_same(spec: Spec, folder: Path) -> bool:
+    """The folder holds the beginning of this very run: the same command goes on with it."""
+    if not (folder / SPEC).is_file():
+        return False
+    if read_origin(folder) is not None:
+        return False
+    there = read_spec(folder)
+    usual = {name: None for name in ("out", "model")} | {"workers": "auto", "backend": "auto"}
+    same = replace(there, **usual) == replace(spec, **usual)
+    return same and spec.model in (None, there.model)
+
+
+def check_trust(spec: Spec, folder: Path, trust: bool) -> None:
+    """A folder may come from anybody: code that its spec names runs only when that is wanted."""
+    named = foreign(spec)
+    if named and not trust and spec.data != IN_PYTHON:
+        raise InputError(
+            f"'{folder}' would run the code '{named[0]}'; if you trust it, add --trust-code"
+        )
 
 
 def execute(
@@ -76,9 +102,10 @@ def execute(
     quiet: bool,
     track: Sequence[str] = (),
     analyse: During | None = None,
+    origin: Origin | None = None,
 ) -> None:
     """Runs what has been checked; `folder` may hold the beginning of the same run."""
-    if spec.workers != 0 and spec.backend != "in-process":
+    if spec.workers != 0 and spec.backend in ("auto", "processes"):
         from fedrift.backends import prestart
 
         prestart()
@@ -92,7 +119,13 @@ def execute(
         from fedrift import front
 
         result = front.run_spec(
-            spec, observer=watch, out=folder, prepared=prepared, track=track, analyse=analyse
+            spec,
+            observer=watch,
+            out=folder,
+            prepared=prepared,
+            track=track,
+            analyse=analyse,
+            origin=origin,
         )
     except KeyboardInterrupt:
         watch.close()

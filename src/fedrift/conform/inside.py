@@ -77,7 +77,7 @@ class Watching:
         path = owner_of(exchange.phase)
         table, sizes = self._store.tables.get(path), self._visitor.clients.sizes
         replies = {c: self._visit(exchange, c, path) for c in self._order(clients)}
-        fold = Fold(exchange.signature, exchange.weights, exchange.buffers)
+        fold = Fold(exchange)
         for client, reply in sorted(replies.items()):
             if fold.add(client, int(sizes[client]), reply) and table is not None:
                 slot = table.reserve()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fedrift.data import bundled, cifar, folders, mnist, own, synthetic
+from fedrift.data import bundled, cifar, folders, hugging, mnist, own, synthetic
 from fedrift.data.check import Targets
 from fedrift.data.samples import DataSet, Samples, as_values, finish
 from fedrift.data.synthetic import synthetic_client
@@ -93,6 +93,13 @@ NAMES: dict[str, Source] = {
         "csv:FILE[,root=FOLDER,size=PIXELS]",
         takes_value=True,
         options=("root", "size"),
+    ),
+    "huggingface": Source(
+        hugging.load,
+        "a data set of Hugging Face: a folder of save_to_disk, or a name of the hub",
+        "huggingface:FOLDER|NAME[,x=COLUMN,y=COLUMN,users=COLUMN]",
+        takes_value=True,
+        options=("x", "y", "users"),
     ),
     OWN: Source(
         own.function,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -55,15 +55,42 @@ def _picked(rows: Any, index: Tensor) -> Any:
     return map_tree(lambda pick: pick(index), rows)
 
 
-class Split(Sequence[tuple[Any, Any]]):
-    """A list of clients' (x, y), held as one block of tensors and a list of indices."""
+Make = Callable[[int], tuple[np.ndarray, np.ndarray]]
+"""The samples of a client, made anew and always the same."""
 
-    def __init__(self, x: Any, y: Any, parts: Sequence[np.ndarray], note: str = "") -> None:
+
+class Split(Sequence[tuple[Any, Any]]):
+    """A list of clients' (x, y), held as one block of tensors and a list of indices.
+
+    With `make` the block is only an example, and a client's samples are made when it is visited.
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any,
+        parts: Sequence[np.ndarray],
+        note: str = "",
+        make: Make | None = None,
+        sizes: np.ndarray | None = None,
+    ) -> None:
         self.x, self.y = x, y
         self._rows = map_tree(Rows, x), map_tree(Rows, y)
         self.parts = tuple(np.ascontiguousarray(p, dtype=np.int64) for p in parts)
-        self.note = note
-        self.sizes: np.ndarray = np.array([len(p) for p in self.parts], dtype=np.int64)
+        self.note, self.make = note, make
+        self.sizes: np.ndarray = (
+            np.array([len(p) for p in self.parts], dtype=np.int64) if sizes is None else sizes
+        )
+
+    def with_data(self, x: Any, y: Any) -> Split:
+        """The same division of other tensors."""
+        return Split(x, y, self.parts, self.note, self.make, self.sizes)
+
+    def first(self, number: int) -> np.ndarray:
+        """Where the first samples of the first clients stand in x and y."""
+        if self.make is not None:
+            return np.arange(min(number, len(self.y)))
+        return np.concatenate(self.parts)[:number]
 
     def flat(self) -> tuple[Tensor, Tensor]:
         """All indices in one tensor, and where each client's end: a form that can be shared."""
@@ -71,14 +98,19 @@ class Split(Sequence[tuple[Any, Any]]):
         return torch.from_numpy(np.concatenate([*self.parts, np.empty(0, np.int64)])), ends
 
     @staticmethod
-    def from_flat(x: Any, y: Any, parts: Tensor, ends: Tensor) -> Split:
+    def from_flat(x: Any, y: Any, parts: Tensor, ends: Tensor, make: Make | None = None) -> Split:
+        if make is not None:
+            return Split(x, y, (), make=make, sizes=np.diff(ends.numpy(), prepend=0))
         return Split(x, y, np.split(parts.numpy(), ends.numpy()[:-1]))
 
     def view(self, client: int) -> View:
-        return View(*self._rows, torch.from_numpy(self.parts[client]))
+        if self.make is None:
+            return View(*self._rows, torch.from_numpy(self.parts[client]))
+        x, y = (torch.from_numpy(array) for array in self.make(client))
+        return View(Rows(x.to(self.x.dtype)), Rows(y), torch.arange(len(y)))
 
     def __len__(self) -> int:
-        return len(self.parts)
+        return len(self.sizes)
 
     @overload
     def __getitem__(self, key: int) -> tuple[Any, Any]: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +13,14 @@ from fedrift.streams import stream
 
 TEST_SHARE = 0.2
 CHUNK = 1 << 17  # numbers scaled at a time, so that all passes find them in the processor's cache
+
+
+@dataclass(frozen=True, eq=False)
+class Generated:
+    """Clients whose samples are made when they are visited: how, and how many each has."""
+
+    make: Callable[[int], tuple[np.ndarray, np.ndarray]]
+    sizes: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,8 @@ class DataSet:
     # The normalisation that was applied per channel, to draw pictures.
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    # Too many clients to hold: x and y are then those of the first one.
+    generated: Generated | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,7 @@ class Samples:
     top: float | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    generated: Generated | None = None
 
 
 def finish(name: str, samples: Samples, train: int | None, test: int | None) -> DataSet:
@@ -62,6 +74,8 @@ def finish(name: str, samples: Samples, train: int | None, test: int | None) -> 
         x_test, y_test = samples.x, samples.y
     else:
         rows_test = np.arange(len(y_test))
+    if samples.generated is not None and train is not None:
+        raise InputError(f"data set '{name}': train={train} is not possible with so many clients")
     rows = thin(rows, samples.y, train, f"data set '{name}': train")
     rows_test = thin(rows_test, y_test, test, f"data set '{name}': test")
     users, user_names = None, ()
@@ -80,6 +94,7 @@ def finish(name: str, samples: Samples, train: int | None, test: int | None) -> 
         user_names=user_names,
         mean=samples.mean,
         std=samples.std,
+        generated=samples.generated,
     )
 
 

@@ -9,6 +9,7 @@ The ending of the file decides: a page to step through (`.html`), or a picture (
 
 from __future__ import annotations
 
+import io
 import math
 import shlex
 from dataclasses import dataclass
@@ -126,13 +127,17 @@ def _checked(file: Path) -> Path:
 
 def write(story: Story, told: Told, about: list[str], again: str, file: Path) -> None:
     """The page, or the picture."""
-    if file.suffix.lower() in PICTURES:
+    from fedrift.report import replace_file
+
+    ending = file.suffix.lower()
+    if ending in PICTURES:
         from fedrift.explain.picture import draw  # matplotlib is slow to import
 
-        draw(story, told, file)
+        content = io.BytesIO()
+        draw(story, told).savefig(content, format=ending[1:], dpi=160)
+        replace_file(file, content.getvalue())
         return
     from fedrift.explain.page import document
-    from fedrift.report import replace_file
 
     replace_file(file, document(story, told, about, again))
 

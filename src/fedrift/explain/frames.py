@@ -98,6 +98,8 @@ def _stepped(told: Told, turn: Turn, k: int) -> str:
         sentences = [f"{who} down along the gradient found at the end of the dotted line."]
     else:
         sentences = [f"{who} down {'its' if one else 'its own'} loss."]
+    if looks_uphill and strides[0].rule in told.terms:
+        sentences.append(told.term(strides[0].rule)[1])
     pieces = [push.piece for stride in strides for push in stride.pushes if any(push.vector)]
     for piece in dict.fromkeys(pieces):
         sentences.append(told.term(piece)[1])
@@ -152,7 +154,7 @@ def _beside(story: Story) -> str:
     if story.other is None and story.path.limit is None:
         return "A smaller rate would hold it."
     if story.other is None:
-        return "The more local steps, the farther; one step would make it gradient descent."
+        return "Fewer local steps would bring it closer."
     far, own = gap(story, story.other), gap(story, story.path)
     if far is None or own is None or story.other.limit is None:
         return ""

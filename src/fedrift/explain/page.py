@@ -35,7 +35,7 @@ READ = (
 def document(story: Story, told: Told, about: Sequence[str], command: str) -> str:
     """The whole file."""
     title = f"{told.title}, step by step"
-    scripts = (*SHELL, HERE / "explain.js")
+    scripts = (*SHELL, HERE / "stage.js", HERE / "explain.js")
     styles = (STYLE, HERE / "explain.css")
     return page(title, _body(story, told, about, command), payload(story, told), scripts, styles)
 

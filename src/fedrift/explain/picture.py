@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path as File
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from fedrift.explain.frames import climb, pieces, verdict
 from fedrift.explain.story import Story, Turn
 from fedrift.explain.terrain import Point, grid
 from fedrift.explain.words import Told, plain
-from fedrift.figures import COLOURS, new_figure, save
+from fedrift.figures import COLOURS, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,12 +21,12 @@ TERMS = ("#AA3377", "#E69F00")  # first and further corrections
 EXTRA = COLOURS[2]
 INK, GREY, STAR = "#1b1f24", "#8a929b", "#f0b400"
 SMALL = 9.0
-WIDE, ABOVE, BELOW = 11, 0.95, 0.55  # inches: the figure, its heading, its keys
+WIDE, ABOVE, BELOW = 11, 0.95, 0.6  # inches: the figure, its heading, its keys
 PIT = "narrow pit"
 CLOSE = 0.25  # of the map's width: what is farther from the shown round is cut off
 
 
-def draw(story: Story, told: Told, path: File) -> File:
+def draw(story: Story, told: Told) -> Figure:
     """Left one round with every local step taken apart, right all rounds and where they lead."""
     figure, (left, right) = new_figure(2, sharey=False)
     low, high = story.box()
@@ -43,7 +43,7 @@ def draw(story: Story, told: Told, path: File) -> File:
     right.set_title(f"{len(story.turns)} rounds, and where they lead", fontsize=11)
     _heading(figure, story, told)
     _legend(figure, story, told)
-    return save(figure, path)
+    return figure
 
 
 def telling(story: Story) -> Turn:
@@ -51,7 +51,7 @@ def telling(story: Story) -> Turn:
     most = max(_variety(turn) for turn in story.turns)
     found = [turn for turn in story.turns if _variety(turn) == most]
     places = story.task.terrain.places
-    if PIT in places:  # where the first decision falls
+    if PIT in places and not _meet(found[0]):  # where it is decided whether it falls in
         return min(found, key=lambda turn: math.dist(turn.sent, places[PIT]))
     return found[0]
 
@@ -59,9 +59,13 @@ def telling(story: Story) -> Turn:
 def _variety(turn: Turn) -> int:
     strides = [stride for visit in turn.visits for stride in visit.strides]
     pieces = {push.piece for stride in strides for push in stride.pushes if any(push.vector)}
-    spread = len({stride.looks[-1].at for stride in strides if stride.looks})
-    meets = bool(strides) and spread < len(strides)  # clients look at a common point
-    return len(pieces) + int(meets) + int(math.dist(turn.mean, turn.end) > 1e-9)
+    return len(pieces) + int(_meet(turn)) + int(math.dist(turn.mean, turn.end) > 1e-9)
+
+
+def _meet(turn: Turn) -> bool:
+    """Clients take gradients at a common point."""
+    strides = [stride for visit in turn.visits for stride in visit.strides]
+    return len({stride.looks[-1].at for stride in strides if stride.looks}) < len(strides)
 
 
 def _lens(story: Story, turn: Turn) -> tuple[Point, Point]:
@@ -186,8 +190,8 @@ def _heading(figure: Figure, story: Story, told: Told) -> None:
     title: dict[str, Any] = {"fontsize": 16, "fontweight": "bold", "color": INK}
     figure.text(0.012, 1 - 0.08 / tall, told.title, va="top", **title)
     figure.text(0.012, 1 - 0.42 / tall, rules, fontsize=10.5, va="top", color=INK, linespacing=1.4)
-    ends = verdict(story, told)
-    figure.text(0.99, 1 - 0.1 / tall, ends, fontsize=10.5, va="top", ha="right", color="#59636e")
+    ends = "\n".join(textwrap.wrap(verdict(story, told), 64))
+    figure.text(0.99, 1 - 0.1 / tall, ends, fontsize=10, va="top", ha="right", color="#59636e")
 
 
 def _legend(figure: Figure, story: Story, told: Told) -> None:
@@ -201,7 +205,7 @@ def _legend(figure: Figure, story: Story, told: Told) -> None:
         keys.append(key(TERMS[min(i, 1)], told.term(piece)[0], linewidth=2.4))
     if any(math.dist(turn.mean, turn.end) > 1e-9 for turn in story.turns):
         keys.append(key(EXTRA, told.extra or "server's own step", linewidth=2.4))
-    keys.append(key(INK, f"server, {told.title}", marker="o", markersize=4))
+    keys.append(key(INK, "server", marker="o", markersize=4))
     if story.other is not None:
         keys.append(key(GREY, "FedAvg", linestyle="--", marker="o", markersize=3.5))
     rings = {"linestyle": "", "markerfacecolor": "none"}

@@ -114,10 +114,6 @@ class _Recorder:
         self._rule = rule
         self.steps: list[_Open] = []
 
-    @property
-    def name(self) -> str:
-        return type(self._rule).__name__
-
     def gradient(self, step: Step) -> Vec:
         now = _Open(point(step.w), step.lr)
         self.steps.append(now)
@@ -146,7 +142,7 @@ class _Recorder:
                 start=step.start,
                 end=end,
                 lr=step.lr,
-                rule=self.name,
+                rule=type(self._rule).__name__,
                 looks=tuple(step.looks),
                 gradient=step.gradient,
                 pushes=tuple(p for p in step.pushes if p.keeps != 1.0 or p.vector != (0.0, 0.0)),

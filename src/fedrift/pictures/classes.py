@@ -92,7 +92,7 @@ def bias(figure: Figure, runs: Mapping[str, Record]) -> None:
     """Length of the classifier's rows and mean logits, classes of the last cohort set apart."""
     name, numbers = next(iter(runs.items()))
     shown = [key for key in ("norms", "mean_logits") if numbers.get(key)]
-    labels = {"norms": "length of the classifier's row (norm)", "mean_logits": "mean test logit"}
+    labels = {"norms": "norm of the classifier's row", "mean_logits": "mean test logit"}
     axes = panels(figure, len(shown))
     held = np.array(numbers["held"])
     for axis, key in zip(axes, shown, strict=True):

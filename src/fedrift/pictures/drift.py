@@ -21,8 +21,10 @@ def updates(figure: Figure, runs: Mapping[str, Record]) -> None:
         for axis, key in ((axes[0], "distances"), (axes[1], "to_average")):
             values = numbers[key]
             spread = place + np.linspace(-0.12, 0.12, len(values)) if len(values) > 1 else [place]
-            axis.plot(spread, values, "o", color=colour(place), alpha=0.6, ms=5)
-            axis.plot(place, np.mean(values), "_", color="black", ms=24, mew=2, label="mean")
+            label = "one client" if not place else None
+            axis.plot(spread, values, "o", color=colour(place), alpha=0.6, ms=5, label=label)
+            label = "mean of the clients" if not place else None
+            axis.plot(place, np.mean(values), "_", color="black", ms=24, mew=2, label=label)
         axes[0].set_xlim(-0.6, len(runs) - 0.4)
         axes[1].set_xlim(-0.6, len(runs) - 0.4)
     for axis in axes:
@@ -32,6 +34,7 @@ def updates(figure: Figure, runs: Mapping[str, Record]) -> None:
     axes[0].set_ylabel(r"distance $\|w - w_i\|$ after local work")
     axes[1].axhline(0, color="grey", linewidth=0.8)
     axes[1].set_ylabel(r"cosine of $\Delta_i$ with the average $D$")
+    legend(figure, axes)
 
 
 def pairs(figure: Figure, runs: Mapping[str, Record]) -> None:

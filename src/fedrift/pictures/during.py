@@ -58,7 +58,7 @@ def recency(figure: Figure, runs: Mapping[str, Record]) -> None:
     for axis in axes:
         axis.set_xlabel("round")
     axes[0].axhline(0, color="grey", linewidth=0.8)
-    axes[0].set_ylabel("classes held by the cohort − others (points)")
+    axes[0].set_ylabel("held by the cohort − others (points)")
     axes[1].set_ylabel("below the best earlier accuracy (points)")
     legend(figure, axes)
 

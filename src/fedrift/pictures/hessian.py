@@ -13,7 +13,7 @@ from fedrift.records import Record
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FLOOR = 1e-6  # of the highest density; below it nothing is drawn
+FLOOR = 1e-9  # of the highest density: one outlier among a million weights is still seen
 
 
 def eigenvalues(figure: Figure, runs: Mapping[str, Record]) -> None:

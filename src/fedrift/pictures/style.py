@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 4.6, 3.4  # inches of one panel
+ROW = 0.2  # inches of one more line of a legend
+LETTERS = 13  # that fit into an inch
+LONGEST = 22  # letters of a name below an axis
 MOST_NAMED = 24  # rows or columns of a table whose cells are labelled
 
 
@@ -50,8 +53,17 @@ def legend(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
             entries.setdefault(label, handle)
     if len(entries) < 2:
         return
+    longest = max(map(len, entries)) + 6  # room for the line beside the words
+    fitting = max(1, int(figure.get_figwidth() * LETTERS / longest))
+    number = min(columns, fitting)
+    rows = -(-len(entries) // number)
+    figure.set_figheight(figure.get_figheight() + ROW * (rows - 1))
     made = figure.legend(
-        entries.values(), entries.keys(), loc="outside lower center", ncols=columns, frameon=False
+        entries.values(),
+        entries.keys(),
+        loc="outside lower center",
+        ncols=number,
+        frameon=False,
     )
     for text in made.get_texts():
         text.set_parse_math(False)  # names may hold any sign
@@ -59,8 +71,12 @@ def legend(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
 
 def names(axis: Axes, labels: Sequence[str]) -> None:
     """Names along the horizontal axis."""
-    axis.set_xticks(range(len(labels)), labels, parse_math=False)
-    if max(map(len, labels), default=0) > 8:
+    short = [n if len(n) <= LONGEST else f"{n[: LONGEST - 1]}…" for n in labels]
+    axis.set_xticks(range(len(labels)), short, parse_math=False)
+    longest = max(map(len, short), default=0)
+    if longest > 8:
+        figure: Any = axis.figure
+        figure.set_figheight(max(figure.get_figheight(), HEIGHT + 0.05 * longest))
         for label in axis.get_xticklabels():
             label.set(rotation=30, ha="right")
 

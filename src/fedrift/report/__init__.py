@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedrift.errors import InputError, unknown
-from fedrift.records import replace_text
+from fedrift.records import replace_bytes
 from fedrift.report import formats, tables, tuning, words
 from fedrift.report.analyses import analysed
 from fedrift.report.provenance import Extras, runs_table
@@ -151,10 +151,10 @@ def _specs(selection: Selection) -> list[tuple[str, str]]:
     return found
 
 
-def replace_file(path: Path, content: str) -> None:
+def replace_file(path: Path, content: str | bytes) -> None:
     """Writes a file as a whole, or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, content)
+        replace_bytes(path, content.encode("utf-8") if isinstance(content, str) else content)
     except OSError as error:
         raise InputError(f"'{path}' cannot be written: {error.strerror}") from None

@@ -80,7 +80,7 @@ function missing(chart, words) {
 // The same for all panels, so that settings can be compared by eye.
 const extremes = new WeakMap();
 function accuracyRange() {
-  let low = 1, high = 0;
+  let low = data.chance ?? 1, high = 0; // the line of chance is in view
   for (const run of data.groups.filter((group) => !state.hidden.has(group.m)).flatMap((group) => group.runs)) {
     const values = column(run, "accuracy");
     if (!values) continue;

@@ -27,7 +27,8 @@ def measure(case: Case, options: Options) -> Finding:
     objective = Objective(case.problem, data, moved=moved, temperature=temperature)
     w, watch = case.weights, options.watch
     try:
-        local = case.trained(case.few(options.curved)) if options.curved else {}
+        number = min(options.curved, options.clients or options.curved)
+        local = case.trained(case.few(number)) if number else {}
         why = ""
     except NotMeasured as reason:
         local, why = {}, f" No local models: {reason}."

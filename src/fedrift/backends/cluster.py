@@ -1,0 +1,206 @@
+"""Visits as Ray tasks, here or on a cluster; client states and the fold stay with the driver."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import uuid
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from fedrift.algorithm import owner_of
+from fedrift.backends.visit import Call, Chunk, Evaluator, Fold, Reply, Visitor
+from fedrift.data.resident import Split
+from fedrift.errors import InputError, RunError
+from fedrift.exchange import Exchange, Outcome, Shown
+from fedrift.messages import Packed, pack, unpack
+from fedrift.shared import skeleton, tree_to_packed
+from fedrift.store import Store
+
+try:
+    import ray  # pyright: ignore[reportMissingImports]
+    from ray import exceptions  # pyright: ignore[reportMissingImports]
+
+    from fedrift.backends import cluster_tasks
+except ImportError:
+    raise InputError(
+        "backend 'ray' needs the package ray; install it with: pip install 'fedrift[ray]'"
+    ) from None
+
+JOBS = 4  # evaluation tasks per worker
+RETRIES = 3  # of a visit whose worker or machine died
+
+Cost = Callable[[int, int], float]
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """An evaluation whose chunks are tasks."""
+
+    parts: Sequence[Any]
+
+    def chunks(self) -> list[Chunk]:
+        return [chunk for part in _wait(list(self.parts)) for chunk in part]
+
+
+def connect(address: str, workers: int) -> bool:
+    """Join the cluster at an address, or start one on this machine; True if it was not there."""
+    if ray.is_initialized():
+        return False
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    place: dict[str, Any] = {"address": address}
+    if not address:
+        place = {"address": "local", "num_cpus": max(1, workers), "include_dashboard": False}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(**place, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(f"backend 'ray:{address}' cannot be reached: {said[0]}") from None
+    return True
+
+
+def disconnect() -> None:
+    """Leave the cluster, or end the one that was started here."""
+    ray.shutdown()
+
+
+class Ray:
+    """`down` and the data are put into the object store once; a visit whose worker died is redone.
+
+    Client states travel with the visit and are kept in the driver's rows, so that they survive any
+    worker, are committed with the round and stand in the checkpoint as in every other backend.
+    """
+
+    def __init__(
+        self,
+        visitor: Visitor,
+        store: Store,
+        evaluator: Evaluator | None,
+        cost: Cost,
+        *,
+        address: str = "",
+        workers: int = 1,
+    ) -> None:
+        if not isinstance(visitor.clients, Split):
+            raise InputError("backend 'ray': this kind of client data cannot be sent to workers")
+        self._store, self._cost, self._sizes = store, cost, visitor.clients.sizes
+        self._chunks = len(evaluator) if evaluator is not None else 0
+        self._owns = connect(address, workers)
+        self.workers = int(ray.cluster_resources().get("CPU", 1))
+        self._name, self._count = uuid.uuid4().hex, itertools.count()
+        options: dict[str, Any] = {"num_cpus": 1, "max_retries": RETRIES}
+        self._visit = ray.remote(cluster_tasks.visit).options(**options)
+        self._evaluate = ray.remote(cluster_tasks.evaluate).options(**options)
+        setup, data = _described(visitor, visitor.clients, evaluator)
+        blob = np.frombuffer(cloudpickle.dumps(setup), np.uint8)
+        self._refs = {"setup": ray.put(blob), "data": ray.put(cluster_tasks.stored(data))}
+
+    def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
+        fold = Fold(exchange)
+        ask = ray.put(self._ask(exchange))
+        order = sorted(clients, key=lambda c: (-self._cost(c, exchange.round), c))
+        under_way = {c: self._start(ask, exchange, c) for c in order}
+        try:
+            for client in sorted(clients):
+                [content] = _wait([under_way.pop(client)])
+                self._fold(fold, exchange, client, content)
+        except BaseException:
+            for left in under_way.values():
+                ray.cancel(left)
+            raise
+        return fold.outcome()
+
+    def _ask(self, exchange: Exchange) -> cluster_tasks.Ask:
+        return cluster_tasks.Ask(
+            next(self._count),
+            Call.of(exchange),
+            exchange.signature,
+            cluster_tasks.stored(pack(exchange.down)),
+            cluster_tasks.stored({str(i): b for i, b in enumerate(exchange.buffers)}),
+            cluster_tasks.stored(dict(exchange.frozen)),
+        )
+
+    def _start(self, ask: Any, exchange: Exchange, client: int) -> Any:
+        own = exchange.private.get(client)
+        private = None if own is None else cluster_tasks.stored(pack(own))
+        path = owner_of(exchange.phase)
+        mine = cluster_tasks.stored(pack(self._store.read(path, client)))
+        return self._visit.remote(self._name, self._refs, ask, client, private, mine)
+
+    def _fold(self, fold: Fold, exchange: Exchange, client: int, content: Any) -> None:
+        packed, new, speaks, work, finite = content
+        kinds, table = exchange.signature, self._store.tables.get(owner_of(exchange.phase))
+        up = cluster_tasks.loaded(packed, copies=False)
+        buffers = tuple(v for k, v in up.items() if k.startswith("#buffer"))
+        reply = Reply(unpack(kinds.up, up) if speaks else None, None, buffers, work, finite)
+        counts = fold.add(client, int(self._sizes[client]), reply)
+        if table is not None and counts:
+            slot = table.reserve()
+            table.rows.write(slot, unpack(kinds.state, cluster_tasks.loaded(new, copies=False)))
+            table.keep(client, slot)
+        elif table is not None:
+            table.drop(client)
+
+    def evaluate(self, shown: Shown) -> Evaluating:
+        """Start all chunks of an evaluation."""
+        packed: Packed = {"w": shown.w, "temperature": shown.temperature}
+        packed |= {f"buffer.{i}": b for i, b in enumerate(shown.buffers)}
+        packed |= {f"frozen/{name}": value for name, value in shown.frozen.items()}
+        if shown.allowed is not None:
+            packed["allowed"] = shown.allowed
+        model, number = ray.put(cluster_tasks.stored(packed)), next(self._count)
+        start = self._evaluate.remote
+        size = max(1, -(-self._chunks // (JOBS * self.workers)))
+        some = [range(self._chunks)[i : i + size] for i in range(0, self._chunks, size)]
+        return Evaluating([start(self._name, self._refs, number, model, which) for which in some])
+
+    def close(self) -> None:
+        """Give the memory back, and end Ray if it was started for this run."""
+        self._refs = {}
+        if self._owns:
+            disconnect()
+
+
+def _wait(refs: list[Any]) -> list[Any]:
+    try:
+        return ray.get(refs)
+    except exceptions.RayTaskError as error:
+        cause = error.cause
+        said = f"{type(cause).__name__}: {cause}"
+        raise RunError(f"a client method failed: {said}\n{error}") from None
+    except exceptions.RayError as error:
+        said = str(error).strip().splitlines()[0]
+        raise RunError(
+            f"a Ray task was given up after {RETRIES + 1} attempts ({type(error).__name__}: "
+            f"{said}); often a machine is out of memory: try fewer workers or a smaller batch"
+        ) from None
+
+
+def _described(
+    visitor: Visitor, split: Split, evaluator: Evaluator | None
+) -> tuple[cluster_tasks.Setup, Packed]:
+    trees = {"x": split.x, "y": split.y}
+    if evaluator is not None:
+        trees |= {"x_test": evaluator.x, "y_test": evaluator.y}
+    data: Packed = {}
+    for name, tree in trees.items():
+        data |= tree_to_packed(tree, name)
+    data["parts"], data["ends"] = split.flat()
+    setup = cluster_tasks.Setup(
+        root=visitor.root,
+        problem=visitor.problem,
+        augment=visitor.augment,
+        measure=None if evaluator is None else evaluator.measure,
+        keeps_outputs=evaluator is not None and evaluator.keeps_outputs,
+        skeletons={n: skeleton(tree) for n, tree in trees.items()} | {"parts": None, "ends": None},
+    )
+    return setup, data

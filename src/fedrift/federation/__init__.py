@@ -1,0 +1,1 @@
+"""Real federations: the same algorithms with data that stay at their sites."""

@@ -1,0 +1,121 @@
+"""The two Flower apps: ours runs the engine at the server, and one entry at every node."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedrift import session
+from fedrift.backends.codec import Refused
+from fedrift.backends.flower import FlowerPost, from_records, to_records
+from fedrift.backends.letters import Letter
+from fedrift.backends.node import Node
+from fedrift.backends.remote import Remote
+from fedrift.backends.visit import Backend
+from fedrift.errors import InputError
+from fedrift.exchange import Signature
+from fedrift.federation.agreement import node_of
+from fedrift.federation.charter import FILE, Charter
+from fedrift.federation.serve import DEADLINE, Around, serve
+from fedrift.federation.told import Teller
+
+try:
+    from flwr.app import Context, Message  # pyright: ignore[reportMissingImports]
+    from flwr.clientapp import ClientApp  # pyright: ignore[reportMissingImports]
+    from flwr.serverapp import ServerApp  # pyright: ignore[reportMissingImports]
+except ImportError:
+    raise InputError("flwr is incomplete; install it with: pip install 'fedrift[flower]'") from None
+
+Load = Callable[[Charter, Mapping[str, Any]], tuple[Any, Any]]
+"""The charter and the node's own configuration → this site's samples and labels."""
+LoadTest = Callable[[Charter, Mapping[str, Any]], tuple[Any, Any] | None]
+"""The charter and what this start of the app says → samples and labels to evaluate on."""
+log = logging.getLogger("flwr").getChild("fedrift")
+
+
+def state_folder(node: Mapping[str, Any]) -> Path:
+    """Where a node keeps client states: `state-dir` of the node, FEDRIFT_STATE, or its home."""
+    said = node.get("state-dir") or os.environ.get("FEDRIFT_STATE")
+    return Path(str(said)) if said else Path.home() / ".fedrift" / "state"
+
+
+def client_app(folder: str | Path, load: Load) -> ClientApp:
+    """The app of a site: its data come from `load` and never leave it."""
+    app, home = ClientApp(), Path(folder)
+
+    def node_here(context: Context) -> Node:
+        charter = Charter.read(home / FILE).with_changes(dict(context.run_config))
+        node: dict[str, Any] = dict(context.node_config)
+        client = node.get("partition-id")
+        if not isinstance(client, int):
+            raise InputError("partition-id is missing; give it with --node-config")
+        x, y = load(charter, node)
+        return node_of(charter, client, x, y, state_folder(node))
+
+    def answer(message: Message, context: Context, kind: Callable[[Any, Letter], Letter]) -> Any:
+        with session.one_thread():
+            try:
+                reply = kind(node_here(context), from_records(message.content))
+            except (InputError, Refused) as why:
+                log.warning("%s", why)
+                reply = Letter({"refused": str(why)[:200]})
+        return Message(to_records(reply), reply_to=message)
+
+    def about(message: Message, context: Context) -> Message:
+        return answer(message, context, lambda node, letter: node.about())
+
+    def train(message: Message, context: Context) -> Message:
+        if not context.run_config.get("secagg"):
+            return answer(message, context, lambda node, letter: node.answer(letter))
+        from fedrift.backends import masked
+
+        with session.one_thread():
+            return masked.answer(message, context, lambda: node_here(context))
+
+    app.query()(about)
+    app.train()(train)
+    return app
+
+
+def server_app(folder: str | Path, test: LoadTest) -> ServerApp:
+    """The app of the server: it holds test data at the most."""
+    app, home = ServerApp(), Path(folder)
+
+    def main(grid: Any, context: Context) -> None:
+        config: dict[str, Any] = dict(context.run_config)
+        charter = Charter.read(home / FILE).with_changes(config)
+        out = Path(str(config["out"])) if config.get("out") else None
+        teller = Teller(charter, out, log.info)
+        try:
+            result = serve(
+                charter,
+                FlowerPost(grid),
+                test=test(charter, config),
+                out=None if out is None else out / "run",
+                least=int(config.get("min-nodes") or 0) or None,
+                deadline=float(config.get("deadline") or DEADLINE),
+                observer=teller,
+                note=teller.note,
+                around=_masks(grid) if config.get("secagg") else None,
+            )
+        except Exception as error:
+            teller.failed(f"{type(error).__name__}: {error}")
+            raise
+        teller.finished(result.summary())
+
+    app.main()(main)
+    return app
+
+
+def _masks(grid: Any) -> Around:
+    """Secure aggregation around the exchanges; refuses what cannot be masked."""
+    from fedrift.backends import masked
+
+    def around(remote: Remote, phases: Mapping[str, Signature]) -> Backend:
+        masked.check(remote, phases)
+        return masked.Masked(remote, grid)
+
+    return around

@@ -1,0 +1,90 @@
+"""What server and sites agree on before anything is sent: one file that both hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedrift.errors import InputError, unknown
+from fedrift.experiment import FIELDS, Spec, read_toml
+from fedrift.foreign import foreign
+from fedrift.prepare import Prepared
+
+FILE = "fedrift.toml"
+NOT_HERE = ("data_dir", "device", "workers", "backend", "out")
+
+
+@dataclass(frozen=True)
+class Charter:
+    """An experiment, and the shape of its data, which nobody can look up elsewhere."""
+
+    spec: Spec
+    shape: tuple[int, ...]
+    """Of one sample."""
+    classes: int
+    clients: int
+    black: tuple[float, ...] = ()
+    """What black is per channel after normalisation, for crops."""
+
+    @staticmethod
+    def of(spec: Spec, ready: Prepared) -> Charter:
+        """The charter of an experiment on named data."""
+        data = ready.data
+        black = tuple(-m / s for m, s in zip(data.mean, data.std, strict=True))
+        made = replace(spec, model=ready.model, **dict.fromkeys(("data_dir", "out")))
+        shape = tuple(int(n) for n in ready.x.shape[1:])
+        return Charter(made, shape, int(data.classes), ready.partition.clients, black)
+
+    @staticmethod
+    def read(path: Path) -> Charter:
+        """From its file."""
+        values = read_toml(path)
+        task = values.pop("task", None)
+        if not isinstance(task, dict):
+            raise InputError(f"charter '{path}' has no table [task] with shape, classes, clients")
+        spec = Spec.of(values)
+        spec.validate()
+        named: dict[str, Any] = task
+        for key in named:
+            if key not in ("shape", "classes", "clients", "black"):
+                raise unknown("key of [task]", key, ("shape", "classes", "clients", "black"))
+        try:
+            shape = tuple(int(n) for n in named["shape"])
+            black = tuple(float(v) for v in named.get("black", ()))
+            return Charter(spec, shape, int(named["classes"]), int(named["clients"]), black)
+        except (KeyError, TypeError, ValueError):
+            raise InputError(
+                f"charter '{path}': [task] needs shape, a list of numbers, classes and clients"
+            ) from None
+
+    def to_toml(self) -> str:
+        """The file, which stands for itself."""
+        import tomlkit
+
+        said = {k: v for k, v in self.spec.said().items() if k not in NOT_HERE}
+        document = tomlkit.parse(Spec.of(said).to_toml())
+        for key in NOT_HERE:
+            document.pop(key, None)
+        table = tomlkit.table()
+        table.add("shape", list(self.shape))
+        table.add("classes", self.classes)
+        table.add("clients", self.clients)
+        table.add("black", list(self.black))
+        document.add("task", table)
+        return tomlkit.dumps(document)
+
+    def with_changes(self, said: Mapping[str, Any]) -> Charter:
+        """The same with what a start of the app says otherwise: algorithm, rounds, seed, …"""
+        wanted = {k: v for k, v in said.items() if k in FIELDS and k not in NOT_HERE and v != ""}
+        if not wanted:
+            return self
+        spec = Spec.of({**self.spec.said(), **wanted})
+        spec.validate()
+        new = [code for code in foreign(spec) if code not in foreign(self.spec)]
+        if new:  # whoever starts the app must not choose what a site imports
+            raise InputError(
+                f"'{new[0]}' is code that the charter does not name; change the charter"
+            )
+        return replace(self, spec=spec)

@@ -1,0 +1,45 @@
+"""Where a site's samples come from: a file of its own, or its part of a named data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrift.data import npz
+from fedrift.data.files import existing
+from fedrift.errors import InputError
+from fedrift.federation.charter import Charter
+from fedrift.prepare import load, prepare
+
+Samples = tuple[np.ndarray, np.ndarray]
+
+
+def site_samples(charter: Charter, node: Mapping[str, Any]) -> Samples:
+    """The file that the node's `data` names (npz with x and y), else its part of the named data."""
+    if node.get("data"):
+        return npz_samples(Path(str(node["data"])))
+    client = node.get("partition-id")
+    if not isinstance(client, int) or not 0 <= client < charter.clients:
+        raise InputError(f"partition-id={client!r} must be from 0 to {charter.clients - 1}")
+    ready = prepare(charter.spec)
+    part = ready.partition.parts[client]
+    return ready.x[part], ready.data.y[part]
+
+
+def test_samples(charter: Charter, said: Mapping[str, Any]) -> Samples:
+    """The file that `test` of the app's configuration names, else the test half of the data."""
+    if said.get("test"):
+        return npz_samples(Path(str(said["test"])))
+    data = load(charter.spec)
+    return data.x_test, data.y_test
+
+
+def npz_samples(path: Path) -> Samples:
+    """Arrays x and y of an npz file; no pickle is loaded."""
+    held = npz.arrays(existing(str(path), "npz"), ("x", "y"))
+    if len(held) < 2:
+        raise InputError(f"data '{path}' must hold arrays x and y")
+    return held["x"], held["y"]

@@ -1,0 +1,93 @@
+"""The files of a run folder: their names, whether a folder may be used, how far a file reaches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import zlib
+from pathlib import Path
+
+from fedrift.errors import InputError
+from fedrift.experiment import Spec
+
+SPEC, ROUNDS, LEDGER = "spec.toml", "rounds.jsonl", "ledger.jsonl"
+ENVIRONMENT, SUMMARY, MODEL = "env.json", "summary.json", "model.safetensors"
+CLIENTS, ORIGIN, ANALYSIS = "clients.json", "origin.toml", "analysis"
+BEGINNINGS = (ENVIRONMENT, CLIENTS, ORIGIN)
+"""Written before the spec."""
+TEMPORARY = ".tmp"
+
+
+def check_free(path: Path) -> None:
+    """Refuses a folder that holds another run or foreign files. Writes nothing."""
+    try:
+        if not path.exists():
+            _check_parent(path)
+        elif not path.is_dir():
+            raise InputError(f"out '{path}' is a file; name a new folder")
+        else:
+            _check_empty(path)
+    except OSError as error:
+        raise InputError(f"out '{path}' cannot be used: {error.strerror}") from None
+
+
+def _check_parent(path: Path) -> None:
+    parent = next(parent for parent in path.absolute().parents if parent.exists())
+    if not parent.is_dir():
+        raise InputError(f"out '{path}' is inside '{parent}', which is a file; name a new folder")
+    if not os.access(parent, os.W_OK):
+        raise InputError(f"out '{path}' cannot be made: '{parent}' is not writable")
+
+
+def _check_empty(path: Path) -> None:
+    if not os.access(path, os.W_OK):
+        raise InputError(f"out '{path}' is not writable; name another folder")
+    found = sorted(entry.name for entry in path.iterdir())
+    if SPEC in found:
+        raise InputError(
+            f"out '{path}' holds another run; name a new folder, or continue that run with: "
+            f"fedrift resume {path}"
+        )
+    # A run that was killed at its very beginning has left nothing worth keeping.
+    foreign = [n for n in found if n not in BEGINNINGS and not is_temporary(n)]
+    if foreign:
+        raise InputError(f"out '{path}' is not empty (it holds {foreign[0]}); name a new folder")
+
+
+def is_temporary(name: str) -> bool:
+    return name.startswith(".") and name.endswith(TEMPORARY)
+
+
+def remove_beginnings(path: Path) -> None:
+    """What a folder that could not be made holds of us; it goes away with it."""
+    with contextlib.suppress(OSError):
+        for entry in path.iterdir():
+            if entry.name in BEGINNINGS or is_temporary(entry.name):
+                entry.unlink()
+        path.rmdir()
+
+
+def check_own(path: Path) -> None:
+    """Refuses a folder with links or devices in it: through them a run would write elsewhere."""
+    for place in (path, path / "clients", path / ANALYSIS):
+        for entry in place.iterdir() if place.is_dir() else ():
+            is_folder = stat.S_ISDIR(entry.lstat().st_mode) and entry.name in ("clients", ANALYSIS)
+            if not (stat.S_ISREG(entry.lstat().st_mode) or (is_folder and place == path)):
+                raise InputError(f"'{entry}' is not a plain file of a run; remove it first")
+
+
+def crc_of(path: Path, most: int | None = None) -> tuple[int, int]:
+    """Size and CRC of a file, or of its first `most` bytes."""
+    size = crc = 0
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        while block := file.read(1 << 20 if most is None else min(1 << 20, most - size)):
+            size, crc = size + len(block), zlib.crc32(block, crc)
+    return size, crc
+
+
+def read_spec(path: Path) -> Spec:
+    """The spec of a run folder; refuses what is none."""
+    if not (path / SPEC).is_file():
+        raise InputError(f"'{path}' is no run folder: it holds no {SPEC}")
+    return Spec.from_toml(path / SPEC)

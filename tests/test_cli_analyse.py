@@ -1,0 +1,169 @@
+"""`fedrift analyse`, and the section it adds to the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedrift.cli import code_of
+from fedrift.experiment import Spec
+from fedrift.front import run_spec
+from fedrift.report import write
+
+FEW = ["--images", "40", "--clients", "2", "--steps", "5", "--figures", "svg"]
+
+
+def kept(path: Path, algorithm: str, **options: Any) -> Path:
+    settings = {"data": "digits", "model": "logistic", "clients": 4, "rounds": 2, "workers": 0}
+    run_spec(Spec.of({**settings, "algorithm": algorithm, **options}), out=path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    kept(folder / "a", "fedavg")
+    kept(folder / "b", "scaffold")
+    assert code_of(["analyse", str(folder), "--what", "drift,classes", "-q", *FEW]) == 0
+    return folder
+
+
+def test_numbers_and_figures_stand_in_the_run_folders(runs: Path) -> None:
+    for name in ("a", "b"):
+        found = json.loads((runs / name / "analysis" / "drift.json").read_text())
+        assert found["title"] == "Drift"
+        assert found["options"]["images"] == 40
+        assert (runs / name / "analysis" / "drift-updates.svg").is_file()
+        assert (runs / name / "analysis" / "classes-confusion.svg").is_file()
+    assert (runs / "analysis" / "drift-updates.svg").is_file()
+    assert not list((runs / "a").rglob("*.tmp"))
+
+
+def test_the_same_numbers_give_the_same_files(runs: Path, tmp_path: Path) -> None:
+    before = {p: p.read_bytes() for p in (runs / "b" / "analysis").iterdir()}
+    assert code_of(["analyse", str(runs / "b"), "--what", "drift,classes", "-q", *FEW]) == 0
+    assert {p: p.read_bytes() for p in (runs / "b" / "analysis").iterdir()} == before
+
+
+def test_the_report_has_a_section_with_them(runs: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    written = write([runs], page)
+    assert written.problems == ()
+    text = page.read_text()
+    assert '<section id="inside"' in text
+    assert 'alt="Drift: updates"' in text  # of both runs
+    assert 'alt="Drift of scaffold: controls"' in text
+    assert "data:image/svg+xml;base64," in text
+
+
+def test_a_report_without_analysis_has_no_such_section(tmp_path: Path) -> None:
+    kept(tmp_path / "run", "fedavg")
+    write([tmp_path / "run"], tmp_path / "report.html")
+    assert 'id="inside"' not in (tmp_path / "report.html").read_text()
+
+
+def test_damaged_numbers_are_told_of_or_left_out(runs: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(runs, tmp_path / "runs")
+    inside = tmp_path / "runs" / "a" / "analysis"
+    (inside / "drift.json").write_text(
+        '{"numbers": {}, "said": ["<b>bold</b>"], "figures": ["../x"]}'
+    )
+    (inside / "classes.json").write_text("{")
+    written = write([tmp_path / "runs"], tmp_path / "report.html")
+    assert any("classes.json" in problem for problem in written.problems)
+    text = (tmp_path / "report.html").read_text()
+    assert "&lt;b&gt;bold" in text
+    assert "<b>bold" not in text
+
+
+def test_json_is_one_object(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["analyse", str(runs / "a"), "--what", "drift", "--json", *FEW]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["numbers"]["drift"]) == {"fedavg"}
+    assert all(Path(file).is_file() for file in found["files"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--what", "drfit"], "unknown what 'drfit': did you mean 'drift'?"),
+        (["--data", "all"], "data must be train or test, not 'all'"),
+        (["--images", "-1"], "images must be a whole number of at least 0, not '-1'"),
+        (["--rho", "0"], "rho must be a number above 0, not '0'"),
+        (["--figures", "gif"], "unknown figures 'gif'"),
+    ],
+)
+def test_wrong_input_is_refused_in_a_sentence(
+    runs: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(["analyse", str(runs / "a"), *arguments]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert len(told.splitlines()) == 1
+
+
+def test_folders_without_runs_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(["analyse", str(tmp_path)]) == 2
+    assert "holds no run folder" in capsys.readouterr().err
+    assert code_of(["analyse", str(tmp_path / "none")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_what_cannot_be_measured_is_a_note_or_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = kept(tmp_path / "run", "fedsgd")
+    assert code_of(["analyse", str(run), "--what", "cka,classes", *FEW]) == 0
+    assert "no cka: FedSGD trains no local models" in capsys.readouterr().err
+    assert code_of(["analyse", str(run), "--what", "cka", *FEW]) == 2
+    assert "nothing could be measured" in capsys.readouterr().err
+
+
+def test_an_interruption_keeps_what_is_finished(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedrift.analysis import measures
+
+    def stopped(case: Any, options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(measures.MEASURES, "classes", stopped)
+    (runs / "a" / "analysis" / "drift.json").unlink()
+    assert code_of(["analyse", str(runs / "a"), "--what", "drift,classes", *FEW]) == 130
+    assert "interrupted; kept: drift of fedavg" in capsys.readouterr().err
+    assert (runs / "a" / "analysis" / "drift.json").is_file()
+
+
+def test_long_work_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    from fedrift.cli.analyse_watch import Watch
+
+    watch = Watch(silent=False)
+    watch.turn("fedavg", "hessian")
+    watch.begin("Hessian products", 45, 90.0)
+    watch.begin("gradients", 10, 1.0)  # short work is not worth a word
+    told = capsys.readouterr().err
+    assert told.splitlines() == ["fedavg: hessian: about 45 Hessian products, about 1 min 30 s"]
+
+
+def test_analyse_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["run", "fedavg", "--analyse", "every=2"]) == 2
+    assert "give --out FOLDER" in capsys.readouterr().err
+    assert code_of(["run", "fedavg", "--analyse", "every=two"]) == 2
+    assert "every of analyse must be a whole number" in capsys.readouterr().err
+
+
+def test_help_does_not_import_torch() -> None:
+    code = "import sys; from fedrift.cli import code_of; code_of(['analyse', '--help']); "
+    code += "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ, capture_output=True)
+    assert done.returncode == 0

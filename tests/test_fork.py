@@ -1,0 +1,131 @@
+"""Forks and verification: the same bits up to the round, other settings after it, lies found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedrift import results
+from fedrift.cli import code_of
+from fedrift.experiment import Spec
+from fedrift.origin import forked
+
+SMALL = "--data digits --model logistic --clients 6 --per-round 3 --lr 0.1 --rounds 6 -q".split()
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fork") / "parent"
+    assert code_of(["run", "scaffold", *SMALL, "--workers", "0", "--out", str(folder)]) == 0
+    return folder
+
+
+def fork(parent: Path, out: Path, *more: str) -> int:
+    return code_of(["fork", str(parent), "--out", str(out), "-q", *more])
+
+
+def untimed(folder: Path) -> list[dict[str, object]]:
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in results.load(folder).rounds]
+
+
+def test_a_fork_shares_the_first_rounds(parent: Path, tmp_path: Path) -> None:
+    assert fork(parent, tmp_path / "b", "--at-round", "4", "--set", "lr=0.01") == 0
+    old, new = untimed(parent), untimed(tmp_path / "b")
+    assert old[:4] == new[:4] and old[4] != new[4] and len(new) == 6
+    assert results.load(tmp_path / "b").spec.lr == 0.01
+    assert code_of(["verify", str(tmp_path / "b"), "-q"]) == 0
+
+
+def test_a_fork_that_changes_nothing_is_the_run_itself(parent: Path, tmp_path: Path) -> None:
+    assert fork(parent, tmp_path / "b", "--at-round", "3") == 0
+    ends = [results.load(folder).summary["fingerprint"] for folder in (parent, tmp_path / "b")]
+    assert ends[0] == ends[1]
+
+
+def test_a_fork_is_resumed_from_nothing_but_its_specs(parent: Path, tmp_path: Path) -> None:
+    out = tmp_path / "b"
+    assert fork(parent, out, "--at-round", "4", "--set", "lr=0.01", "--set", "rounds=8") == 0
+    said = results.load(out).summary["fingerprint"]
+    for file in ("summary.json", "checkpoint.safetensors", "checkpoint.previous.safetensors"):
+        (out / file).unlink(missing_ok=True)
+    assert code_of(["resume", str(out), "-q"]) == 0
+    assert results.load(out).summary["fingerprint"] == said
+
+
+REFUSED = [
+    (["--at-round", "0"], "at_round"),
+    (["--at-round", "7"], "at_round"),
+    (["--at-round", "6"], "nothing to do"),
+    (["--at-round", "4", "--set", "seed=1"], "seed"),
+    (["--at-round", "4", "--set", "data=mnist5k"], "data"),
+    (["--at-round", "4", "--set", "lr"], "KEY=VALUE"),
+    (["--at-round", "4", "--set", "lr=-1"], "lr"),
+    (["--at-round", "4", "--set", "rate=1"], "rate"),
+    (["--at-round", "4", "--set", "algorithm=fedavg"], "cannot go on"),
+]
+
+
+@pytest.mark.parametrize(("more", "says"), REFUSED, ids=[str(m) for m, _ in REFUSED])
+def test_forks_that_are_refused(
+    more: list[str], says: str, parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fork(parent, tmp_path / "b", *more) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+def test_rivals_give_way() -> None:
+    new, _ = forked(Spec(per_round=3, epochs=2), 4, {"fraction": "0.5", "steps": "3"})
+    assert (new.per_round, new.fraction, new.epochs, new.steps) == (None, 0.5, None, 3)
+
+
+def test_a_run_is_verified(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["verify", str(parent), "-q"]) == 0
+    assert "all 6" in capsys.readouterr().out
+    assert code_of(["verify", str(parent), "-q", "--rounds", "2"]) == 0
+    assert "first 2" in capsys.readouterr().out
+
+
+def copy(parent: Path, to: Path) -> Path:
+    to.mkdir()
+    for file in parent.glob("*.*"):
+        (to / file.name).write_bytes(file.read_bytes())
+    return to
+
+
+def test_an_embellished_curve_is_found(
+    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lies = copy(parent, tmp_path / "lies")
+    rows = [json.loads(line) for line in (lies / "rounds.jsonl").read_text().splitlines()]
+    rows[1]["accuracy"] = 0.99
+    (lies / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert code_of(["verify", str(lies), "-q"]) == 1
+    assert "fingerprint" in capsys.readouterr().err
+    summary = json.loads((lies / "summary.json").read_text())
+    del summary["fingerprint"]  # better hidden
+    (lies / "summary.json").write_text(json.dumps(summary))
+    assert code_of(["verify", str(lies), "-q", "--rounds", "3"]) == 1
+    assert "round 2: accuracy was 0.99" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["resume", "verify", "fork"])
+@pytest.mark.parametrize("line", ['data = "evil:make"', 'model = "evil:make"'])
+def test_code_named_in_a_folder_is_not_run(
+    command: str,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A folder may come from anybody; the command line and one's own spec do not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text("open('ran', 'w').close()\ndef make(): return None\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "spec.toml").write_text(f"{line}\nrounds = 9\n")
+    more = ["--at-round", "2", "--out", "b"] if command == "fork" else []
+    assert code_of([command, "run", *more]) == 2
+    assert "--trust-code" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
