@@ -426,7 +426,7 @@ BAD = [
     ("run fedavg --out taken", "out 'taken' is not empty (it holds thesis.tex)"),
     ("run fedavg --out taken/thesis.tex", "out 'taken/thesis.tex' is a file"),
     ("rnu", "rnu"),
-    ("list", "algorithms|data|partitions|models"),
+    ("list", "KIND"),
     ("list dogs", "list 'dogs'"),
     ("resume taken", "'taken' is no run folder"),
     ("resume none", "'none' is no run folder"),

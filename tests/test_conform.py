@@ -132,7 +132,7 @@ def test_options_are_kept(bench: Bench) -> None:
     ("what", "said"),
     [
         ("fedagv", "did you mean 'fedavg'"),
-        ("cheats:Nothing", "the module has no 'Nothing'"),
+        ("cheats:Nothing", "module 'cheats' has no 'Nothing'"),
         ("nowhere:Mine", "cannot be imported: ModuleNotFoundError"),
         ("cheats:LEFT_BEHIND", "is a dict; give a class, or a function"),
         ("cheats:Down", "give 'w' a default"),

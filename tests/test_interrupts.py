@@ -108,3 +108,16 @@ def test_a_run_killed_while_its_folder_is_made_starts_anew(left: str, tmp_path: 
         (place / left).write_text('algorithm = "fed')
     assert run(place).fingerprint == run().fingerprint
     assert (place / results.CLIENTS).exists()
+
+
+def test_sigterm_is_held_back_where_it_ends_as_ctrl_c_does() -> None:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    done = False
+    try:
+        with pytest.raises(KeyboardInterrupt), unbroken():
+            signal.raise_signal(signal.SIGTERM)
+            done = True
+        assert signal.getsignal(signal.SIGTERM) == signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert done

@@ -13,7 +13,7 @@ from import_graph import FRONT_DOOR, Graph
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "fedrift"
 
 WORDS = "errors grammar streams"
-INPUT = f"{WORDS} options source catalogue fields workload model_names faults protection"
+INPUT = f"{WORDS} options source catalogue fields workload model_names loss_names faults protection"
 VECTORS = f"{WORDS} flat messages optim"
 LOOP = f"{VECTORS} pieces local data.batches data.augment"
 CORE = f"{LOOP} problem site faults exchange algorithm"
@@ -43,6 +43,7 @@ ALLOWED = {
     "fields": WORDS,
     "workload": f"{WORDS} fields",
     "model_names": WORDS,
+    "loss_names": WORDS,
     "records": "errors",
     "figures": "errors",
     "quantities": "",
@@ -58,7 +59,8 @@ ALLOWED = {
     "data": "",
     "data.*": f"{WORDS} flat data.*",
     "resnet": WORDS,
-    "models": f"{WORDS} model_names resnet",
+    "own_code": "errors",
+    "models": f"{WORDS} model_names own_code resnet",
     "metrics": f"{WORDS} flat",
     "pieces": VECTORS,
     "local": LOOP,
@@ -78,8 +80,11 @@ ALLOWED = {
     "backends.*": f"{PLACES} records checkpoint backends backends.*",
     "rounds": f"{PLACES} backends backends.* participation checkpoint aggregation",
     "engine": ENGINE,
-    "build": f"{INPUT} {CORE} algorithms",
+    "losses": f"{WORDS} own_code",
+    "own_algorithm": f"{WORDS} options own_code algorithm",
+    "build": f"{INPUT} {CORE} algorithms own_algorithm",
     "experiment": f"{INPUT} data.datasets data.partition data.augment",
+    "foreign": f"{INPUT} data.datasets experiment",
     "prepare": f"{INPUT} data.* participation experiment",
     "run_files": f"{WORDS} experiment",
     "run_folder": f"{WORDS} records experiment run_files",
@@ -102,18 +107,26 @@ ALLOWED = {
     "track": "errors grammar rounds result track.*",
     "validation": f"{WORDS} data.samples",
     "comparison": f"{RUNS} session grid track report",
-    "described": f"{LOOP} experiment keeping",
+    "dividing": f"{WORDS} flat data.*",
+    "described": f"{LOOP} experiment keeping dividing",
     "checks": f"{CORE} data.resident",
     "guard": f"{CORE} aggregation participation protection",
-    "task": f"{INPUT} {RUNS} guard data.* models build described checks prepare session",
+    "entrant": f"{CORE} experiment build",
+    "converted": f"{WORDS} flat data.given",
+    "task": f"{INPUT} {RUNS} guard data.* models losses build described checks converted "
+    "entrant prepare session",
     "analysis.*": f"{INPUT} {RUNS} {SEEN} data.* prepare session task analysis.*",
     "analysis": "analysis.*",
-    "front": f"{INPUT} {RUNS} examinations data.* {GRIDS} track prepare session analysis.during",
+    "front": f"{INPUT} {RUNS} examinations data.* {GRIDS} checks converted described entrant "
+    "track prepare session analysis.during",
+    "comparing": f"{INPUT} {RUNS} {GRIDS} described entrant front track",
     "verification": f"{INPUT} {RUNS} prepare task front cli.progress",
     "contests": f"{INPUT} {RUNS} data.* {GRIDS} tuned search track prepare session",
     "federation": "",
-    "federation.*": f"{INPUT} {RUNS} version data.* {GRIDS} models prepare session federation.*",
-    "conform.*": f"{INPUT} {RUNS} data.* build task session algorithms algorithms.* conform.*",
+    "federation.*": f"{INPUT} {RUNS} version foreign data.* {GRIDS} models prepare session "
+    "federation.*",
+    "conform.*": f"{INPUT} {RUNS} data.* own_code build task session algorithms algorithms.* "
+    "conform.*",
     "conform": "errors conform.*",
     "conform.survey": f"{WORDS} backends algorithms conform conform.*",
     "explain.*": f"{INPUT} {RUNS} {READ} session conform.* explain.*",
@@ -121,7 +134,8 @@ ALLOWED = {
     "cli": "*",
     "cli.*": "*",
     "__main__": "cli",
-    FRONT_DOOR: "version algorithm comparison data.resident engine errors front local result",
+    FRONT_DOOR: "version algorithm comparing comparison data.resident dividing engine errors front "
+    "local result",
 }
 
 # Outside the package an algorithm sees torch and the language, nothing else.
@@ -130,7 +144,7 @@ ALGORITHM_MAY_USE = "__future__ collections dataclasses functools math numpy tor
 LIGHT = "examinations results origin verification statistics statistics.* report report.*"
 LIGHT = f"{LIGHT} pictures pictures.*"
 # `fedrift --help` and wrong input answer without the second that `import torch` takes.
-WITHOUT_TORCH = f"{INPUT} data.datasets data.partition experiment prepare {LIGHT} cli cli.*"
+WITHOUT_TORCH = f"{INPUT} data.datasets data.partition experiment foreign prepare {LIGHT} cli cli.*"
 
 
 def matches(name: str, patterns: str) -> bool:

@@ -9,11 +9,13 @@ from fedrift.version import VERSION
 
 if TYPE_CHECKING:
     from fedrift.algorithm import Algorithm
+    from fedrift.comparing import compare
     from fedrift.comparison import Comparison
     from fedrift.data.resident import Split
+    from fedrift.dividing import split
     from fedrift.engine import RoundReport
     from fedrift.errors import InputError, RunError
-    from fedrift.front import compare, run, split
+    from fedrift.front import run
     from fedrift.local import Local
     from fedrift.result import Result
 
@@ -41,9 +43,9 @@ _HOMES = {
     "RoundReport": "fedrift.engine",
     "RunError": "fedrift.errors",
     "Split": "fedrift.data.resident",
-    "compare": "fedrift.front",
+    "compare": "fedrift.comparing",
     "run": "fedrift.front",
-    "split": "fedrift.front",
+    "split": "fedrift.dividing",
 }
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from fedrift import catalogue
-from fedrift.algorithm import Algorithm
+from fedrift import catalogue, own_algorithm
+from fedrift.algorithm import Algorithm, map_local, parts
 from fedrift.algorithms import NAMES
 from fedrift.errors import InputError
 from fedrift.grammar import Named, parse
@@ -74,6 +74,8 @@ def local(default: Local, given: Mapping[str, Any], rounds: int) -> Local:
 def build(named: Named | str, given: Mapping[str, Any], rounds: int) -> Algorithm[Any, Any]:
     """The algorithm a text names, with the run's local settings inside."""
     found = parse(named, "algorithm") if isinstance(named, str) else named
+    if catalogue.is_own(found):
+        return filled(own_algorithm.make(found), given, rounds)
     options = catalogue.check(found)
     target = NAMES[found.name]
     if found.inner is not None:
@@ -82,6 +84,48 @@ def build(named: Named | str, given: Mapping[str, Any], rounds: int) -> Algorith
     if "local" not in parameters:  # no local training: its settings have nothing to say
         return target(**options)
     return target(local=local(parameters["local"].default, given, rounds), **options)
+
+
+def checked(made: Algorithm[Any, Any]) -> Algorithm[Any, Any]:
+    if not is_dataclass(made):
+        raise InputError(f"algorithm: {type(made).__name__} must be a frozen dataclass")
+    return made
+
+
+def filled(made: Algorithm[Any, Any], given: Mapping[str, Any], rounds: int) -> Algorithm[Any, Any]:
+    """An object with the run's local settings, which only fill what it leaves unsaid."""
+    said = [key for key, value in given.items() if value is not None or key == "batch_size"]
+    if not said:
+        return checked(made)
+    _check_local(checked(made), said[0], given[said[0]])
+    return map_local(made, lambda old: local(old, given, rounds))
+
+
+def _check_local(made: Algorithm[Any, Any], key: str, value: object) -> None:
+    """A setting of the run may fill the local settings only where the object says nothing."""
+    found = False
+    for _, node in parts(made):
+        for field in fields(node):  # type: ignore[arg-type]
+            own = getattr(node, field.name)
+            if not isinstance(own, Local):
+                continue
+            found = True
+            if own != default_of(field):
+                raise InputError(
+                    f"{key}={value!r} and {type(node).__name__}({field.name}=Local(…)) are both "
+                    f"given; keep one of the two"
+                )
+    if not found and not type(made).__module__.startswith("fedrift."):
+        name = type(made).__name__
+        raise InputError(
+            f"{key}={value!r}: {name} has no field for it; write local: Local = Local() in {name} "
+            "and train with self.local"
+        )
+
+
+def default_of(field: Field[Any]) -> Any:
+    """The default of a dataclass's field; MISSING if it has none."""
+    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def check_numbers(given: Mapping[str, Any]) -> None:

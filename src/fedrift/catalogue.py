@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -63,7 +63,16 @@ def algorithms(package: Path = PACKAGE) -> dict[str, Entry]:
 
 
 def check(named: Named, field: str = "algorithm", package: Path = PACKAGE) -> dict[str, Scalar]:
-    """The given options, typed; an inner algorithm is checked too. Refuses what cannot be built."""
+    """The given options, typed; an inner algorithm is checked too. Refuses what cannot be built.
+
+    The reader's own algorithm, `module:Class`, is not imported here, so its options are not known.
+    """
+    if is_own(named, package):
+        if named.inner is not None:
+            raise InputError(
+                f"{field} '{named}': write options of your own as {named.code},key=value"
+            )
+        return {}
     found = entry(named.name, package)
     if named.value is not None:
         raise InputError(
@@ -80,6 +89,26 @@ def check(named: Named, field: str = "algorithm", package: Path = PACKAGE) -> di
             raise InputError(f"{field} '{named}': {named.name} wraps no other algorithm; remove it")
         check(named.inner, field, package)
     return _typed(named, found, field)
+
+
+def is_own(named: Named, package: Path = PACKAGE) -> bool:
+    """Whether it is code of the reader's own: `module:Class`."""
+    return named.code is not None and named.name not in names(package)
+
+
+def own_code(named: Named) -> list[str]:
+    """The code that building this algorithm would import: itself, or what it wraps."""
+    inner = [] if named.inner is None else own_code(named.inner)
+    return [str(named.code), *inner] if is_own(named) else inner
+
+
+def with_weights(named: Named, weights: str) -> Named:
+    """The algorithm with `weights` among its options, or those of what it wraps."""
+    if named.inner is not None:  # a wrapper averages nothing itself
+        return replace(named, inner=with_weights(named.inner, weights))
+    if "weights" in named.options:
+        raise InputError(f"weights ({weights}) is also an option of '{named}'; keep one of the two")
+    return replace(named, options={**named.options, "weights": weights})
 
 
 def _typed(named: Named, found: Entry, field: str) -> dict[str, Scalar]:
@@ -117,7 +146,7 @@ def entry(name: str, package: Path = PACKAGE) -> Entry:
     """What is known of one algorithm; an unknown name is the user's mistake."""
     known = names(package)
     if name not in known:
-        raise unknown("algorithm", name, known)
+        raise InputError(f"{unknown('algorithm', name, known)}; or your own as module:Class")
     home, attribute = module(package, "fedrift.algorithms").where(known[name])
     target = home.targets[attribute]
     documentation = ast.get_docstring(target) or ""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedrift.data.resident import Split
 from fedrift.errors import InputError
+from fedrift.flat import take
 from fedrift.problem import Problem
 
 COLUMNS = (
@@ -41,6 +44,36 @@ def check_kinds(loss: Any, metrics: Any, schedule: Any, augment: Any) -> None:
         raise InputError(f"augment={augment!r} must be a list of texts such as ['crop:4', 'flip']")
 
 
+UNSEEN = "nothing is evaluated: give test=(x, y), or look at RoundReport.weights in on_round"
+
+
+def gaps(y: np.ndarray, classes: int) -> tuple[str, ...]:
+    """A remark if the labels leave numbers out: 3, 7 and 100 make 101 classes."""
+    if y.dtype.kind == "f":
+        return ()
+    found = np.unique(y)
+    if len(found) == classes or int(found[-1]) + 1 < classes:  # named classes may have no sample
+        return ()
+    return (f"labels are not 0 to {len(found) - 1}: {len(found)} of them make {classes} classes",)
+
+
+def measured(name: str, measure: Callable[[Any, Any], Any]) -> Callable[[Any, Any], float]:
+    """The reader's metric, which must give one number."""
+
+    def scalar(output: Any, target: Any) -> float:
+        found = measure(output, target)
+        try:
+            return float(found)
+        except (TypeError, ValueError, RuntimeError):
+            shape = getattr(found, "shape", None)
+            what = type(found).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
+            raise InputError(
+                f"metrics['{name}'] gave a {what}; one number is wanted, such as its mean()"
+            ) from None
+
+    return scalar
+
+
 def check_device(name: str) -> None:
     try:
         kind = torch.device(name).type
@@ -56,17 +89,51 @@ def has_labels(y: Any) -> bool:
 
 
 def check_labels(problem: Problem, held: Split, test: tuple[Any, Any] | None, strict: bool) -> None:
-    if problem.classes is None or not strict:
+    """Whether targets and output suit the default loss; with a loss of one's own anything may."""
+    if not strict:
         return
-    for name, y in (("clients", held.y), ("test", None if test is None else test[1])):
+    sides = (("clients", held.y), ("test", None if test is None else test[1]))
+    for name, y in sides:
+        if isinstance(y, Tensor) and y.is_floating_point():
+            raise InputError(
+                f"{name}: targets are floating point ({str(y.dtype).removeprefix('torch.')} of "
+                f"shape {tuple(y.shape)}), but without loss=… they must be class labels; give for "
+                "example loss=torch.nn.functional.mse_loss for regression, or "
+                "binary_cross_entropy_with_logits for several labels at once"
+            )
+    if problem.classes == 1:
+        raise InputError(
+            "loss: the model has one output, whose cross-entropy is always 0; give the model one "
+            "output per class, or loss=… for regression or a yes-or-no answer"
+        )
+    if problem.classes is None:
+        return
+    for name, y in sides:
         if isinstance(y, Tensor) and y.numel() and not y.is_floating_point():
             bad = y[(y >= problem.classes) | ((y < 0) & (y != -100))]
             if len(bad):
                 wrong = int(bad.flatten()[0])
                 raise InputError(
                     f"{name}: label {wrong} is outside the model's {problem.classes} classes "
-                    f"(0 to {problem.classes - 1})"
+                    f"(0 to {problem.classes - 1}){classes_axis(problem, held.x)}"
                 )
+
+
+def classes_axis(problem: Problem, x: Any) -> str:
+    """Where classes are looked for in an output of many axes, as part of a sentence."""
+    output = problem.model.logits(problem.w0, take(x, slice(2)))
+    if not isinstance(output, Tensor) or output.dim() < 3:
+        return ""
+    shape = ", ".join(["N", *map(str, output.shape[1:])])
+    return f"; dimension 1 of the output ({shape}) is taken as classes: transpose it if need be"
+
+
+def check_length(schedule: Any, rounds: int) -> None:
+    """A schedule for more rounds than there are is a mistake in one of the two."""
+    if isinstance(schedule, list) and len(schedule) > rounds:
+        raise InputError(
+            f"participants lists {len(schedule)} rounds, but rounds={rounds}; give as many"
+        )
 
 
 def per_client(local: Mapping[str, Any], clients: int) -> None:
@@ -74,3 +141,24 @@ def per_client(local: Mapping[str, Any], clients: int) -> None:
         value = local.get(name)
         if isinstance(value, (list, tuple)) and len(value) != clients:
             raise InputError(f"{name} lists {len(value)} entries for {clients} clients; one each")
+
+
+def try_loss(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
+    """Refuse, before the first round, a model, targets and a loss that do not fit together."""
+    try:
+        model = problem.model
+        held = model.buffers()
+        model.w.copy_(problem.w0)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Using a target size")  # broadcast by mistake
+            if field == "test":
+                model.loss(problem.w0, probe)
+            else:
+                model.gradients(probe)
+        model.load_buffers(held)
+    except (RuntimeError, TypeError, ValueError, IndexError, UserWarning) as error:
+        labels = probe[1].tolist() if isinstance(probe[1], Tensor) else "…"
+        raise InputError(
+            f"{field}: no loss can be computed from the model's output for two samples and the "
+            f"targets {labels}: {error}{classes_axis(problem, probe[0])}"
+        ) from error

@@ -152,6 +152,18 @@ class Comparison:
     def __init__(self, outcomes: Sequence[Outcome], folder: Path | None = None) -> None:
         self.outcomes, self.folder = list(outcomes), folder
 
+    def __repr__(self) -> str:
+        """A line for each algorithm: its runs and the mean of their last accuracy or loss."""
+        lines = [f"<Comparison of {len(self.outcomes)} runs>"]
+        for label in dict.fromkeys(o.item.label for o in self.outcomes):
+            runs, made = self.of(label), [o for o in self.outcomes if o.item.label == label]
+            measure = "accuracy" if any(r.accuracy for r in runs) else "loss"
+            ends = [found[-1] for r in runs if (found := getattr(r, measure))]
+            words = [f"{len(runs)} of {len(made)} made" if len(runs) < len(made) else ""]
+            words += [f"{measure} {sum(ends) / len(ends):.4g} on average"] if ends else []
+            lines.append(f"  {label}: {', '.join(filter(None, words)) or 'not evaluated'}")
+        return "\n".join(lines)
+
     @property
     def results(self) -> list[Result]:
         """The runs that were made."""

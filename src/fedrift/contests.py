@@ -25,12 +25,12 @@ class Loader:
     """Data sets and their tensors, loaded once for all runs of a grid."""
 
     def __init__(self, validate: bool = False) -> None:
-        self._data: dict[tuple[str, str | None], DataSet] = {}
+        self._data: dict[tuple[str, str | None, str | None], DataSet] = {}
         self._tensors = task.Tensors()
         self._validate = validate
 
     def task(self, spec: Spec) -> Task:
-        key = (spec.data, spec.data_dir)
+        key = (spec.data, spec.data_dir, spec.loss)
         if key not in self._data:
             data = load(spec)
             self._data[key] = hold_out(data) if self._validate else data

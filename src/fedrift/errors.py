@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+CLOSE = 0.65  # how alike a name must be to be what was meant
+
 
 class InputError(ValueError):
     """The user's input: the message names the field, the value and the fix (exit code 2)."""
@@ -17,6 +19,6 @@ class RunError(RuntimeError):
 def unknown(kind: str, value: str, known: Iterable[str]) -> InputError:
     """`unknown algorithm 'fedagv': did you mean 'fedavg'? (known: …)`."""
     names = sorted(known)
-    close = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.5)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return InputError(f"unknown {kind} '{value}': {hint}(known: {', '.join(names)})")
+    close = difflib.get_close_matches(value.lower(), names, n=1, cutoff=CLOSE)
+    hint = f": did you mean '{close[0]}'?" if close else ""
+    return InputError(f"unknown {kind} '{value}'{hint} (known: {', '.join(names)})")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrift import catalogue, fields, workload
+from fedrift import catalogue, fields, loss_names, workload
 from fedrift.errors import InputError, unknown
 from fedrift.faults import parse_faults
 from fedrift.grammar import Named, parse
@@ -28,6 +28,7 @@ FIELDS: dict[str, fields.Field] = {
     "clients": fields.whole(1),
     "model": fields.named(),
     "head": fields.text(),
+    "loss": fields.named(),
     "rounds": fields.whole(1),
     "per_round": fields.whole(1),
     "fraction": fields.real(above=True, high=1.0),
@@ -72,6 +73,7 @@ class Spec:
     clients: int | None = None
     model: str | None = None
     head: str | None = None
+    loss: str | None = None
     rounds: int = 20
     per_round: int | None = None
     fraction: float | None = None
@@ -139,7 +141,7 @@ class Spec:
     def algorithm_named(self) -> Named:
         """The algorithm, with `weights` among its options when said for the run."""
         named = parse(self.algorithm, "algorithm")
-        return named if self.weights is None else _with_weights(named, self.weights)
+        return named if self.weights is None else catalogue.with_weights(named, self.weights)
 
     def validate(self) -> None:
         """Refuses, in one sentence and without importing torch, what can be known beforehand."""
@@ -154,8 +156,8 @@ class Spec:
         for one, other in EXCLUSIVE:
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise InputError(
-                    f"{one} ({_shown(getattr(self, one))}) and {other} "
-                    f"({_shown(getattr(self, other))}) are both given; keep one"
+                    f"{one} ({fields.shown(getattr(self, one))}) and {other} "
+                    f"({fields.shown(getattr(self, other))}) are both given; keep one"
                 )
 
     def _check_participation(self) -> None:
@@ -219,14 +221,6 @@ def _brings_clients(partition: Named) -> bool:
     return partition.name in ("natural", "manifest") or "|" in (partition.value or "")
 
 
-def _with_weights(named: Named, weights: str) -> Named:
-    if named.inner is not None:  # a wrapper averages nothing itself
-        return dataclasses.replace(named, inner=_with_weights(named.inner, weights))
-    if "weights" in named.options:
-        raise InputError(f"weights ({weights}) is also an option of '{named}'; keep one of the two")
-    return dataclasses.replace(named, options={**named.options, "weights": weights})
-
-
 def _check_names(spec: Spec) -> None:
     """Data, partition, shift, model and augmentation by their own tables: numpy, but no torch."""
     import numpy as np
@@ -247,12 +241,9 @@ def _check_names(spec: Spec) -> None:
         shift(spec.shift, np.empty((0, 1, 1, 1)), (), spec.seed)  # of nothing: only checks the text
     if spec.model is not None:
         choose(spec.model)
+    if spec.loss is not None:
+        loss_names.check(spec.loss)
     parse_augment(spec.augment)
     parse_faults(spec.faults)
     parse_aggregate(spec.aggregate)
     parse_privacy(spec.privacy)
-
-
-def _shown(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:37]}…"

@@ -15,6 +15,7 @@ Read = Callable[[object, str], object]
 Parse = Callable[[str, str], object]
 
 MOST = 10_000_000  # clients or rounds: beyond any simulation, small enough to count
+MOST_WORKERS = 512
 LARGEST_SEED = 2**63 - 1
 
 
@@ -115,9 +116,10 @@ def workers() -> Field:
     def read(value: object, field: str) -> int | str:
         if value == "auto":
             return "auto"
-        if is_int(value) and 0 <= value <= 1024:
+        if is_int(value) and 0 <= value <= MOST_WORKERS:
             return value
-        raise refuse(value, field, "'auto' or a whole number from 0 (in-process) to 1024")
+        most = f"'auto' or a whole number from 0 (in-process) to {MOST_WORKERS}"
+        raise refuse(value, field, most)
 
     return Field(read, int_or_text)
 
@@ -179,3 +181,11 @@ def int_or_text(text: str, _: str) -> object:
 
 def as_is(text: str, _: str) -> object:
     return text
+
+
+def shown(value: object) -> str:
+    """A value in a sentence, as it is typed and not too long."""
+    text = str(value)
+    if isinstance(value, tuple):  # as it is typed: 0,3|1,2
+        text = text[1:-1].removesuffix(",").replace("), (", "|").replace(" ", "").strip("(,)")
+    return text if len(text) <= 40 else f"{text[:37]}…"

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 Vec: TypeAlias = Tensor
 """The run's dtype, contiguous, last axis = parameters in `named_parameters()` order."""
@@ -139,7 +140,19 @@ def count(x: Any) -> int:
 
 def fresh(make: Callable[[], nn.Module]) -> nn.Module:
     """A module of one's own, even if the factory gives the same one every time."""
-    return copy.deepcopy(make())
+    return copied(make())
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A deep copy, also of a lazy module: torch cannot copy buffers that have no shape yet."""
+    if not isinstance(module, nn.Module):  # the caller says what is wrong with it
+        return module
+    unmade = {
+        id(b): UninitializedBuffer(device=b.device, dtype=b.dtype)  # type: ignore[call-arg]
+        for b in module.buffers()
+        if is_lazy(b)
+    }
+    return copy.deepcopy(module, dict(unmade))
 
 
 def call(module: nn.Module, x: Inputs) -> Any:

@@ -1,34 +1,33 @@
-"""The front door: run, compare and split, with one's own model and data or with named ones."""
+"""The front door: run, with one's own model and data or with named ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift import backends, session, task
-from fedrift.algorithm import Algorithm
-from fedrift.comparison import Comparison, Item, Runner, Watch
-from fedrift.data import given, hugging, partition
-from fedrift.data.resident import Split
+from fedrift import checks, session, task
+from fedrift.converted import dtype_of, factory_of, lists, plain
+from fedrift.data import given
+from fedrift.described import where
 from fedrift.engine import Observer, RoundReport
-from fedrift.errors import InputError, unknown
+from fedrift.entrant import Entrant
+from fedrift.errors import InputError
 from fedrift.examinations import During, during
 from fedrift.experiment import Spec
-from fedrift.flat import count
-from fedrift.grid import seeds_of, slug
+from fedrift.grid import slug
 from fedrift.origin import Origin
 from fedrift.prepare import Prepared, prepare
 from fedrift.result import Result
 from fedrift.session import UserMetric
 from fedrift.track import following, tracks
 
-_UNSAID: Any = object()
+USUAL = "default"  # the batch size that the algorithm has of its own
 LOCAL = ("epochs", "steps", "lr", "momentum", "weight_decay", "clip", "schedule")
 SETTINGS: dict[str, Any] = {
     "model": None,
@@ -42,7 +41,7 @@ SETTINGS: dict[str, Any] = {
     "participants": None,
     "sampling": "fixed",
     **dict.fromkeys(LOCAL),
-    "batch_size": _UNSAID,
+    "batch_size": USUAL,
     "weights": None,
     "augment": None,
     "dtype": "float32",
@@ -57,43 +56,8 @@ SETTINGS: dict[str, Any] = {
 """What decides the result of a run besides the algorithm, with the defaults."""
 
 
-def split(
-    x: Any,
-    y: Any,
-    scheme: Any = "iid",
-    *,
-    clients: int = 10,
-    seed: int = 0,
-    users: Any = None,
-    alpha: float | None = None,
-    shift: str | None = None,
-) -> Split:
-    """Divide samples among clients: `fr.split(x, y, "dirichlet:0.1", clients=100)`.
-
-    `scheme` may be a partitioner of flwr_datasets too, which brings its number of clients.
-    """
-    x_tree, y_tree = given.tensors(x, None, "x"), given.tensors(y, None, "y")
-    if count(x_tree) != count(y_tree):
-        raise InputError(f"x has {count(x_tree)} samples but y has {count(y_tree)}")
-    labels = y_tree.numpy() if isinstance(y_tree, Tensor) and y_tree.dim() == 1 else None
-    if labels is None or labels.dtype.kind == "f":
-        labels = np.zeros(count(y_tree), dtype=np.int64)  # no classes to skew
-    names = None if users is None else np.asarray(users)
-    if isinstance(scheme, str):
-        how: dict[str, Any] = {"clients": clients, "seed": seed, "users": names, "alpha": alpha}
-        made = partition.partition(scheme, labels, **how)
-    else:
-        made = hugging.partition(scheme, labels, seed)
-    if shift is not None:
-        if not isinstance(x_tree, Tensor):
-            raise InputError(f"shift '{shift}' needs one tensor of images as x")
-        x_tree = torch.from_numpy(partition.shift(shift, x_tree.numpy(), made.parts, seed))
-    note = scheme if isinstance(scheme, str) else made.name
-    return Split(x_tree, y_tree, made.parts, note)
-
-
 def run(
-    algorithm: str | Algorithm[Any, Any],
+    algorithm: Entrant,
     *,
     model: Callable[[], nn.Module] | nn.Module,
     clients: Any,
@@ -107,7 +71,7 @@ def run(
     sampling: str = "fixed",
     epochs: Any = None,
     steps: Any = None,
-    batch_size: Any = _UNSAID,
+    batch_size: int | str | None = "default",
     lr: float | None = None,
     momentum: float | None = None,
     weight_decay: float | None = None,
@@ -131,12 +95,45 @@ def run(
     track: str | Sequence[str] | None = None,
     analyse: str | During | None = None,
 ) -> Result:
-    """Simulate a federation and return its `Result`; docs/api.md describes every argument."""
+    """Simulate a federation and return its `Result`.
+
+    algorithm: a text such as "fedprox:mu=0.3" or "my_module:MyAlgorithm,mu=0.3", an `Algorithm`
+        object or its class. Local settings below fill an object that was given no `Local`.
+    model: a function that returns a module (a class will do), or a module, which is copied.
+    clients: what `split` returns, or a list with one (x, y) or map-style Dataset per client. x may
+        be a tuple of tensors (positional arguments of the model) or a dict (keyword arguments).
+    test: (x, y) or a Dataset; without it nothing is evaluated.
+    loss: f(output, target) → mean over the batch; cross-entropy of class labels unless given.
+    metrics: {name: f(output, target)} → one number, on the whole test set at once.
+    rounds, eval_every: how many; every how many is evaluated, and the last.
+    per_round, fraction: clients in a round, as a number or a share; all unless given.
+    sampling: "fixed" draws that many, "bernoulli" each with that probability, "cyclic" in turns.
+    participants: instead of these, exactly who: one list of client numbers per round.
+    epochs or steps: local work: a number, a list with one per client, or "uniform:2,5", drawn.
+    batch_size: "full" or None takes all of a client's samples at once; 64 unless given.
+    lr, momentum, weight_decay, clip: of the local steps; clip is the largest norm of one.
+    schedule: of lr over rounds: "exp:0.9", "step:10,factor=0.5" or "cosine".
+    weights: how replies are averaged: "samples" or "uniform"; the algorithm's own unless given.
+    augment: such as ["crop:4", "flip"].
+    faults: such as ["dropout:0.1", "stragglers:0.3,late=partial", "corrupt:0.2"].
+    aggregate: in place of the mean: "median", "trimmed:0.1", "krum:2" or "multikrum:2".
+    privacy: clips and noises what clients send: "gaussian:NOISE,clip=LENGTH,delta=1e-5".
+    dtype, device: "float32" or "float64"; "cpu", "cuda" or "mps".
+    workers, backend: processes that train clients, 0 for none; the bits do not depend on them.
+    seed: fixes every random choice.
+    out: a folder for the run; one that holds the beginning of the same run is continued.
+    head: name of the last layer, for algorithms that need to know it.
+    on_round: f(RoundReport), called after every round; the run stops if it returns True.
+    observer: an object with started(plan) and finished_round(report).
+    track: "tensorboard", "mlflow", or a list of these.
+    analyse: what to measure on the way, such as "every=10,what=drift,classes"; needs `out`.
+    """
     settings = {key: value for key, value in locals().items() if key in SETTINGS}
     if on_round is not None and not callable(on_round):
         raise InputError(f"on_round={on_round!r} must be a function of a RoundReport")
     wanted, folder = tracks(track), None if out is None else Path(out)
-    made = _settled(algorithm, settings)
+    made = settled(algorithm, settings)
+    made = replace(made, spec=where(made.spec, workers, backend))
     name = slug(f"{made.about['algorithm']}-s{made.seed}" if folder is None else folder.name)
     execute = partial(
         session.execute,
@@ -163,62 +160,21 @@ def _appointed(analyse: str | During | None, out: str | Path | None) -> session.
     return appointed(during(analyse) if isinstance(analyse, str) else analyse)
 
 
-def compare(
-    algorithms: Sequence[str | Algorithm[Any, Any]],
-    *,
-    seeds: int | Sequence[int] = 1,
-    workers: int | str = "auto",
-    out: str | Path | None = None,
-    watch: Watch | None = None,
-    track: str | Sequence[str] | None = None,
-    **settings: Any,
-) -> Comparison:
-    """Run several algorithms on the same task, with the same seeds; other arguments as for `run`.
-
-    For one seed all of them start from the same weights, ask the same cohorts and see the same
-    batches, so that differences are the algorithms' own.
-    """
-    for key in settings:
-        if key not in SETTINGS or key == "seed":
-            raise unknown("argument of compare", key, [k for k in SETTINGS if k != "seed"])
-    numbers = seeds_of(list(seeds) if isinstance(seeds, Sequence) else seeds)
-    if workers != "auto" and (not isinstance(workers, int) or workers < 0):
-        raise InputError(f"workers={workers!r} must be 'auto' or a whole number")
-    folder, wanted = None if out is None else Path(out), tracks(track)
-    items: list[Item] = []
-    labels = _labels(algorithms)
-    for seed in numbers:
-        for algorithm, label in zip(algorithms, labels, strict=True):
-            place = None if folder is None else folder / "runs" / slug(f"{label}-s{seed}")
-            make = partial(_settled, algorithm, {**settings, "seed": seed})
-            items.append(Item(label, {}, seed, make, place, settings.get("rounds", 0)))
-    number = backends.cores() if workers == "auto" else int(workers)
-    return Comparison(Runner(number, watch, wanted).run(items), folder)
-
-
-def _labels(algorithms: Sequence[str | Algorithm[Any, Any]]) -> list[str]:
-    """Texts as they are, objects by their class; a second one of a name gets a number."""
-    names = [a if isinstance(a, str) else type(a).__name__.lower() for a in algorithms]
-    return [
-        f"{name} ({names[:i].count(name) + 1})" if name in names[:i] else name
-        for i, name in enumerate(names)
-    ]
-
-
-def _settled(algorithm: str | Algorithm[Any, Any], given_: Mapping[str, Any]) -> session.Task:
-    said = {key: _plain(given_.get(key, default)) for key, default in SETTINGS.items()}
+def settled(algorithm: Entrant, given_: Mapping[str, Any]) -> session.Task:
+    said = {key: plain(given_.get(key, default)) for key, default in SETTINGS.items()}
     for key in ("model", "clients", "rounds"):
         if said[key] is None:
             raise InputError(f"{key} is missing")
     for key in ("rounds", "eval_every"):
         _whole(said[key], key)
     local = {key: said[key] for key in LOCAL}
-    if said["batch_size"] is not _UNSAID:
-        local["batch_size"] = said["batch_size"]
-    kind, schedule = task.dtype_of(said["dtype"]), said["participants"]
+    if said["batch_size"] != USUAL:
+        local["batch_size"] = None if said["batch_size"] == "full" else said["batch_size"]
+    kind, schedule = dtype_of(said["dtype"]), lists(said["participants"])
+    checks.check_length(schedule, said["rounds"])
     return task.settle(
         algorithm,
-        task.factory_of(said["model"]),
+        factory_of(said["model"]),
         given.gather(said["clients"], kind),
         None if said["test"] is None else given.pair(said["test"], kind, "test"),
         local,
@@ -226,7 +182,7 @@ def _settled(algorithm: str | Algorithm[Any, Any], given_: Mapping[str, Any]) ->
         who={
             "per_round": said["per_round"],
             "fraction": said["fraction"],
-            "participants": _lists(schedule),
+            "participants": schedule,
             "sampling": said["sampling"],
         },
         weights=said["weights"],
@@ -277,20 +233,6 @@ def run_spec(
     return following(
         wanted, name, made.spec.said(), folder, observer, lambda seen: execute(observer=seen)
     )
-
-
-def _plain(value: Any) -> Any:
-    """numpy's numbers as Python's own."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _lists(schedule: Any) -> Any:
-    if isinstance(schedule, np.ndarray):
-        return schedule.tolist()
-    if not isinstance(schedule, Sequence) or isinstance(schedule, str):
-        return schedule
-    several = (Sequence, np.ndarray)
-    return [list(ids) if isinstance(ids, several) else ids for ids in schedule]
 
 
 def _whole(value: Any, field: str) -> None:

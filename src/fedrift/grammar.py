@@ -11,6 +11,8 @@ from fedrift.errors import InputError
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+# `module:Class:mu=0.3` says the same as `module:Class,mu=0.3`.
+SECOND = re.compile(r"(\s*[A-Za-z_]\w*\s*):(?=\s*[A-Za-z_][A-Za-z0-9_-]*\s*=)")
 LONGEST = 10_000  # characters; far beyond any real name, and keeps nesting shallow
 DEEPEST = 8
 
@@ -23,6 +25,12 @@ class Named:
     value: str | None = None
     options: dict[str, str] = field(default_factory=dict[str, str])
     inner: Named | None = None
+
+    @property
+    def code(self) -> str | None:
+        """`module:attribute`, if it may be code of the reader's own."""
+        is_own = self.value is not None and self.value.isidentifier()
+        return f"{self.name}:{self.value}" if is_own else None
 
     def __str__(self) -> str:
         """The canonical text: keys sorted, no spaces; parsing it gives an equal object."""
@@ -69,6 +77,8 @@ def _arguments(rest: str, text: str, field: str) -> tuple[str | None, dict[str, 
     if not rest:
         return None, {}
     mark, body = rest[0], rest[1:]
+    if second := SECOND.match(body):
+        body = f"{second[1]},{body[second.end() :]}"
     if mark not in ":,":
         hint = "unbalanced parentheses" if mark in "()" else f"'{mark}' after the name"
         raise InputError(f"{field} '{text}' has {hint}; write name[:value][,key=value]")

@@ -56,7 +56,8 @@ class Cell:
         """A folder name that is readable, and unique for everything that decides the result."""
         deciding = replace(self.spec, out=None, workers="auto", backend="auto", data_dir=None)
         digest = hashlib.sha256(deciding.to_toml().encode()).hexdigest()[:8]
-        words = [parse(self.spec.algorithm, "algorithm").name]
+        named = parse(self.spec.algorithm, "algorithm")
+        words = [named.code or named.name]
         words += [f"{k}{v}" for k, v in self.axes.items()] + [f"s{self.spec.seed}"]
         return f"{slug('-'.join(map(str, words)))}-{digest}"
 

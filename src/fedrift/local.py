@@ -50,6 +50,12 @@ class Local:
     correct: tuple[Correction, ...] = ()
     clip: float | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("epochs", "steps"):  # a list is welcome, but only a tuple stays as it is
+            amount: object = getattr(self, name)
+            if isinstance(amount, list):
+                object.__setattr__(self, name, tuple(amount))  # type: ignore[reportUnknownArgumentType]
+
     def steps_for(self, n: int, seed: int, round: int, client: int, pairs: bool = False) -> int:
         """How many local steps a client with n samples makes in a round."""
         if n == 0:

@@ -7,7 +7,6 @@ before the activation: the same function, a quarter of the work.
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedrift import model_names
+from fedrift import model_names, own_code
 from fedrift.errors import InputError
 from fedrift.model_names import CONV_PADDING, side_after
 from fedrift.resnet import resnet18, resnet20
@@ -140,20 +139,10 @@ def build_own(module: str, attribute: str, input_shape: tuple[int, ...], classes
 
 
 def _load(module: str, attribute: str) -> Callable[..., object]:
-    text = f"{module}:{attribute}"
-    try:
-        found = importlib.import_module(module)
-    except Exception as error:  # the reader's code may fail in any way
-        reason = f"{type(error).__name__}: {error}"
-        known = ", ".join(NAMES)
-        raise InputError(
-            f"model '{text}': module '{module}' does not import ({reason}); models of ours: {known}"
-        ) from error
-    made = getattr(found, attribute, None)
-    if made is None:
-        raise InputError(f"model '{text}': module '{module}' has no '{attribute}'")
+    made = own_code.load(module, attribute, "model", f"; models of ours: {', '.join(NAMES)}")
     if not callable(made):
-        raise InputError(f"model '{text}' is a {type(made).__name__}, not a class or function")
+        kind = type(made).__name__
+        raise InputError(f"model '{module}:{attribute}' is a {kind}, not a class or function")
     return made
 
 

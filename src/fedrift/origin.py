@@ -16,7 +16,8 @@ from fedrift.experiment import FIELDS, Spec, read_toml
 from fedrift.run_files import ORIGIN
 
 # What a state belongs to: with another of these it would be the state of something else.
-FIXED = "data data_dir partition alpha shift clients model head dtype seed out participants".split()
+_STATE = "data data_dir partition alpha shift clients model head loss dtype seed out"
+FIXED = f"{_STATE} participants".split()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from fedrift.data.datasets import DataSet
 from fedrift.data.partition import Partition, partition, shift
 from fedrift.errors import InputError
 from fedrift.experiment import Spec
+from fedrift.loss_names import VALUES
 from fedrift.model_names import choose, fits
 from fedrift.participation import participation
 
@@ -30,7 +31,11 @@ class Prepared:
 
 
 def load(spec: Spec) -> DataSet:
-    return datasets.load(spec.data, None if spec.data_dir is None else Path(spec.data_dir))
+    """With a loss of numbers targets are numbers; one of the user's own takes what there is."""
+    place = None if spec.data_dir is None else Path(spec.data_dir)
+    if spec.loss is None or spec.loss == "cross_entropy":
+        return datasets.load(spec.data, place)
+    return datasets.load(spec.data, place, "values" if spec.loss in VALUES else "any")
 
 
 def prepare(spec: Spec, data: DataSet | None = None) -> Prepared:
@@ -47,10 +52,18 @@ def prepare(spec: Spec, data: DataSet | None = None) -> Prepared:
         alpha=spec.alpha,
     )
     _check_clients(spec, made.clients)
+    if spec.clients is not None and spec.clients != made.clients:
+        raise InputError(
+            f"clients is {spec.clients}, but partition '{made.name}' makes one client per user, "
+            f"{made.clients} of them; leave clients out"
+        )
     shape = data.x.shape[1:]
     model = spec.model or ("cnn" if fits("cnn", shape) else "mlp")
     choose(model, shape)
-    x = data.x if spec.shift is None else shift(spec.shift, data.x, made.parts, spec.seed)
+    x = data.x
+    if spec.shift is not None:
+        x = x if x.dtype.kind == "f" else x.astype(np.float32)
+        x = shift(spec.shift, x, made.parts, spec.seed)
     return Prepared(data, made, x, model)
 
 

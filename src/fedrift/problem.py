@@ -205,10 +205,20 @@ def _probe_output(module: nn.Module, x: Inputs) -> Any:
     try:
         return call(module, x)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        shapes = tuple(x.shape) if isinstance(x, Tensor) else "several inputs"
         raise InputError(
-            f"model: {type(module).__name__} cannot take two samples of shape {shapes}: {error}"
+            f"model: {type(module).__name__} cannot be called with {_inputs(x)}: {error}"
         ) from error
+
+
+def _inputs(x: Inputs) -> str:
+    """A batch of two in words."""
+    if isinstance(x, Tensor):
+        return f"two samples, a batch of shape {tuple(x.shape)}"
+    if isinstance(x, dict):
+        named = ", ".join(f"{key} {tuple(part.shape)}" for key, part in x.items())
+        return f"the keyword arguments {named} (the keys of the dict x, two samples)"
+    shapes = ", ".join(str(tuple(part.shape)) for part in x)
+    return f"{len(x)} arguments of shape {shapes} (the tuple x, two samples)"
 
 
 def _classes(output: Any) -> int | None:

@@ -42,6 +42,16 @@ class Result:
     said: Spec | None = None
     """The options it was made with, as far as a spec can hold them."""
 
+    def __repr__(self) -> str:
+        """One line: what was run and how it ended."""
+        number = int(self.about.get("rounds", len(self.rounds)))
+        words = [str(self.about.get("algorithm", "run")), self.status]
+        words.append(f"{number} round{'' if number == 1 else 's'}")
+        words += [f"accuracy {self.accuracy[-1]:.4f}"] if self.accuracy else []
+        words += [f"loss {self.loss[-1]:.4g}"] if self.loss else ["not evaluated: no test data"]
+        words += [] if self.folder is None else [f"in {self.folder}"]
+        return f"<Result: {', '.join(words)}>"
+
     @property
     def accuracy(self) -> list[float]:
         return [m["accuracy"] for m in self.metrics if "accuracy" in m]

@@ -125,15 +125,22 @@ def _candidates(entrant: Entrant, options: Mapping[str, Sequence[str]]) -> tuple
     return tuple(found)
 
 
+def _has(named: Named, key: str) -> bool:
+    """Options of the reader's own are known only when it is imported: what no run has is one."""
+    if catalogue.is_own(named):
+        return key not in FIELDS
+    return any(option.name == key for option in catalogue.entry(named.name).options)
+
+
 def _owner(named: Named, key: str) -> Named | None:
     """The algorithm that has the option: this one, or one that it wraps."""
-    if any(option.name == key for option in catalogue.entry(named.name).options):
+    if _has(named, key):
         return named
     return None if named.inner is None else _owner(named.inner, key)
 
 
 def _with(named: Named, key: str, value: str) -> Named:
-    if any(option.name == key for option in catalogue.entry(named.name).options):
+    if _has(named, key):
         return replace(named, options={**named.options, key: value})
     assert named.inner is not None  # someone inside has it
     return replace(named, inner=_with(named.inner, key, value))

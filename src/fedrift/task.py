@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,14 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift import build, checks, guard, models
-from fedrift.algorithm import Algorithm, local_of
+from fedrift import build, checks, entrant, guard, losses, model_names, models
+from fedrift.algorithm import local_of
+from fedrift.converted import DTYPES, Tensors
 from fedrift.data import given
 from fedrift.data.augment import mixed_loss, parse_augment
 from fedrift.data.resident import Split
 from fedrift.described import described, given_work, work
 from fedrift.errors import InputError
-from fedrift.experiment import Spec
+from fedrift.experiment import FIELDS, Spec
 from fedrift.faults import parse_faults
 from fedrift.flat import count, map_tree, take
 from fedrift.participation import participation
@@ -29,35 +28,21 @@ from fedrift.problem import Problem, define
 from fedrift.session import Task, UserMetric
 from fedrift.streams import torch_seed
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
-
-class Tensors:
-    """Arrays as tensors, converted once however many runs use them."""
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[int, torch.dtype], tuple[np.ndarray, Any]] = {}
-
-    def of(self, array: np.ndarray, kind: torch.dtype) -> Any:
-        key = (id(array), kind)
-        if key not in self._held:
-            tensor = given.tensors(torch.from_numpy(array), kind, "data")
-            self._held[key] = (array, given.channels_last(tensor))
-        return self._held[key][1]
-
 
 def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task:
     """The task a spec describes, on data that are loaded and divided."""
     data, kind, held = ready.data, DTYPES[spec.dtype], tensors or Tensors()
     scheme = spec.partition if spec.alpha is None else f"{spec.partition}, alpha {spec.alpha:g}"
-    x, y, lazy = held.of(ready.x, kind), held.of(data.y, kind), data.generated
+    floats = model_names.choose(ready.model).attribute is None
+    x, y, lazy = held.of(ready.x, kind, floats), held.of(data.y, kind), data.generated
     whole = Split(x, y, ready.partition.parts, scheme)
     if lazy is not None:
         whole = Split(x, y, (), scheme, lazy.make, lazy.sizes)
-    test = held.of(data.x_test, kind), held.of(data.y_test, kind)
+    test = held.of(data.x_test, kind, floats), held.of(data.y_test, kind)
     black = tuple(-m / s for m, s in zip(data.mean, data.std, strict=True))
     make = models.factory(ready.model, ready.x.shape[1:], data.classes)
-    return of_split(replace(spec, model=ready.model), make, whole, test, black)
+    remarks = checks.gaps(data.y, data.classes)
+    return of_split(replace(spec, model=ready.model), make, whole, test, black, remarks)
 
 
 def of_split(
@@ -66,6 +51,7 @@ def of_split(
     whole: Split,
     test: tuple[Any, Any] | None,
     black: tuple[float, ...],
+    remarks: tuple[str, ...] = (),
 ) -> Task:
     """The task a spec describes, on clients' data that are there."""
     local: dict[str, Any] = {
@@ -88,7 +74,7 @@ def of_split(
             "sampling": spec.sampling,
         },
         weights=spec.weights,
-        loss=None,
+        loss=losses.of(spec.loss),
         metrics={},
         augment=spec.augment,
         dtype=DTYPES[spec.dtype],
@@ -101,11 +87,12 @@ def of_split(
         privacy=spec.privacy,
         spec=spec,
         black=black,
+        remarks=remarks,
     )
 
 
 def settle(
-    algorithm: str | Algorithm[Any, Any],
+    algorithm: entrant.Entrant,
     make: Callable[[], nn.Module],
     held: Split,
     test: tuple[Any, Any] | None,
@@ -127,6 +114,7 @@ def settle(
     aggregate: str | None = None,
     privacy: str | None = None,
     black: tuple[float, ...] = (),
+    remarks: tuple[str, ...] = (),
 ) -> Task:
     """Everything both front doors share: checks, the model bound to its data, the algorithm."""
     build.check_numbers(local)
@@ -162,17 +150,10 @@ def settle(
         first = held.first(2)
         return describe(make, head=head, probe=(take(held.x, first), take(held.y, first)))
 
-    if isinstance(algorithm, Algorithm):
-        said = [k for k, v in local.items() if v is not None] + (["weights"] if weights else [])
-        if said:
-            raise InputError(
-                f"{said[0]}: an Algorithm object carries its own local settings; set it there"
-            )
-        made, name = algorithm, type(algorithm).__name__.lower()
-    else:
-        named = Spec(algorithm=algorithm, weights=weights).algorithm_named
-        made, name = build.build(named, local, rounds), str(named)
+    made, name = entrant.settled(algorithm, local, weights, rounds)
     used = local_of(made)
+    if used is not None:
+        checks.per_client({"epochs": used.epochs, "steps": used.steps}, len(held))
     if used is not None and used.batch_size == 1 and problem.model.has_batch_norm:
         raise InputError("batch_size=1 gives batch normalisation nothing to average; use 2 or more")
     problem = made.adapt(problem, describe_again)
@@ -181,14 +162,25 @@ def settle(
     if trouble is not None:
         guard.check_faults(trouble, made)
     chosen, aggregation, promise = guard.settle(aggregate, privacy, made, problem, chosen, rounds)
-    about = {"algorithm": name, "rounds": rounds, "seed": seed}
+    about: dict[str, Any] = {"algorithm": name, "rounds": rounds, "seed": seed}
     if promise is not None:
         about |= {"privacy": privacy, "epsilon": promise.epsilon, "delta": promise.delta}
         notes = (*notes, f"privacy: {promise}")
     if spec is None:
-        more = {"augment": augment, "dtype": dtype, "device": device, "eval_every": eval_every}
-        by_hand = work(used) if isinstance(algorithm, Algorithm) else given_work(local)
-        kept = described({**about, **by_hand, **who, **more, "clients": len(held), "head": head})
+        more: dict[str, Any] = {
+            "augment": augment,
+            "dtype": dtype,
+            "device": device,
+            "eval_every": eval_every,
+        }
+        by_hand = given_work(local)
+        if not isinstance(algorithm, str):
+            by_hand = {**work(used), **by_hand}
+            about["algorithm_object"] = entrant.written(made)
+        more |= {"clients": len(held), "head": head, "loss": losses.name_of(loss)}
+        more |= {"faults": faults, "aggregate": aggregate, "privacy": privacy}
+        values = {**about, **by_hand, **who, **more}
+        kept = described({k: v for k, v in values.items() if k in FIELDS}, held.note)
     else:
         kept = spec
         about |= {k: getattr(spec, k) for k in ("data", "partition", "alpha", "model")}
@@ -204,8 +196,8 @@ def settle(
         spec=kept,
         about=about,
         augment=changes if changes else None,
-        metrics=metrics,
-        notes=notes,
+        metrics={key: checks.measured(key, measure) for key, measure in metrics.items()},
+        notes=(*remarks, *notes, *(() if test is not None else (checks.UNSEEN,))),
         faults=trouble,
         aggregation=aggregation,
     )
@@ -245,46 +237,10 @@ def _bound(
     probe = take(data.x, first), take(data.y, first)
     problem = describe(probe=probe)
     check(problem, data, test)
-    _try(problem, probe, "loss")
+    checks.try_loss(problem, probe, "loss")
     if test is None or not count(test[0]):
         return problem, data, None
     test = placed(arrange(test[0])), placed(test[1])
     few = torch.arange(min(2, count(test[0])))
-    _try(problem, (take(test[0], few), take(test[1], few)), "test")
+    checks.try_loss(problem, (take(test[0], few), take(test[1], few)), "test")
     return problem, data, test
-
-
-def _try(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
-    try:
-        model = problem.model
-        held = model.buffers()
-        model.w.copy_(problem.w0)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", "Using a target size")  # broadcast by mistake
-            if field == "test":
-                model.loss(problem.w0, probe)
-            else:
-                model.gradients(probe)
-        model.load_buffers(held)
-    except (RuntimeError, TypeError, ValueError, IndexError, UserWarning) as error:
-        labels = probe[1].tolist() if isinstance(probe[1], Tensor) else "…"
-        raise InputError(
-            f"{field}: no loss can be computed from the model's output for two samples and the "
-            f"targets {labels}: {error}"
-        ) from error
-
-
-def factory_of(model: Callable[[], nn.Module] | nn.Module) -> Callable[[], nn.Module]:
-    if isinstance(model, nn.Module):
-        return partial(copy.deepcopy, model)
-    if not callable(model):
-        raise InputError(f"model: {model!r} must be a module or a function that returns one")
-    return model
-
-
-def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
-    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
-        return dtype
-    if dtype not in DTYPES:
-        raise InputError(f"dtype={dtype!r} must be 'float32' or 'float64'")
-    return DTYPES[dtype]  # type: ignore[index]

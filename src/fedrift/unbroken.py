@@ -11,7 +11,8 @@ from typing import Any
 
 @contextmanager
 def unbroken() -> Generator[None]:
-    """Hold back SIGINT in the block: what is half recorded could not be continued exactly.
+    """Hold back SIGINT, and SIGTERM where it does the same: what is half recorded could not be
+    continued exactly.
 
     Only the main thread is ever interrupted; elsewhere, and under a handler that is not
     Python's, nothing is changed.
@@ -20,11 +21,14 @@ def unbroken() -> Generator[None]:
     if threading.current_thread() is not threading.main_thread() or not callable(usual):
         yield
         return
+    both = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) == usual]
     held: list[Any] = []
-    signal.signal(signal.SIGINT, lambda *details: held.append(details))
+    for one in both:
+        signal.signal(one, lambda *details: held.append(details))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, usual)
+        for one in both:
+            signal.signal(one, usual)
         if held:
             usual(*held[-1])

@@ -16,8 +16,9 @@ def hold_out(data: DataSet) -> DataSet:
     """The same data with a fifth of the training samples of each class in the place of the test."""
     rng = stream(0, "validation")
     held = np.zeros(len(data.y), dtype=bool)
-    for label in np.unique(data.y):
-        members = np.flatnonzero(data.y == label)
+    strata = data.y if data.y.dtype.kind != "f" else np.zeros(len(data.y), np.int64)
+    for label in np.unique(strata):
+        members = np.flatnonzero(strata == label)
         held[rng.permutation(members)[: round(SHARE * len(members))]] = True
     users = None if data.users is None else data.users[~held]
     return replace(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +15,10 @@ if TYPE_CHECKING:
 
 MARKS = {True: ("✓", "green"), False: ("✗", "bold red"), None: ("–", "dim")}
 SHORT = {"identities": "ident", "invariants": "invar", "isolation": "isol", "backends": "back"}
+LEGEND = (
+    "convergence: where it ends on a problem whose minimum is known: there, at FedAvg's point, or "
+    "so far off; “moving”: not yet at rest."
+)
 TOLD = "convergence"  # the column that says what was seen, not only whether it is right
 
 
@@ -47,9 +49,6 @@ def conform(
     chosen = list(dict.fromkeys(names or _all()))
     _check_names(chosen)
     started = time.perf_counter()
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)  # modules beside the user, as with `python -m`; workers see it too
     watch = _Watch(len(chosen), silent=as_json or quiet)
     try:
         from fedrift.conform.survey import survey
@@ -142,6 +141,8 @@ def _show(reports: Sequence[Report], seconds: float) -> None:
         f"\n{right} of {len(reports)} as they should be, in {seconds_text(seconds)}. "
         "✓ holds, ✗ does not, – does not apply."
     )
+    if TOLD in columns:
+        screen.print(LEGEND, style="dim")
     examples = [report.text for report in reports if report.text != report.name]
     if examples:
         screen.print(f"Checked as {', '.join(examples)}.", style="dim")

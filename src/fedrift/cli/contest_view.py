@@ -38,12 +38,15 @@ class Watcher:
             self.wanted: dict[Group, int] = {}
             self.last: dict[tuple[Group, int], float] = {}
             self.done: dict[Group, int] = {}
+            self.runs = len(cells)
             self.found = 0  # rounds that were there already and took no time
             self._began = time.perf_counter()
             for cell in cells:
                 group = (cell.entrant.name, tuple(cell.axes.items()))
                 self.wanted[group] = self.wanted.get(group, 0) + cell.spec.rounds
         if self._shows:
+            words = f"{self.runs:,} runs, {self.total:,} rounds in all"
+            console(errors=True).print(words if self.runs > 1 else words.replace("runs", "run"))
             self._open()
 
     def _open(self) -> None:
@@ -75,15 +78,22 @@ class Watcher:
                 self.found += outcome.item.rounds
             self.rounds[group, outcome.item.seed] = outcome.item.rounds
             self.done[group] = self.done.get(group, 0) + 1
-            made = sum(self.done.values())
+            made, left = sum(self.done.values()), self._left()
         if self._shows and self._live is None:
             axes = "".join(f", {k} {v}" for k, v in outcome.item.axes.items())
             result = outcome.result
             said = outcome.error if result is None else result.status
             if result is not None and result.accuracy:
                 said += f", accuracy {result.accuracy[-1]:.4f}"
-            line = f"{made} done: {outcome.item.label}{axes}, seed {outcome.item.seed}: {said}"
+            who = f"{outcome.item.label}{axes}, seed {outcome.item.seed}"
+            line = f"{made} of {self.runs}: {who}: {said}{left if made < self.runs else ''}"
             console(errors=True).print(line)
+
+    def _left(self) -> str:
+        """How long the rest will take, from the rounds made here so far."""
+        made = sum(self.rounds.values())
+        own, passed = made - self.found, time.perf_counter() - self._began
+        return f", about {seconds_text(passed / own * (self.total - made))} left" if own > 0 else ""
 
     def _table(self) -> Table:
         from rich.table import Table
@@ -91,9 +101,7 @@ class Watcher:
         with self._lock:
             made = sum(self.rounds.values())
             passed = time.perf_counter() - self._began
-            own = made - self.found
-            eta = f", about {seconds_text(passed / own * (self.total - made))} left" if own else ""
-            title = f"{made:,} of {self.total:,} rounds, {seconds_text(passed)}{eta}"
+            title = f"{made:,} of {self.total:,} rounds, {seconds_text(passed)}{self._left()}"
             table = Table("algorithm", "", "rounds", "accuracy now", title=title, box=None)
             for group, wanted in self.wanted.items():
                 rounds = sum(r for (g, _), r in self.rounds.items() if g == group)

@@ -14,17 +14,23 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-KINDS = ("algorithms", "data", "partitions", "models")
+KINDS = ("algorithms", "data", "partitions", "models", "losses", "shifts", "augments", "schedules")
+SCHEDULES = {
+    "constant": "the same rate in every round",
+    "exp": "the rate times FACTOR after every round",
+    "step": "the rate times FACTOR after every N rounds",
+    "cosine": "half a cosine from the rate down to FLOOR of it",
+}
 
 
 def list_names(
-    kind: Annotated[str, typer.Argument(metavar="algorithms|data|partitions|models")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=", ".join(KINDS), show_default=False)],
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show options, defaults and references too.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """List the algorithms, data sets, partitions or models that can be named."""
+    """List what can be named: algorithms, data sets, partitions, models, and the rest."""
     if kind not in KINDS:
         raise unknown("list", kind, KINDS)
     entries = _algorithms() if kind == "algorithms" else _named(kind)
@@ -81,7 +87,24 @@ def _named(kind: str) -> list[dict[str, Any]]:
             {"name": name, "about": about, "usage": GRAMMAR.get(name, name)}
             for name, about in models.items()
         ]
-    if kind == "data":
+    if kind == "losses":
+        from fedrift.loss_names import NAMES as LOSSES
+        from fedrift.loss_names import OWN as MINE
+
+        losses = {**LOSSES, MINE: "your function of output and target"}
+        return [{"name": n, "about": a, "usage": n} for n, a in losses.items()]
+    if kind == "augments":
+        from fedrift.data.augment import GRAMMAR as WRITTEN
+        from fedrift.data.augment import NAMES as AUGMENTS
+
+        return [{"name": n, "about": a, "usage": WRITTEN[n]} for n, a in AUGMENTS.items()]
+    if kind == "schedules":
+        from fedrift.workload import SCHEDULES as FORMS
+
+        return [{"name": n, "about": SCHEDULES[n], "usage": f.example} for n, f in FORMS.items()]
+    if kind == "shifts":
+        from fedrift.data.shift import NAMES as TABLE
+    elif kind == "data":
         from fedrift.data.datasets import NAMES as TABLE
     else:
         from fedrift.data.partition import NAMES as TABLE

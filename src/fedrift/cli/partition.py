@@ -100,7 +100,8 @@ def _divide(spec: Spec, save: Path | None, picture: Path | None, as_json: bool) 
     if as_json:
         _print_json(found, data.class_names)
         return
-    _show(found, data.class_names)
+    is_natural = spec.partition == "natural"
+    _show(found, data.class_names, data.user_names if is_natural else ())
     screen = console()
     if save is not None:
         screen.print(f"manifest  {save}  (use it with --partition manifest:{save})")
@@ -131,7 +132,7 @@ def _print_json(found: Statistics, names: tuple[str, ...]) -> None:
     )
 
 
-def _show(found: Statistics, names: tuple[str, ...]) -> None:
+def _show(found: Statistics, names: tuple[str, ...], users: tuple[str, ...]) -> None:
     from rich.table import Table
 
     headings, rows = found.table(names)
@@ -142,6 +143,9 @@ def _show(found: Statistics, names: tuple[str, ...]) -> None:
             [*row[:-1], *(f"{count:,}" if count else "·" for count in counts)]
             for row, counts in zip(rows, found.counts.tolist(), strict=True)
         ]
+    if users:
+        headings = [*headings[:1], "user", *headings[1:]]
+        rows = [[*row[:1], user, *row[1:]] for row, user in zip(rows, users, strict=True)]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "largest classes" else "right")

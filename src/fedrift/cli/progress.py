@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedrift.cli.screen import bytes_text, console, seconds_text
+from fedrift.cli.screen import bytes_text, console, loss_text, seconds_text
 from fedrift.experiment import Spec
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _bar(screen: Any) -> Progress:
 
 def _words(metrics: Mapping[str, Any]) -> list[str]:
     return [
-        f"{name} {metrics[name]:.4f}"
+        f"{name} {loss_text(metrics[name]) if name == 'loss' else format(metrics[name], '.4f')}"
         for name in ("accuracy", "loss")
         if isinstance(metrics.get(name), float)
     ]
@@ -173,7 +173,7 @@ def described(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         ("algorithm", str(spec.algorithm_named)),
         ("data", f"{spec.data}: {plan.samples:,} samples, {spec.partition}{shift}"),
         ("model", f"{spec.model}: {plan.parameters:,} parameters"),
-        ("cohort", f"{_cohort(spec, plan)}, {spec.rounds:,} rounds, seed {spec.seed}"),
+        ("cohort", f"{_cohort(spec, plan)}, {_rounds(spec)}, seed {spec.seed}"),
         ("local", _local(spec)),
         ("workers", str(plan.workers) if plan.workers else "none: in this process"),
         ("memory", _memory(plan)),
@@ -181,6 +181,10 @@ def described(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     if plan.resumed_from:
         rows.append(("resumed", f"after round {plan.resumed_from:,}"))
     return [*rows, *(("note", note) for note in plan.notes)]
+
+
+def _rounds(spec: Spec) -> str:
+    return f"{spec.rounds:,} round{'' if spec.rounds == 1 else 's'}"
 
 
 def _cohort(spec: Spec, plan: Plan) -> str:
@@ -215,6 +219,8 @@ def _local(spec: Spec) -> str:
 
 def _short(value: object) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, tuple):
+        text = ",".join(map(str, value))  # type: ignore[reportUnknownArgumentType]
     return text if len(text) <= 40 else f"{text[:37]}…"
 
 

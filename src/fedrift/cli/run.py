@@ -47,9 +47,13 @@ def run(
         str | None, _flag(TASK, "Inputs differ by client: rotation:45, noise:0.5, contrast:0.5.")
     ] = None,
     model: Annotated[
-        str | None, _flag(TASK, "Model: mlp for digits, else cnn; see: fedrift list models.")
+        str | None,
+        _flag(TASK, "cnn if the images are large enough, else mlp; see: fedrift list models."),
     ] = None,
     head: Annotated[str | None, _flag(TASK, "The last layer of your own model.")] = None,
+    loss: Annotated[
+        str | None, _flag(TASK, "cross_entropy, mse, l1, bce or module:function (cross_entropy).")
+    ] = None,
     augment: Annotated[
         list[str] | None, _flag(TASK, "Such as crop:4 or flip; can be given several times.")
     ] = None,

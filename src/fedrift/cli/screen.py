@@ -25,6 +25,11 @@ def console(*, errors: bool = False) -> Console:
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
+def loss_text(loss: float) -> str:
+    """Four digits after the point; a loss too large or small for that as a power of ten."""
+    return f"{loss:.4f}" if loss == 0 or 1e-3 <= abs(loss) < 1e6 else f"{loss:.3e}"
+
+
 def complain(message: str, code: int, error: BaseException | None = None) -> int:
     """One line on standard error; the traceback only for those who ask for it."""
     if error is not None and os.environ.get("FEDRIFT_DEBUG") == "1":

@@ -11,13 +11,11 @@ from typing import Any
 import typer
 
 from fedrift.cli.progress import Watcher, watcher
-from fedrift.cli.screen import bytes_text, console, seconds_text
-from fedrift.data.datasets import NAMES as DATA
+from fedrift.cli.screen import bytes_text, console, loss_text, seconds_text
 from fedrift.errors import InputError
 from fedrift.examinations import During, during
 from fedrift.experiment import FIELDS, Spec, read_toml
-from fedrift.grammar import parse
-from fedrift.model_names import choose
+from fedrift.foreign import foreign
 from fedrift.origin import Origin, read_origin
 from fedrift.records import dump
 from fedrift.results import read_spec
@@ -62,6 +60,11 @@ def start(
     """A new run, or the same one to go on with. Refuses before torch is imported what it can."""
     spec.validate()
     tracks(track)
+    if spec.participants is not None and len(spec.participants) > spec.rounds:
+        raise InputError(
+            f"participants lists {len(spec.participants)} rounds, but rounds is {spec.rounds}; "
+            "give as many"
+        )
     if spec.out is not None and not _is_same(spec, Path(spec.out)):
         check_free(Path(spec.out))
     plan = None if analyse is None else during(analyse)
@@ -84,9 +87,7 @@ def _is_same(spec: Spec, folder: Path) -> bool:
 
 def check_trust(spec: Spec, folder: Path, trust: bool) -> None:
     """A folder may come from anybody: code that its spec names runs only when that is wanted."""
-    data, model = parse(spec.data, "data"), None if spec.model is None else choose(spec.model)
-    named = [spec.data] if data.name not in DATA else []
-    named += [model.text] if model is not None and model.attribute is not None else []
+    named = foreign(spec)
     if named and not trust and spec.data != IN_PYTHON:
         raise InputError(
             f"'{folder}' would run the code '{named[0]}'; if you trust it, add --trust-code"
@@ -164,7 +165,7 @@ def _rows(summary: dict[str, Any], folder: str | None) -> list[tuple[str, str]]:
         rows.append(("final accuracy", f"{summary['final_accuracy']:.2%}"))
         rows.append(("best accuracy", f"{summary['best_accuracy']:.2%}"))
     if summary.get("loss"):
-        rows.append(("final loss", f"{summary['loss'][-1]:.4f}"))
+        rows.append(("final loss", loss_text(summary["loss"][-1])))
     sent = f"{bytes_text(summary['bytes_up'])} up, {bytes_text(summary['bytes_down'])} down"
     rows += [
         ("communication", sent),
@@ -178,6 +179,7 @@ def _rows(summary: dict[str, Any], folder: str | None) -> list[tuple[str, str]]:
 
 def _status(summary: dict[str, Any]) -> str:
     if summary["status"] != "diverged":
-        return f"{summary['status']}, {summary['rounds']:,} rounds"
+        number = summary["rounds"]
+        return f"{summary['status']}, {number:,} round{'' if number == 1 else 's'}"
     at = f" in round {summary['diverged_at']}" if summary.get("diverged_at") else ""
     return f"diverged{at}: weights or loss became infinite; try a smaller lr"

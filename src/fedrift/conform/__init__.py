@@ -7,7 +7,9 @@ and returns a `Report`; `fedrift conform` prints it for one, some or all.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fedrift.conform import convergence, generic, golden, identities, invariants, isolation
@@ -17,6 +19,15 @@ from fedrift.conform.subject import Subject, subject_of
 from fedrift.errors import InputError
 
 __all__ = ["COLUMNS", "Cell", "Report", "check"]
+
+# Frames of the package, of installed ones and of Python itself are not the reader's.
+NOT_OWN = (
+    str(Path(__file__).resolve().parents[1]),
+    "site-packages",
+    "dist-packages",
+    "<",
+    "/lib/python",
+)
 
 Column = Callable[[Subject, Bench], Cell]
 
@@ -65,4 +76,11 @@ def _filled(column: Column, subject: Subject, bench: Bench) -> Cell:
         return Cell(False, str(error))
     except Exception as error:  # an algorithm under test may fail in any way
         first = str(error).strip().partition("\n")[0]
-        return Cell(False, f"{type(error).__name__}: {first}")
+        return Cell(False, f"{type(error).__name__}: {first}{_place(error)}")
+
+
+def _place(error: BaseException) -> str:
+    """Where in the reader's own file it happened, if it did."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not any(part in f.filename for part in NOT_OWN)]
+    return f" at {own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
@@ -14,6 +13,7 @@ from fedrift.algorithms import NAMES
 from fedrift.errors import InputError, unknown
 from fedrift.grammar import parse
 from fedrift.local import Local
+from fedrift.own_code import load
 
 Make = Callable[[Mapping[str, Any], int], Algorithm[Any, Any]]
 
@@ -57,24 +57,11 @@ def subject_of(what: Any) -> Subject:
             raise InputError(
                 f"{unknown('algorithm', named.name, NAMES)}; or your own as module:Class"
             )
-        return _own(_imported(named.name, named.value), what)
+        return _own(load(named.name, named.value, "algorithm"), what)
     if isinstance(what, Algorithm):
         name = type(what).__name__
         return Subject(name, name, "", _adjusted(lambda: what))
     return _own(what, getattr(what, "__name__", repr(what)))
-
-
-def _imported(module: str, attribute: str) -> Any:
-    try:
-        found = importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # the reader's code may fail in any way
-        reason = f"{type(error).__name__}: {error}"
-        raise InputError(
-            f"algorithm '{module}:{attribute}' cannot be imported: {reason}"
-        ) from error
-    if attribute not in vars(found):
-        raise InputError(f"algorithm '{module}:{attribute}': the module has no '{attribute}'")
-    return vars(found)[attribute]
 
 
 def _own(target: Any, name: str) -> Subject:

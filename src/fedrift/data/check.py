@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Literal
+
 import numpy as np
 
 from fedrift.data.files import reason
 from fedrift.data.samples import Samples
 from fedrift.errors import InputError
 
+Targets = Literal["labels", "values", "any"]
+"""What y holds: class labels, numbers, or whatever there is."""
 MOST_CLASSES = 100_000
 CHANNELS = (1, 3, 4)
 
@@ -20,18 +25,24 @@ def samples(
     y_test: object = None,
     users: object = None,
     class_names: tuple[str, ...] = (),
+    targets: Targets = "labels",
 ) -> Samples:
     """Checked arrays as samples; `where` (a file, a function) opens every error."""
     if (x_test is None) != (y_test is None):
         has, lacks = ("y_test", "x_test") if x_test is None else ("x_test", "y_test")
         raise InputError(f"{where} has {has} but no {lacks}; give both or neither")
-    train_y = labels(y, f"{where}: y", len(class_names) or None)
-    names = class_names or tuple(str(number) for number in range(int(train_y.max()) + 1))
+    if targets == "values" or (targets == "any" and not _are_labels(y)):
+        train_y = values(y, f"{where}: y")
+        names, of_test = tuple(map(str, range(train_y.shape[1]))), values
+    else:
+        train_y = labels(y, f"{where}: y", len(class_names) or None)
+        names = class_names or tuple(str(number) for number in range(int(train_y.max()) + 1))
+        of_test = partial(labels, classes=len(names))
     train_x, top = inputs(x, f"{where}: x")
     _same_length(where, train_x, "x", train_y, "y")
     test_x = test_y = None
     if x_test is not None:
-        test_y = labels(y_test, f"{where}: y_test", len(names))
+        test_y = of_test(y_test, f"{where}: y_test")
         test_x, test_top = inputs(x_test, f"{where}: x_test")
         _same_length(where, test_x, "x_test", test_y, "y_test")
         if (train_x.shape[1:], top) != (test_x.shape[1:], test_top):
@@ -70,9 +81,24 @@ def labels(values: object, where: str, classes: int | None = None) -> np.ndarray
     bad = np.flatnonzero((whole != y) | (whole < 0) | (whole >= limit))
     if len(bad):
         raise InputError(
-            f"{where}: label {y[bad[0]]} of sample {bad[0]} is not a whole number in 0..{limit - 1}"
+            f"{where}: label {y[bad[0]]} of sample {bad[0]} is not a whole number in "
+            f"0..{limit - 1}; numbers to predict need a loss such as mse"
         )
     return whole.astype(np.int64)
+
+
+def _are_labels(y: object) -> bool:
+    found = np.asarray(y)
+    return found.ndim == 1 and found.dtype.kind in "iu"
+
+
+def values(given: object, where: str) -> np.ndarray:
+    """Targets of a regression as float32, a column for each output."""
+    y = _array(given, where)
+    if not y.size or y.dtype.kind not in "biuf" or not np.isfinite(y).all():
+        raise InputError(f"{where} must hold finite numbers, not {y.dtype} of shape {y.shape}")
+    y = y[:, None] if y.ndim == 1 else y
+    return np.ascontiguousarray(y, np.float32)
 
 
 def inputs(values: object, where: str) -> tuple[np.ndarray, float | None]:
@@ -86,6 +112,8 @@ def inputs(values: object, where: str) -> tuple[np.ndarray, float | None]:
         return _images(x, where), 255.0
     if x.dtype.kind not in "biuf":
         raise InputError(f"{where} holds {x.dtype}; numbers are wanted")
+    if x.dtype.kind in "iu":  # tokens or categories: a model of ours takes them as floats
+        return np.ascontiguousarray(x, np.int64), None
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, np.float32)
     finite = np.isfinite(x)

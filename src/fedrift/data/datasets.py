@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from fedrift.data import bundled, cifar, folders, hugging, mnist, own, synthetic
-from fedrift.data.samples import DataSet, Samples, finish
+from fedrift.data.check import Targets
+from fedrift.data.samples import DataSet, Samples, as_values, finish
 from fedrift.data.synthetic import synthetic_client
 from fedrift.errors import InputError, unknown
 from fedrift.grammar import Named, number, parse
@@ -23,11 +24,13 @@ __all__ = ["NAMES", "DataSet", "Source", "check", "load", "synthetic_client"]
 class Source:
     """How one kind of data set is read, in one line, and how it is written."""
 
-    load: Callable[[Named, Path | None], Samples]
+    load: Callable[..., Samples]
     about: str
     grammar: str
     takes_value: bool = False
     options: tuple[str, ...] = ()
+    is_own: bool = False
+    """Its targets may be other than class labels."""
 
 
 COMMON = ("train", "test")
@@ -75,6 +78,7 @@ NAMES: dict[str, Source] = {
         "your arrays x, y and optionally x_test, y_test, users, in one file of numpy.savez",
         "npz:FILE[,train=N,test=N]",
         takes_value=True,
+        is_own=True,
     ),
     "images": Source(
         folders.images,
@@ -102,11 +106,12 @@ NAMES: dict[str, Source] = {
         "your function that returns a DataSet, (x, y) or (x, y, x_test, y_test)",
         OWN,
         takes_value=True,
+        is_own=True,
     ),
 }
 
 
-def load(text: str, data_dir: Path | None = None) -> DataSet:
+def load(text: str, data_dir: Path | None = None, targets: Targets = "labels") -> DataSet:
     """The data set that `text` names, ready to train on; files are looked for in `data_dir` first.
 
     Without test data of its own, a stratified fifth is held out, the same for everybody.
@@ -114,7 +119,11 @@ def load(text: str, data_dir: Path | None = None) -> DataSet:
     named = check(text)
     train, test = (_count(named, option) for option in COMMON)
     name = named.name if named.value is None else f"{named.name}:{named.value}"
-    return finish(name, _source(named).load(named, data_dir), train, test)
+    source = _source(named)
+    samples = (
+        source.load(named, data_dir, targets) if source.is_own else source.load(named, data_dir)
+    )
+    return finish(name, as_values(samples) if targets == "values" else samples, train, test)
 
 
 def check(text: str) -> Named:

@@ -20,7 +20,7 @@ from fedrift.grammar import Named
 OTHERWISE = {"x": "x_train", "y": "y_train"}
 
 
-def file(named: Named, _: Path | None) -> Samples:
+def file(named: Named, _: Path | None, targets: check.Targets = "labels") -> Samples:
     """Arrays x, y and, if there are any, x_test, y_test, users."""
     if named.value is None:
         raise InputError("data set 'npz' needs a path: npz:FILE")
@@ -33,10 +33,10 @@ def file(named: Named, _: Path | None) -> Samples:
         if name not in held:
             raise InputError(f"'{path}' has no array '{name}'; it needs x and y")
     x_test, y_test, users = (held.get(name) for name in optional)
-    return check.samples(f"'{path}'", held["x"], held["y"], x_test, y_test, users)
+    return check.samples(f"'{path}'", held["x"], held["y"], x_test, y_test, users, targets=targets)
 
 
-def function(named: Named, _: Path | None) -> Samples:
+def function(named: Named, _: Path | None, targets: check.Targets = "labels") -> Samples:
     """What `package.module:function` returns: a DataSet, (x, y) or (x, y, x_test, y_test)."""
     where = f"{named.name}:{named.value}"
     with _current_folder():
@@ -53,7 +53,7 @@ def function(named: Named, _: Path | None) -> Samples:
         samples = check.samples(where, made.x, made.y, made.x_test, made.y_test, made.users, names)
         return replace(samples, mean=made.mean, std=made.std) if samples.top is None else samples
     if isinstance(made, tuple | list) and len(made) in (2, 4):
-        return check.samples(where, *made)
+        return check.samples(where, *made, targets=targets)
     raise InputError(
         f"data set '{where}' returned {type(made).__name__}; "
         "return a DataSet, (x, y) or (x, y, x_test, y_test)"

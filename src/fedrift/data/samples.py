@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Training and test samples, normalised; y holds class numbers."""
+    """Training and test samples, normalised; y holds class numbers, or floats to predict."""
 
     name: str
     x: np.ndarray
@@ -36,6 +36,8 @@ class DataSet:
     class_names: tuple[str, ...]
     # The natural client number of each training sample, 0..U-1.
     users: np.ndarray | None = None
+    # What the source calls them, in the order of their numbers.
+    user_names: tuple[str, ...] = ()
     # The normalisation that was applied per channel, to draw pictures.
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -48,7 +50,7 @@ class Samples:
     """What a source found: checked, but not yet split, thinned or scaled.
 
     With `top`, x counts 0..top and becomes (x / top - mean) / std, channel by channel (axis 1);
-    without, x is float32 and stays as it is.
+    without, x is float32 or int64 and stays as it is.
     """
 
     x: np.ndarray
@@ -76,22 +78,34 @@ def finish(name: str, samples: Samples, train: int | None, test: int | None) -> 
         raise InputError(f"data set '{name}': train={train} is not possible with so many clients")
     rows = thin(rows, samples.y, train, f"data set '{name}': train")
     rows_test = thin(rows_test, y_test, test, f"data set '{name}': test")
-    users = None
+    users, user_names = None, ()
     if samples.users is not None:
-        users = np.unique(samples.users[rows], return_inverse=True)[1].astype(np.int64)
+        called, numbers = np.unique(samples.users[rows], return_inverse=True)
+        users, user_names = numbers.astype(np.int64), tuple(map(_called, called.tolist()))
     return DataSet(
         name=name,
         x=scaled(_take(samples.x, rows), samples),
-        y=_take(samples.y, rows).astype(np.int64),
+        y=_targets(samples.y, rows),
         x_test=scaled(_take(x_test, rows_test), samples),
-        y_test=_take(y_test, rows_test).astype(np.int64),
+        y_test=_targets(y_test, rows_test),
         classes=len(samples.class_names),
         class_names=samples.class_names,
         users=users,
+        user_names=user_names,
         mean=samples.mean,
         std=samples.std,
         generated=samples.generated,
     )
+
+
+def as_values(samples: Samples) -> Samples:
+    """Class numbers as numbers to predict."""
+    if samples.y.dtype.kind == "f":
+        return samples
+    held = samples.y_test
+    test = None if held is None else held.astype(np.float32)[:, None]
+    y = samples.y.astype(np.float32)[:, None]
+    return replace(samples, y=y, y_test=test, class_names=("value",))
 
 
 def split(y: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -115,6 +129,8 @@ def thin(rows: np.ndarray, y: np.ndarray, keep: int | None, field: str) -> np.nd
 def stratified(y: np.ndarray, purpose: str) -> np.ndarray:
     """A fixed random order of the samples; every beginning of it has the classes in proportion."""
     draw = stream(0, purpose).random(len(y))
+    if y.dtype.kind == "f":  # numbers have no classes
+        y = np.zeros(len(y), np.int64)
     counts = np.bincount(y)
     rank = np.empty(len(y))
     rank[np.lexsort((draw, y))] = np.arange(len(y)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -141,6 +157,15 @@ def scaled(x: np.ndarray, samples: Samples) -> np.ndarray:
             part -= mean
             part /= std
     return out.reshape(x.shape)
+
+
+def _targets(y: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    chosen = _take(y, rows)
+    return chosen if y.dtype.kind == "f" else chosen.astype(np.int64)
+
+
+def _called(user: object) -> str:
+    return user.decode(errors="replace") if isinstance(user, bytes) else str(user)
 
 
 def _take(values: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedrift.errors import InputError, unknown
 from fedrift.experiment import FIELDS, Spec, read_toml
+from fedrift.foreign import foreign
 from fedrift.prepare import Prepared
 
 FILE = "fedrift.toml"
@@ -81,4 +82,9 @@ class Charter:
             return self
         spec = Spec.of({**self.spec.said(), **wanted})
         spec.validate()
+        new = [code for code in foreign(spec) if code not in foreign(self.spec)]
+        if new:  # whoever starts the app must not choose what a site imports
+            raise InputError(
+                f"'{new[0]}' is code that the charter does not name; change the charter"
+            )
         return replace(self, spec=spec)

@@ -74,7 +74,8 @@ def natural(text: str) -> tuple[tuple[float, str], ...]:
 
 
 def _head(named: Named) -> str:
-    return named.name if named.inner is None else f"{named.name}({_head(named.inner)})"
+    name = named.code or named.name
+    return name if named.inner is None else f"{name}({_head(named.inner)})"
 
 
 def method_of(run: Measured) -> Method:
