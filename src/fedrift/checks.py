@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -131,12 +131,12 @@ def classes_axis(problem: Problem, x: Any) -> str:
     return f"; dimension 1 of the output ({shape}) is taken as classes: transpose it if need be"
 
 
-def check_length(schedule: Any, rounds: int) -> None:
-    """A schedule for more rounds than there are is a mistake in one of the two."""
-    if isinstance(schedule, list) and len(schedule) > rounds:
-        raise InputError(
-            f"participants lists {len(schedule)} rounds, but rounds={rounds}; give as many"
-        )
+def unused(schedule: Any, rounds: int) -> tuple[str, ...]:
+    """What to say of a schedule for more rounds than there are."""
+    number = len(cast("list[Any]", schedule)) if isinstance(schedule, list) else 0
+    if number <= rounds:
+        return ()
+    return (f"participants lists {number} rounds; only the first {rounds} are used",)
 
 
 def per_client(local: Mapping[str, Any], clients: int) -> None:
