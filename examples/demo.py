@@ -38,7 +38,7 @@ def main() -> None:
                 partition=partition,
                 model="cnn",
                 clients=10,
-                rounds=12,
+                rounds=7,
                 epochs=5,
                 batch_size=32,
                 lr=0.03,
