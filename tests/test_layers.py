@@ -16,8 +16,8 @@ WORDS = "errors grammar streams"
 INPUT = f"{WORDS} options source catalogue fields workload model_names loss_names faults protection"
 VECTORS = f"{WORDS} flat messages optim"
 LOOP = f"{VECTORS} pieces local data.batches data.augment"
-CORE = f"{LOOP} problem site faults exchange algorithm"
-PLACES = f"{CORE} shared ledger rows store data.resident"
+CORE = f"{LOOP} problem requests site faults exchange algorithm"
+PLACES = f"{CORE} together shared ledger rows store data.resident"
 ENGINE = f"{PLACES} unbroken backends backends.* participation checkpoint aggregation rounds engine"
 FOLDERS = "experiment records run_files run_folder results origin"
 RUNS = f"{ENGINE} metrics {FOLDERS} keeping figures result room planning"
@@ -65,7 +65,11 @@ ALLOWED = {
     "pieces": VECTORS,
     "local": LOOP,
     "problem": LOOP,
-    "site": f"{LOOP} problem",
+    "chain": "flat",
+    "requests": LOOP,
+    "stacked": f"{LOOP} chain requests data.resident",
+    "site": f"{LOOP} problem requests",
+    "together": f"{LOOP} problem chain requests stacked data.resident",
     "exchange": f"{LOOP} site faults",
     "algorithm": f"{LOOP} problem site exchange",
     "aggregation": f"{CORE} protection",

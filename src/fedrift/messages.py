@@ -22,7 +22,7 @@ from typing import (
 import torch
 from torch import Tensor
 
-from fedrift.flat import is_finite
+from fedrift.flat import is_finite, sent
 
 T = TypeVar("T")
 Mean: TypeAlias = Annotated[T, "mean"]
@@ -136,6 +136,19 @@ def _build(hint: Any, packed: Mapping[str, Any], path: str, like: Any) -> Any:
     return packed[path]
 
 
+def placed(value: T, device: str) -> T:
+    """The same message or state with its tensors on a device; numbers of steps stay where they are."""
+    if value is None:
+        return value
+    there = torch.device(device)
+    packed = {p: sent(v, there) if _is_vector(v) else v for p, v in leaves(value)}
+    return _build(type(value), packed, "", value)
+
+
+def _is_vector(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0
+
+
 @dataclass(frozen=True)
 class Size:
     """Bytes of a message: vectors and other tensors, and the numbers beside them."""
@@ -158,8 +171,7 @@ def nbytes(packed: Mapping[str, Any]) -> dict[str, Size]:
         if leaf is None or path.endswith("#"):
             continue
         name = path.partition(".")[0]
-        vector = isinstance(leaf, Tensor) and leaf.dim() > 0
-        own = Size(tensors=leaf.nbytes) if vector else Size(numbers=8)
+        own = Size(tensors=leaf.nbytes) if _is_vector(leaf) else Size(numbers=8)
         sizes[name] = sizes.get(name, Size()) + own
     return sizes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from fedrift.local import Local, LocalStep, Run, local_train, span_of
 from fedrift.optim import OptState, rate
 from fedrift.pieces import Correction, Gradient
 from fedrift.problem import Problem
+from fedrift.requests import Meet, Request
 from fedrift.streams import stream, torch_seed
 
 FEATURE_CHUNK = 256
@@ -57,13 +58,15 @@ class Site:
         seed: int,
         augment: Augment | None = None,
         part: float = 1.0,
+        meet: Meet | None = None,
     ) -> None:
+        """`meet` is where the visit may be trained together with others."""
         self.problem, self.client, self.round = problem, client, round
         self.n = len(data)
         self.work = Work()
         self.has_trained = False
         self._data, self._seed, self._augment = data, seed, augment
-        self._part = part
+        self._part, self._meet = part, meet
         self._pairs = problem.model.has_batch_norm
 
     @cached_property
@@ -97,6 +100,28 @@ class Site:
     ) -> Run:
         """Local training from w. A method that trains twice in a round names its second purpose."""
         steps = self.steps(local)
+        if self._meet is not None and self._augment is None:
+            done = 0 if opt is None else int(opt.count)
+            rates = [rate(local.lr, self.round, done + k) for k in range(steps)]
+            trained = self._meet(
+                Request(
+                    local,
+                    w,
+                    correct,
+                    outside,
+                    local.gradient if gradient is None else gradient,
+                    opt,
+                    freeze,
+                    mean_grad,
+                    rates,
+                    self._data,
+                    partial(self._stream, purpose),
+                )
+            )
+            if trained is not None:
+                self.work.add(Work(gradients=trained.examples, steps=steps))
+                self.has_trained = True
+                return trained.run
         step = self._ready("dropout" if purpose == "order" else f"dropout {purpose}")
         run = local_train(
             step,

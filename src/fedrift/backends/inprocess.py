@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedrift.algorithm import owner_of
 from fedrift.backends.codec import through
-from fedrift.backends.visit import Call, Done, Evaluator, Fold, Reply, Visitor
+from fedrift.backends.visit import Call, Caller, Done, Evaluator, Fold, Reply, Visitor
 from fedrift.exchange import Exchange, Outcome, Shown
 from fedrift.messages import pack
 from fedrift.store import Store
@@ -33,24 +33,32 @@ class InProcess:
         path = owner_of(exchange.phase)
         table = self._store.tables.get(path)
         sizes = self._visitor.clients.sizes
-        for client in sorted(clients):
-            reply = self._visit(call, exchange, client, path)
-            counts = fold.add(client, int(sizes[client]), reply)
-            if table is not None and counts:
-                slot = table.reserve()
-                table.rows.write(slot, reply.mine)
-                table.keep(client, slot)
-            elif table is not None:
-                table.drop(client)
+        for group in self._visitor.groups(exchange.phase, clients):
+            for client, reply in zip(group, self._visits(call, exchange, group, path), strict=True):
+                counts = fold.add(client, int(sizes[client]), reply)
+                if table is not None and counts:
+                    slot = table.reserve()
+                    table.rows.write(slot, reply.mine)
+                    table.keep(client, slot)
+                elif table is not None:
+                    table.drop(client)
         return fold.outcome()
 
-    def _visit(self, call: Call, exchange: Exchange, client: int, path: str) -> Reply:
+    def _visits(
+        self, call: Call, exchange: Exchange, group: Sequence[int], path: str
+    ) -> Sequence[Reply]:
+        if self._wire:
+            return [self._wired(call, exchange, client, path) for client in group]
+        callers = [
+            Caller(c, exchange.private.get(c), self._store.read(path, c)) for c in group
+        ]
+        return self._visitor.visits(
+            call, callers, exchange.down, exchange.buffers, exchange.frozen
+        )
+
+    def _wired(self, call: Call, exchange: Exchange, client: int, path: str) -> Reply:
         down, private = exchange.down, exchange.private.get(client)
         mine = self._store.read(path, client)
-        if not self._wire:
-            return self._visitor.visit(
-                call, client, down, private, mine, exchange.buffers, exchange.frozen
-            )
         kinds, owner = exchange.signature, self._visitor.owner(path)
         down = through(kinds.down, down, *owner)
         private = through(kinds.private, private, *owner)

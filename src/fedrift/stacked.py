@@ -1,0 +1,193 @@
+"""Local training of many clients at once: the loop of `local`, on rows instead of one vector.
+
+Rows do not mix: what becomes of a client does not depend on who is trained beside it. Rows stand
+in order of their number of steps, so those still at work are always the first ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrift.chain import Chain
+from fedrift.data.batches import table
+from fedrift.data.resident import pooled
+from fedrift.flat import Layout, Vec, copy_each, norm, sent
+from fedrift.local import Run, clip_, is_bias, span_of
+from fedrift.optim import SGD, OptState
+from fedrift.pieces import Plain
+from fedrift.requests import Request, Trained, first_rows, joined, room_of, rows
+
+class RowStep:
+    """The `Step` that pieces see, with one row for each client still at work."""
+
+    def __init__(self, chain: Chain, layout: Layout, w: Vec, start: Vec) -> None:
+        self._chain, self._layout = chain, layout
+        self.w, self.start = w, start
+        self.k = self.steps = 0
+        self.lr = 0.0
+        self.passes = 0
+        self._used = 0
+        self._pool: list[Vec] = []
+        self._views = layout.views(w)
+
+    def begin(self, k: int, lr: float, x: Tensor, y: Tensor, share: Tensor) -> None:
+        self.k, self.lr, self._batch = k, lr, (x, y, share)
+        self._used = self.passes = 0
+
+    def gradients(self, at: Vec | None = None) -> list[Tensor]:
+        self.passes += 1
+        views = self._views if at is None else self._layout.views(at.expand_as(self.w))
+        return self._chain.gradients(views, *self._batch)
+
+    def grad(self, at: Vec) -> Vec:
+        into = self.buffer()
+        copy_each(self._layout.views(into), self.gradients(None if at is self.w else at))
+        return into
+
+    def descend(self, lr: float) -> None:
+        """A plain step: no vector in between."""
+        for view, g in zip(self._views, self.gradients(), strict=True):
+            view.add_(g, alpha=-lr)
+
+    def ahead(self, rho: float, direction: Vec, length: Tensor | None = None) -> Vec:
+        length = norm(direction) if length is None else length
+        scale = (rho / length.clamp_min(1e-12)).to(direction.dtype)
+        return torch.addcmul(self.w, direction, scale, out=self.buffer())
+
+    def buffer(self) -> Vec:
+        if self._used == len(self._pool):
+            self._pool.append(torch.empty_like(self.w))
+        self._used += 1
+        return self._pool[self._used - 1]
+
+    def is_bias(self) -> Tensor:
+        return is_bias(self._layout, self.w.device)
+
+
+@torch.no_grad()
+def train(chain: Chain, layout: Layout, requests: Sequence[Request]) -> list[Trained]:
+    """Train requests of one kind, each from its own w on its own samples."""
+    places = sorted(range(len(requests)), key=lambda i: -len(requests[i].rates))
+    stack = _Stack(chain, layout, [requests[i] for i in places])
+    stack.train()
+    trained = dict(zip(places, stack.results(), strict=True))
+    return [trained[i] for i in range(len(requests))]
+
+
+class _Stack:
+    """Requests of one kind, longest first, and their rows."""
+
+    def __init__(self, chain: Chain, layout: Layout, requests: Sequence[Request]) -> None:
+        first = requests[0]
+        self.chain, self.layout, self.requests, self.first = chain, layout, requests, first
+        self.steps = np.array([len(r.rates) for r in requests])
+        self.start = rows([r.w for r in requests])
+        self.w = self.start.expand(len(requests), -1).clone()
+        optimizer = first.local.optimizer
+        if first.opt is None:
+            self.memory = optimizer.init(self.w)
+        else:
+            slots = zip(*(r.opt.slots for r in requests if r.opt is not None), strict=True)
+            kept = tuple(rows(s).expand(len(requests), -1).clone() for s in slots)
+            self.memory = OptState(slots=kept, count=first.opt.count.clone())
+        self.done = int(self.memory.count)
+        self.total = torch.zeros_like(self.w, dtype=torch.float64) if first.mean_grad else None
+        self.pieces = [joined(same) for same in zip(*(r.pieces for r in requests), strict=True)]
+        self.examples = np.zeros(len(requests), dtype=np.int64)
+        self._load()
+
+    def _load(self) -> None:
+        """Which samples, step by step; what each counts in the mean of its batch."""
+        requests, most = self.requests, int(self.steps[0])
+        size = self.first.local.batch_size
+        room = room_of(len(self.first.samples), size)
+        pick, offsets = pooled([r.samples for r in requests])
+        index = np.zeros((most, len(requests), room), dtype=np.int64)
+        self.sizes = np.ones((most, len(requests)), dtype=np.int64)
+        for i, r in enumerate(requests):
+            k = len(r.rates)
+            order, sizes = table(len(r.samples), r.local.batch_size, k, r.order, room)
+            index[:k, i] = offsets[i][order]
+            self.sizes[:k, i] = sizes
+        counts = np.arange(room) < self.sizes[..., None]
+        share = torch.from_numpy(counts / self.sizes[..., None]).unsqueeze(-1)
+        device = self.w.device
+        self.share = sent(share.to(self.w.dtype), device)
+        self.index = sent(torch.from_numpy(index), device)
+        self.pick = pick
+
+    def _batch(self, k: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        x, y = self.pick(self.index[k, :rows].reshape(-1))
+        room = self.index.shape[-1]
+        x, y = x.reshape(rows, room, -1), y.reshape(rows, room, *y.shape[1:])
+        return x, y, self.share[k, :rows]
+
+    def train(self) -> None:
+        most = int(self.steps[0])
+        at_work = (self.steps[None, :] > np.arange(most)[:, None]).sum(1).tolist()
+        begin = 0
+        while begin < most:  # as long as the same rows are at work
+            rows = at_work[begin]
+            end = begin
+            while end < most and at_work[end] == rows:
+                end += 1
+            self._some_steps(range(begin, end), rows)
+            begin = end
+
+    def _some_steps(self, which: range, rows: int) -> None:
+        first, local, w = self.first, self.first.local, self.w[:rows]
+        start = self.start if self.start.dim() == 1 else self.start[:rows]
+        step = RowStep(self.chain, self.layout, w, start.expand_as(w))
+        optimizer = local.optimizer
+        rule, *corrections = (first_rows(piece, rows) for piece in self.pieces)
+        inside = len(corrections) - len(first.outside)
+        corrections, outside = corrections[:inside], corrections[inside:]
+        memory = OptState(
+            slots=tuple(s[:rows] for s in self.memory.slots), count=self.memory.count
+        )
+        plain = isinstance(optimizer, SGD) and optimizer.is_plain and isinstance(rule, Plain)
+        bare = not (corrections or outside or first.mean_grad or local.clip is not None)
+        for k in which:
+            lr = first.rates[k]
+            step.begin(k, lr, *self._batch(k, rows))
+            if plain and bare:
+                step.descend(lr)
+            else:
+                d = rule(step)
+                if self.total is not None:
+                    self.total[:rows].add_(d)
+                for correction in corrections:
+                    correction(d, step)
+                if local.clip is not None:
+                    clip_(d, local.clip)
+                direction = optimizer.update_(d, memory, w, first.freeze)
+                if outside:
+                    direction = step.buffer().copy_(direction)
+                    for correction in outside:
+                        correction(direction, step)
+                w.add_(direction, alpha=-lr)
+            self.examples[:rows] += step.passes * self.sizes[k, :rows]
+
+    def results(self) -> list[Trained]:
+        """One `Trained` for each request, in the order of the rows."""
+        delta = self.w - self.start
+        counts: dict[int, Tensor] = {}
+        found: list[Trained] = []
+        means = None
+        if self.total is not None:
+            steps = torch.from_numpy(self.steps).to(self.w.device).clamp_min(1).unsqueeze(-1)
+            means = (self.total / steps).to(self.w.dtype)
+        for i, (r, examples) in enumerate(zip(self.requests, self.examples.tolist(), strict=True)):
+            steps = len(r.rates)
+            after = self.done if r.freeze else self.done + steps
+            if after not in counts:
+                counts[after] = torch.tensor(after, dtype=torch.int64)
+            opt = OptState(slots=tuple(s[i] for s in self.memory.slots), count=counts[after])
+            mean = None if means is None else means[i]
+            run = Run(self.w[i], delta[i], steps, r.rates[0], span_of(r.rates), opt, mean)
+            found.append(Trained(run, examples))
+        return found
