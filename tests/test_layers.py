@@ -17,7 +17,7 @@ INPUT = f"{WORDS} options source catalogue fields workload model_names loss_name
 VECTORS = f"{WORDS} flat messages optim"
 LOOP = f"{VECTORS} pieces local data.batches data.augment"
 CORE = f"{LOOP} problem requests site faults exchange algorithm"
-PLACES = f"{CORE} together shared ledger rows store data.resident"
+PLACES = f"{CORE} together profiling shared ledger rows store data.resident"
 ENGINE = f"{PLACES} unbroken backends backends.* participation checkpoint aggregation rounds engine"
 FOLDERS = "experiment records run_files run_folder results origin"
 RUNS = f"{ENGINE} metrics {FOLDERS} keeping figures result room planning"
@@ -70,6 +70,7 @@ ALLOWED = {
     "stacked": f"{LOOP} chain requests data.resident",
     "site": f"{LOOP} problem requests",
     "together": f"{LOOP} problem chain requests stacked data.resident",
+    "profiling": f"{LOOP} problem requests site",
     "exchange": f"{LOOP} site faults",
     "algorithm": f"{LOOP} problem site exchange",
     "aggregation": f"{CORE} protection",

@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from fedrift.flat import Layout, Loss
+from fedrift.flat import Layout, Loss, copy_each
 
 aten: Any = torch.ops.aten
 
@@ -173,8 +172,8 @@ def _parts(module: nn.Module) -> Iterator[nn.Module | Bend | str]:
     kind, declared = type(module), vars(type(module)).get("layers")
     if _is_hooked(module):
         yield "?"
-    elif kind is nn.Sequential:
-        for part in module.children():
+    elif isinstance(module, nn.Sequential) and kind is nn.Sequential:
+        for part in module:  # children() would leave out one that comes twice
             yield from _parts(part)
     elif kind is nn.Linear:
         yield module
@@ -204,13 +203,23 @@ def _is_hooked(module: nn.Module) -> bool:
 def _agrees(chain: Chain, module: nn.Module, layout: Layout) -> bool:
     """Both give the same output for two samples: `layers` may say what `forward` does not do."""
     named, random = dict(module.named_parameters()), torch.Generator().manual_seed(0)
+    parameters = [named[name] for name in layout.names]
+    like = parameters[0]
+    if like.is_meta:
+        return True
 
-    def draw(like: Tensor, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=random).mul_(0.1).to(like.device, like.dtype)
+    def draw(shape: Sequence[int]) -> Tensor:
+        return torch.randn(tuple(shape), generator=random).mul_(0.1).to(like.device, like.dtype)
 
-    weights = {name: draw(named[name], *named[name].shape) for name in layout.names}
-    x = draw(named[layout.names[0]], 2, chain.inputs)
+    x = draw((2, chain.inputs))
+    held = [p.detach().clone() for p in parameters]
     with torch.no_grad():
-        *_, written = chain.forward([w.unsqueeze(0) for w in weights.values()], x.unsqueeze(0))
-        output: Any = functional_call(module, weights, (x,))
+        try:
+            copy_each(parameters, [draw(p.shape) for p in parameters])
+            output: Any = module(x)
+            *_, written = chain.forward([p.unsqueeze(0) for p in parameters], x.unsqueeze(0))
+        except (RuntimeError, TypeError, ValueError, IndexError):  # it takes no flat samples
+            return False
+        finally:
+            copy_each(parameters, held)
     return isinstance(output, Tensor) and torch.allclose(output, written[0], rtol=1e-3, atol=1e-5)

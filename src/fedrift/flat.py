@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -56,7 +57,7 @@ def cosine(x: Vec, y: Vec) -> Tensor:
 
 def is_finite(x: Tensor) -> bool:
     """True if no element is NaN or infinite. The sum settles nearly every case in one pass."""
-    if not x.is_floating_point() or bool(torch.isfinite(x.sum())):
+    if not x.is_floating_point() or math.isfinite(x.sum().item()):
         return True
     return bool(torch.isfinite(x).all())
 

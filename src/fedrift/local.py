@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedrift.data.batches import steps_per_epoch
 from fedrift.flat import Batch, FlatModel, Layout, Vec, add_each, count, norm
-from fedrift.optim import SGD, Optimizer, OptState, Schedule, rate
+from fedrift.optim import SGD, Optimizer, OptState, Schedule, rates_of
 from fedrift.pieces import Correction, Gradient, Plain
 from fedrift.streams import stream
 
@@ -179,7 +179,7 @@ def local_train(
     step.steps = steps
     memory = opt.copy() if opt is not None else optimizer.init(w)
     done = int(memory.count)
-    rates = [rate(local.lr, round, done + k) for k in range(steps)]
+    rates = rates_of(local.lr, round, done, steps)
     plain = isinstance(optimizer, SGD) and optimizer.is_plain and isinstance(rule, Plain)
     bare = not (corrections or outside or mean_grad or local.clip is not None)
     if plain and bare:

@@ -137,7 +137,7 @@ def _build(hint: Any, packed: Mapping[str, Any], path: str, like: Any) -> Any:
 
 
 def placed(value: T, device: str) -> T:
-    """The same message or state with its tensors on a device; numbers of steps stay where they are."""
+    """The same message or state with its vectors on a device; single numbers stay here."""
     if value is None:
         return value
     there = torch.device(device)

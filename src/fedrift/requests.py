@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
@@ -46,6 +46,8 @@ class Trained(NamedTuple):
 
     run: Run
     examples: int
+    spent: Mapping[str, float]
+    """Its share of the stack's seconds, by kind of work."""
 
 
 Meet: TypeAlias = Callable[[Request], Trained | None]

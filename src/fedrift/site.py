@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from fedrift.data.batches import batches
 from fedrift.flat import Batch, Vec, count
 from fedrift.local import Local, LocalStep, Run, local_train, span_of
-from fedrift.optim import OptState, rate
+from fedrift.optim import OptState, rates_of
 from fedrift.pieces import Correction, Gradient
 from fedrift.problem import Problem
-from fedrift.requests import Meet, Request
+from fedrift.requests import Meet, Request, Trained
 from fedrift.streams import stream, torch_seed
 
 FEATURE_CHUNK = 256
@@ -38,11 +38,15 @@ class Work:
     gradients: int = 0
     forwards: int = 0
     steps: int = 0
+    spent: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds by kind, if they are measured."""
 
     def add(self, other: Work) -> None:
         self.gradients += other.gradients
         self.forwards += other.forwards
         self.steps += other.steps
+        for kind, seconds in other.spent.items():
+            self.spent[kind] = self.spent.get(kind, 0.0) + seconds
 
 
 class Site:
@@ -84,7 +88,7 @@ class Site:
 
     def span(self, local: Local) -> float:
         """Rate × steps of the visit, known before it trains."""
-        return span_of([rate(local.lr, self.round, k) for k in range(self.steps(local))])
+        return span_of(rates_of(local.lr, self.round, 0, self.steps(local)))
 
     def train(
         self,
@@ -102,24 +106,13 @@ class Site:
         steps = self.steps(local)
         if self._meet is not None and self._augment is None:
             done = 0 if opt is None else int(opt.count)
-            rates = [rate(local.lr, self.round, done + k) for k in range(steps)]
-            trained = self._meet(
-                Request(
-                    local,
-                    w,
-                    correct,
-                    outside,
-                    local.gradient if gradient is None else gradient,
-                    opt,
-                    freeze,
-                    mean_grad,
-                    rates,
-                    self._data,
-                    partial(self._stream, purpose),
-                )
-            )
+            rates = rates_of(local.lr, self.round, done, steps)
+            rule, order = gradient or local.gradient, partial(self._stream, purpose)
+            how = freeze, mean_grad, rates, self._data, order
+            trained = self._stacked(Request(local, w, correct, outside, rule, opt, *how))
             if trained is not None:
-                self.work.add(Work(gradients=trained.examples, steps=steps))
+                self.work.gradients += trained.examples
+                self.work.steps += steps
                 self.has_trained = True
                 return trained.run
         step = self._ready("dropout" if purpose == "order" else f"dropout {purpose}")
@@ -140,6 +133,10 @@ class Site:
         self.work.add(Work(gradients=step.examples, steps=steps))
         self.has_trained = True
         return run
+
+    def _stacked(self, request: Request) -> Trained | None:
+        """Train together with others, if that is possible."""
+        return None if self._meet is None else self._meet(request)
 
     def _ready(self, purpose: str) -> LocalStep:
         step = self.problem.step

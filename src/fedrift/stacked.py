@@ -7,6 +7,7 @@ in order of their number of steps, so those still at work are always the first o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from fedrift.optim import SGD, OptState
 from fedrift.pieces import Plain
 from fedrift.requests import Request, Trained, first_rows, joined, room_of, rows
 
+
 class RowStep:
     """The `Step` that pieces see, with one row for each client still at work."""
 
@@ -30,6 +32,7 @@ class RowStep:
         self.k = self.steps = 0
         self.lr = 0.0
         self.passes = 0
+        self.seconds = 0.0
         self._used = 0
         self._pool: list[Vec] = []
         self._views = layout.views(w)
@@ -39,9 +42,12 @@ class RowStep:
         self._used = self.passes = 0
 
     def gradients(self, at: Vec | None = None) -> list[Tensor]:
+        began = perf_counter()
         self.passes += 1
         views = self._views if at is None else self._layout.views(at.expand_as(self.w))
-        return self._chain.gradients(views, *self._batch)
+        made = self._chain.gradients(views, *self._batch)
+        self.seconds += perf_counter() - began
+        return made
 
     def grad(self, at: Vec) -> Vec:
         into = self.buffer()
@@ -98,6 +104,7 @@ class _Stack:
         self.total = torch.zeros_like(self.w, dtype=torch.float64) if first.mean_grad else None
         self.pieces = [joined(same) for same in zip(*(r.pieces for r in requests), strict=True)]
         self.examples = np.zeros(len(requests), dtype=np.int64)
+        self.spent = {"gradient": 0.0, "batch": 0.0}
         self._load()
 
     def _load(self) -> None:
@@ -121,13 +128,15 @@ class _Stack:
         self.pick = pick
 
     def _batch(self, k: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        began = perf_counter()
         x, y = self.pick(self.index[k, :rows].reshape(-1))
         room = self.index.shape[-1]
         x, y = x.reshape(rows, room, -1), y.reshape(rows, room, *y.shape[1:])
+        self.spent["batch"] += perf_counter() - began
         return x, y, self.share[k, :rows]
 
     def train(self) -> None:
-        most = int(self.steps[0])
+        began, most = perf_counter(), int(self.steps[0])
         at_work = (self.steps[None, :] > np.arange(most)[:, None]).sum(1).tolist()
         begin = 0
         while begin < most:  # as long as the same rows are at work
@@ -137,6 +146,7 @@ class _Stack:
                 end += 1
             self._some_steps(range(begin, end), rows)
             begin = end
+        self.spent["optimizer"] = perf_counter() - began - sum(self.spent.values())
 
     def _some_steps(self, which: range, rows: int) -> None:
         first, local, w = self.first, self.first.local, self.w[:rows]
@@ -146,9 +156,7 @@ class _Stack:
         rule, *corrections = (first_rows(piece, rows) for piece in self.pieces)
         inside = len(corrections) - len(first.outside)
         corrections, outside = corrections[:inside], corrections[inside:]
-        memory = OptState(
-            slots=tuple(s[:rows] for s in self.memory.slots), count=self.memory.count
-        )
+        memory = OptState(slots=tuple(s[:rows] for s in self.memory.slots), count=self.memory.count)
         plain = isinstance(optimizer, SGD) and optimizer.is_plain and isinstance(rule, Plain)
         bare = not (corrections or outside or first.mean_grad or local.clip is not None)
         for k in which:
@@ -171,12 +179,14 @@ class _Stack:
                         correction(direction, step)
                 w.add_(direction, alpha=-lr)
             self.examples[:rows] += step.passes * self.sizes[k, :rows]
+        self.spent["gradient"] += step.seconds
 
     def results(self) -> list[Trained]:
         """One `Trained` for each request, in the order of the rows."""
         delta = self.w - self.start
         counts: dict[int, Tensor] = {}
         found: list[Trained] = []
+        share = {kind: seconds / len(self.requests) for kind, seconds in self.spent.items()}
         means = None
         if self.total is not None:
             steps = torch.from_numpy(self.steps).to(self.w.device).clamp_min(1).unsqueeze(-1)
@@ -189,5 +199,5 @@ class _Stack:
             opt = OptState(slots=tuple(s[i] for s in self.memory.slots), count=counts[after])
             mean = None if means is None else means[i]
             run = Run(self.w[i], delta[i], steps, r.rates[0], span_of(r.rates), opt, mean)
-            found.append(Trained(run, examples))
+            found.append(Trained(run, examples, share))
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +14,8 @@ from fedrift.backends.codec import through
 from fedrift.backends.visit import Call, Caller, Done, Evaluator, Fold, Reply, Visitor
 from fedrift.exchange import Exchange, Outcome, Shown
 from fedrift.messages import pack
-from fedrift.store import Store
+from fedrift.profiling import OFF, Meter, account
+from fedrift.store import Store, Table
 
 
 class InProcess:
@@ -22,39 +24,48 @@ class InProcess:
     workers = 0
 
     def __init__(
-        self, visitor: Visitor, store: Store, evaluator: Evaluator | None, wire: bool = False
+        self,
+        visitor: Visitor,
+        store: Store,
+        evaluator: Evaluator | None,
+        wire: bool = False,
+        meter: Meter = OFF,
     ) -> None:
         self._visitor, self._store, self._evaluator = visitor, store, evaluator
-        self._wire = wire
+        self._wire, self._meter = wire, meter
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
         call = Call.of(exchange)
         fold = Fold(exchange)
         path = owner_of(exchange.phase)
         table = self._store.tables.get(path)
-        sizes = self._visitor.clients.sizes
         for group in self._visitor.groups(exchange.phase, clients):
-            for client, reply in zip(group, self._visits(call, exchange, group, path), strict=True):
-                counts = fold.add(client, int(sizes[client]), reply)
-                if table is not None and counts:
-                    slot = table.reserve()
-                    table.rows.write(slot, reply.mine)
-                    table.keep(client, slot)
-                elif table is not None:
-                    table.drop(client)
+            began = perf_counter()
+            replies = self._visits(call, exchange, group, path)
+            each = (perf_counter() - began) / len(group)
+            with self._meter.span("fold"):
+                for client, reply in zip(group, replies, strict=True):
+                    account(reply.work, each)
+                    self._fold(fold, table, client, reply)
+        self._meter.add(fold.work.spent)
         return fold.outcome()
+
+    def _fold(self, fold: Fold, table: Table | None, client: int, reply: Reply) -> None:
+        counts = fold.add(client, int(self._visitor.clients.sizes[client]), reply)
+        if table is not None and counts:
+            slot = table.reserve()
+            table.rows.write(slot, reply.mine)
+            table.keep(client, slot)
+        elif table is not None:
+            table.drop(client)
 
     def _visits(
         self, call: Call, exchange: Exchange, group: Sequence[int], path: str
     ) -> Sequence[Reply]:
         if self._wire:
             return [self._wired(call, exchange, client, path) for client in group]
-        callers = [
-            Caller(c, exchange.private.get(c), self._store.read(path, c)) for c in group
-        ]
-        return self._visitor.visits(
-            call, callers, exchange.down, exchange.buffers, exchange.frozen
-        )
+        callers = [Caller(c, exchange.private.get(c), self._store.read(path, c)) for c in group]
+        return self._visitor.visits(call, callers, exchange.down, exchange.buffers, exchange.frozen)
 
     def _wired(self, call: Call, exchange: Exchange, client: int, path: str) -> Reply:
         down, private = exchange.down, exchange.private.get(client)
@@ -74,7 +85,8 @@ class InProcess:
         return Reply(up, new, reply.buffers, reply.work, reply.is_finite)
 
     def evaluate(self, shown: Shown) -> Done:
-        return Done([] if self._evaluator is None else self._evaluator.chunks(shown))
+        with self._meter.span("evaluate"):
+            return Done([] if self._evaluator is None else self._evaluator.chunks(shown))
 
     def close(self) -> None:
         return None

@@ -18,8 +18,10 @@ from fedrift.faults import Trouble
 from fedrift.flat import count, take
 from fedrift.messages import Size, all_finite, nbytes, pack, placed
 from fedrift.problem import Problem
+from fedrift.profiling import TimedSite
 from fedrift.requests import Meet
 from fedrift.site import Augment, ClientData, Site, Work
+from fedrift.streams import torch_seed
 from fedrift.together import Together, together
 
 EVALUATION_CHUNK = 250  # fixed, so that results do not depend on who evaluates
@@ -87,7 +89,7 @@ class Visitor:
     ) -> None:
         """`site` makes what a client method is given: a `Site`, or one that is watched."""
         self.root, self.problem, self.clients, self.augment = root, problem, clients, augment
-        self._site = site
+        self.site = site
         self._resolved: dict[str, tuple[Algorithm[Any, Any], Problem]] = {}
         self._stacks: dict[str, Together | None] = {}
 
@@ -99,13 +101,17 @@ class Visitor:
 
     def _together(self, path: str) -> Together | None:
         if path not in self._stacks:
-            plain = self._site is Site and self.augment is None
+            plain = self.site in (Site, TimedSite) and self.augment is None
             self._stacks[path] = together(self.owner(path)[1]) if plain else None
         return self._stacks[path]
 
     def groups(self, phase: str, clients: Sequence[int]) -> list[Sequence[int]]:
         """The clients whose visits are one task, in order: alone where nothing is stacked."""
-        stacks, local, cohort = self._together(owner_of(phase)), local_of(self.root), sorted(clients)
+        stacks, local, cohort = (
+            self._together(owner_of(phase)),
+            local_of(self.root),
+            sorted(clients),
+        )
         size = 1
         if stacks is not None and local is not None:
             size = stacks.group_size(local.batch_size, self.clients.sizes[cohort])
@@ -133,28 +139,42 @@ class Visitor:
         frozen: Mapping[str, Tensor],
     ) -> list[Reply]:
         """Run it at several; what becomes of one does not depend on the others."""
-        visits = [partial(self._visit, call, c, down, buffers, frozen) for c in callers]
-        stacks = self._together(owner_of(call.phase))
-        return [visit(None) for visit in visits] if stacks is None else stacks.run(visits)
+        path = owner_of(call.phase)
+        node, problem = self.owner(path)
+        method: Callable[..., tuple[Any, Any]] = getattr(node, call.phase.rpartition(".")[2])
+        stacks, model = self._together(path), problem.model
+
+        def begin() -> None:
+            model.load_buffers(buffers or [problem.rest[name] for name in problem.moving])
+            model.freeze(frozen)
+            model.temperature = call.temperature
+
+        def visit(caller: Caller, meet: Meet | None) -> Reply:
+            return self._visit(call, method, problem, caller, down, meet)
+
+        if stacks is not None:  # its model has nothing that a visit could leave behind
+            begin()
+            seed = torch_seed(call.seed, "dropout", call.round, callers[0].client) >> 1
+            torch.default_generator.manual_seed(seed)
+            return stacks.run([partial(visit, caller) for caller in callers])
+        replies: list[Reply] = []
+        for caller in callers:
+            begin()
+            replies.append(visit(caller, None))
+        return replies
 
     def _visit(
         self,
         call: Call,
+        method: Callable[..., tuple[Any, Any]],
+        problem: Problem,
         caller: Caller,
         down: Any,
-        buffers: Sequence[Tensor],
-        frozen: Mapping[str, Tensor],
         meet: Meet | None,
     ) -> Reply:
-        node, problem = self.owner(owner_of(call.phase))
-        method: Callable[..., tuple[Any, Any]] = getattr(node, call.phase.rpartition(".")[2])
-        model = problem.model
-        model.load_buffers(buffers or [problem.rest[name] for name in problem.moving])
-        model.freeze(frozen)
-        model.temperature = call.temperature
         trouble, client = call.trouble, caller.client
         more: dict[str, Any] = {} if meet is None else {"meet": meet}
-        site = self._site(
+        site = self.site(
             problem,
             self.clients.view(client),
             client=client,
@@ -172,7 +192,7 @@ class Visitor:
             up, new = placed(up, "cpu"), placed(new, "cpu")
         if trouble is not None and trouble.how is not None and client in trouble.corrupted:
             up = corrupted(up, trouble.how, call.seed, call.round, client)
-        moved = tuple(b.cpu() for b in model.buffers()) if site.has_trained else ()
+        moved = tuple(b.cpu() for b in problem.model.buffers()) if site.has_trained else ()
         finite = all(all_finite(pack(part)) for part in (up, new))
         finite = finite and all_finite({str(i): b for i, b in enumerate(moved)})
         return Reply(up, new, moved, site.work, finite)

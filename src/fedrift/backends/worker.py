@@ -8,11 +8,12 @@ import pickle
 import signal
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -25,9 +26,10 @@ from fedrift.exchange import Shown, Signature
 from fedrift.flat import map_tree
 from fedrift.messages import Packed, pack, unpack
 from fedrift.problem import Problem
+from fedrift.profiling import account
 from fedrift.rows import RowLayout, Rows
 from fedrift.shared import Block, packed_to_tree
-from fedrift.site import Augment
+from fedrift.site import Augment, Site
 
 OUT_OF_MEMORY = 77  # exit code of a worker that could not allocate
 
@@ -48,6 +50,7 @@ class Setup:
     """For each tree the block that holds it, and where its tensors stand in it."""
     layouts: dict[str, RowLayout]
     make: Make | None = None
+    site: Callable[..., Any] = Site
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class Run:
             packed = blocks[block].get(where)
             trees[name] = packed_to_tree(setup.skeletons[name], packed, name)
         split = Split.from_flat(trees["x"], trees["y"], trees["parts"], trees["ends"], setup.make)
-        self.visitor = Visitor(setup.root, setup.problem, split, setup.augment)
+        self.visitor = Visitor(setup.root, setup.problem, split, setup.augment, setup.site)
         if setup.has_test:
             self.evaluator = Evaluator(
                 setup.problem, trees["x_test"], trees["y_test"], setup.measure, setup.keeps_outputs
@@ -122,24 +125,33 @@ class Run:
         self.frozen = block.get(ask.frozen)
 
     def visit(self, task: Visit) -> tuple[Any, ...]:
-        reply = self._replies([task])[0]
+        came = perf_counter()
+        (reply,), seconds = self._replies([task])
         where = self._blocks[task.slot].put(_said(reply))
+        account(reply.work, seconds, perf_counter() - came - seconds)
         return where, reply.up is not None, reply.work, reply.is_finite
 
     def visits(self, task: Visits) -> tuple[Any, ...]:
         """The same for several; what they say is one message."""
-        replies = self._replies(task.tasks)
+        came = perf_counter()
+        replies, seconds = self._replies(task.tasks)
         where = self._blocks[task.slot].put(bundled([_said(reply) for reply in replies]))
+        around = perf_counter() - came - seconds
+        for reply in replies:
+            account(reply.work, seconds / len(replies), around / len(replies))
         return where, [(r.up is not None, r.work, r.is_finite) for r in replies]
 
-    def _replies(self, tasks: Sequence[Visit]) -> list[Reply]:
+    def _replies(self, tasks: Sequence[Visit]) -> tuple[list[Reply], float]:
+        """What the clients say, and the seconds that took."""
         ask, path = self.current, owner_of(self.current.call.phase)
         callers = [Caller(t.client, self._private(t), self._mine(t, path)) for t in tasks]
+        began = perf_counter()
         replies = self.visitor.visits(ask.call, callers, self.down, self.buffers, self.frozen)
+        seconds = perf_counter() - began
         for task, reply in zip(tasks, replies, strict=True):
             if task.write >= 0:
                 self.rows[path].write(task.write, reply.mine)
-        return replies
+        return replies, seconds
 
     def _private(self, task: Visit) -> Any:
         if task.private is None:
@@ -156,7 +168,8 @@ class Run:
             self.initial[path] = node.client(problem)
         return self.initial[path]
 
-    def evaluate(self, task: Evaluation) -> list[dict[str, Any]]:
+    def evaluate(self, task: Evaluation) -> tuple[list[dict[str, Any]], float]:
+        began = perf_counter()
         given = self._blocks[task.block].get(task.where)
         frozen = {k.removeprefix("frozen/"): v for k, v in given.items() if k.startswith("frozen/")}
         buffers = tuple(v for k, v in given.items() if k.startswith("buffer."))
@@ -165,7 +178,7 @@ class Run:
         for sums in measured:
             if "output" in sums:
                 sums["output"] = map_tree(lambda t: t.numpy(), sums["output"])
-        return measured
+        return measured, perf_counter() - began
 
 
 class Worker:
@@ -204,7 +217,7 @@ class Worker:
     def visits(self, content: tuple[str, Visits]) -> tuple[Any, ...]:
         return self.runs[content[0]].visits(content[1])
 
-    def evaluate(self, content: tuple[str, Evaluation]) -> list[dict[str, Any]]:
+    def evaluate(self, content: tuple[str, Evaluation]) -> tuple[list[dict[str, Any]], float]:
         return self.runs[content[0]].evaluate(content[1])
 
 

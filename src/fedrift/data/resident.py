@@ -132,7 +132,9 @@ class Split(Sequence[tuple[Any, Any]]):
             return View(*self._rows, torch.from_numpy(self.parts[client]))
         x, y = (torch.from_numpy(array) for array in self.make(client))
         there = self.y.device
-        return View(Rows(sent(x.to(self.x.dtype), there)), Rows(sent(y, there)), torch.arange(len(y)))
+        return View(
+            Rows(sent(x.to(self.x.dtype), there)), Rows(sent(y, there)), torch.arange(len(y))
+        )
 
     def __len__(self) -> int:
         return len(self.sizes)
