@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedrift as fr
-from fedrift import front, models, session, site, stacked, together
+from fedrift import front, minibatches, models, session, site, stacked, together
 from fedrift.algorithm import Algorithm, Cohort
 from fedrift.algorithms import NAMES
 from fedrift.algorithms.fedavg import Down, Server, Up
@@ -201,9 +201,14 @@ def test_clients_that_are_made_when_visited(counter: Counter) -> None:
         n = 5 + 3 * client
         return random.normal(size=(n, 8)).astype(np.float32), random.integers(0, 4, n)
 
-    sizes = np.array([5 + 3 * client for client in range(9)])
+    sizes = np.array([5 + 3 * client for client in range(7)])
     x, y = (torch.from_numpy(part) for part in make(0))
-    agree("scaffold", clients=Split(x, y, (), "", make, sizes))
+    weights: list[Tensor] = []
+    for how in ("on", "off"):
+        task = front.settled("scaffold", {**USUAL, "model": MODELS["mlp"], "stack": how})
+        task = replace(task, split=Split(x, y, (), make=make, sizes=sizes))
+        weights.append(session.execute(task, workers=0).weights)
+    assert torch.allclose(weights[0], weights[1], rtol=0, atol=1e-6)
     assert max(counter.rows) > 1
 
 
@@ -375,13 +380,13 @@ def test_rows_are_the_minibatches(n: int, size: int | None) -> None:
 
 def mutated_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding counts like a sample."""
-    right = stacked._Stack._batch
+    right = minibatches.Minibatches.__init__
 
-    def wrong(self: Any, k: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        x, y, share = right(self, k, rows)
-        return x, y, torch.full_like(share, 1 / share.shape[1])
+    def wrong(self: Any, *given: Any) -> None:
+        right(self, *given)
+        self._share = torch.full_like(self._share, 1 / self._share.shape[2])
 
-    monkeypatch.setattr(stacked._Stack, "_batch", wrong)
+    monkeypatch.setattr(minibatches.Minibatches, "__init__", wrong)
 
 
 def mutated_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,7 +419,8 @@ def test_a_chain_is_what_the_model_computes() -> None:
     assert chain is not None
     x, y = torch.randn(2, 4, 6), torch.randint(0, 3, (2, 4))
     weights = [torch.randn(2, *p.shape) for p in module.parameters()]
-    made = chain.gradients(weights, x, y, torch.full((2, 4, 1), 0.25))
+    share = torch.full((2, 4, 1), 0.25)
+    made = chain.gradients(chain.bound(weights), x, chain.wanted(y, share), share)
     for row in range(2):
         own = {n: w[row].requires_grad_() for n, w in zip(layout.names, weights, strict=True)}
         output = torch.func.functional_call(module, own, (x[row],))

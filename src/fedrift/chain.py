@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -57,31 +57,55 @@ MODULES: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigm
 Link: TypeAlias = Affine | Bend
 
 
-def _cross_entropy(z: Tensor, y: Tensor, share: Tensor) -> Tensor:
-    p = z.sub(z.amax(-1, keepdim=True)).exp_()
-    p.mul_(share / p.sum(-1, keepdim=True))  # torch.softmax takes twice as long on short rows
-    return p.scatter_add_(-1, y.unsqueeze(-1), -share)
+def _as_it_is(y: Tensor, share: Tensor, outputs: int) -> Tensor:
+    return y
 
 
-def _squared(z: Tensor, y: Tensor, share: Tensor) -> Tensor:
-    return (z - y).mul_(share * (2.0 / z.shape[-1]))
+def _shares(y: Tensor, share: Tensor, outputs: int) -> Tensor:
+    """What a sample counts, in the place of its class."""
+    zeros = torch.zeros((*y.shape, outputs), dtype=share.dtype, device=share.device)
+    return zeros.scatter_(-1, y.unsqueeze(-1), share)
 
 
-def _absolute(z: Tensor, y: Tensor, share: Tensor) -> Tensor:
-    return (z - y).sign_().mul_(share / z.shape[-1])
+def _cross_entropy(z: Tensor, wanted: Tensor, share: Tensor) -> Tensor:
+    p = z.sub(z.amax(-1, keepdim=True)).exp_()  # torch.softmax takes longer on short rows
+    return p.mul_(share / p.sum(-1, keepdim=True)).sub_(wanted)
 
 
-def _binary(z: Tensor, y: Tensor, share: Tensor) -> Tensor:
-    return torch.sigmoid(z).sub_(y).mul_(share / z.shape[-1])
+def _squared(z: Tensor, wanted: Tensor, share: Tensor) -> Tensor:
+    return (z - wanted).mul_(share * (2.0 / z.shape[-1]))
 
 
-SLOPES: dict[Loss, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    F.cross_entropy: _cross_entropy,
-    F.mse_loss: _squared,
-    F.l1_loss: _absolute,
-    F.binary_cross_entropy_with_logits: _binary,
+def _absolute(z: Tensor, wanted: Tensor, share: Tensor) -> Tensor:
+    return (z - wanted).sign_().mul_(share / z.shape[-1])
+
+
+def _binary(z: Tensor, wanted: Tensor, share: Tensor) -> Tensor:
+    return torch.sigmoid(z).sub_(wanted).mul_(share / z.shape[-1])
+
+
+class Slope(NamedTuple):
+    """The gradient of a mean loss by the output; `share` is what a sample counts (0: padding)."""
+
+    wanted: Callable[[Tensor, Tensor, int], Tensor]
+    """What is made of the targets beforehand, for many steps at once."""
+    at: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+SLOPES: dict[Loss, Slope] = {
+    F.cross_entropy: Slope(_shares, _cross_entropy),
+    F.mse_loss: Slope(_as_it_is, _squared),
+    F.l1_loss: Slope(_as_it_is, _absolute),
+    F.binary_cross_entropy_with_logits: Slope(_as_it_is, _binary),
 }
-"""Loss → its gradient by the output; `share` is what a sample counts in the mean (0: padding)."""
+
+
+class Bound(NamedTuple):
+    """The parameters of a linear layer as they are multiplied."""
+
+    weight: Tensor
+    turned: Tensor
+    bias: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -104,37 +128,54 @@ class Chain:
             return y.dim() == 1 and y.dtype == torch.int64
         return y.is_floating_point() and y.shape[1:] == (self.outputs,)
 
+    def wanted(self, y: Tensor, share: Tensor) -> Tensor:
+        """The targets as the gradient needs them."""
+        return SLOPES[self.loss].wanted(y, share, self.outputs)
+
+    def bound(self, parameters: Sequence[Tensor]) -> list[Bound | None]:
+        """Parameters for each link; they stay views, so they may be moved afterwards."""
+        return [
+            Bound(
+                parameters[link.weight],
+                parameters[link.weight].transpose(1, 2),
+                None if link.bias is None else parameters[link.bias].unsqueeze(1),
+            )
+            if isinstance(link, Affine)
+            else None
+            for link in self.links
+        ]
+
     def gradients(
-        self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, share: Tensor
+        self, bound: Sequence[Bound | None], x: Tensor, wanted: Tensor, share: Tensor
     ) -> list[Tensor]:
         """Gradients of each row's mean loss, one stack per parameter, freshly made."""
-        passed = list(self.forward(parameters, x))
-        slope = SLOPES[self.loss](passed[-1], y, share)
+        passed = self.forward(bound, x)
+        slope = SLOPES[self.loss].at(passed[-1], wanted, share)
         made: dict[int, Tensor] = {}
         for place in reversed(range(len(self.links))):
-            link, given = self.links[place], passed[place]
+            link, own, given = self.links[place], bound[place], passed[place]
             if isinstance(link, Bend):
                 slope = link.back(slope, given, passed[place + 1])
                 continue
             made[link.weight] = torch.bmm(slope.transpose(1, 2), given)
             if link.bias is not None:
                 made[link.bias] = slope.sum(1)
-            if place:
-                slope = torch.bmm(slope, parameters[link.weight])
-        return [made[i] for i in range(len(parameters))]
+            if place and own is not None:
+                slope = torch.bmm(slope, own.weight)
+        return [made[i] for i in range(len(made))]
 
-    def forward(self, parameters: Sequence[Tensor], x: Tensor) -> Iterator[Tensor]:
+    def forward(self, bound: Sequence[Bound | None], x: Tensor) -> list[Tensor]:
         """The samples, and what every link makes of them."""
-        yield x
-        for link in self.links:
+        passed = [x]
+        for link, own in zip(self.links, bound, strict=True):
             if isinstance(link, Bend):
                 x = link.forward(x)
-            elif link.bias is None:
-                x = torch.bmm(x, parameters[link.weight].transpose(1, 2))
-            else:
-                bias = parameters[link.bias].unsqueeze(1)
-                x = torch.baddbmm(bias, x, parameters[link.weight].transpose(1, 2))
-            yield x
+            elif own is not None and own.bias is not None:
+                x = torch.baddbmm(own.bias, x, own.turned)
+            elif own is not None:
+                x = torch.bmm(x, own.turned)
+            passed.append(x)
+        return passed
 
 
 def chain_of(module: nn.Module, layout: Layout, loss: Loss) -> Chain | None:
@@ -217,7 +258,9 @@ def _agrees(chain: Chain, module: nn.Module, layout: Layout) -> bool:
         try:
             copy_each(parameters, [draw(p.shape) for p in parameters])
             output: Any = module(x)
-            *_, written = chain.forward([p.unsqueeze(0) for p in parameters], x.unsqueeze(0))
+            written = chain.forward(
+                chain.bound([p.unsqueeze(0) for p in parameters]), x.unsqueeze(0)
+            )[-1]
         except (RuntimeError, TypeError, ValueError, IndexError):  # it takes no flat samples
             return False
         finally:

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from fedrift.chain import Chain
-from fedrift.data.batches import table
-from fedrift.data.resident import pooled
-from fedrift.flat import Layout, Vec, copy_each, norm, sent
+from fedrift.flat import Layout, Vec, copy_each, norm
 from fedrift.local import Run, clip_, is_bias, span_of
+from fedrift.minibatches import Minibatches
 from fedrift.optim import SGD, OptState
 from fedrift.pieces import Plain
-from fedrift.requests import Request, Trained, first_rows, joined, room_of, rows
+from fedrift.requests import Request, Trained, first_rows, joined, rows
 
 
 class RowStep:
@@ -36,16 +35,19 @@ class RowStep:
         self._used = 0
         self._pool: list[Vec] = []
         self._views = layout.views(w)
+        self._bound = chain.bound(self._views)
 
-    def begin(self, k: int, lr: float, x: Tensor, y: Tensor, share: Tensor) -> None:
-        self.k, self.lr, self._batch = k, lr, (x, y, share)
+    def begin(self, k: int, lr: float, x: Tensor, wanted: Tensor, share: Tensor) -> None:
+        self.k, self.lr, self._batch = k, lr, (x, wanted, share)
         self._used = self.passes = 0
 
     def gradients(self, at: Vec | None = None) -> list[Tensor]:
         began = perf_counter()
         self.passes += 1
-        views = self._views if at is None else self._layout.views(at.expand_as(self.w))
-        made = self._chain.gradients(views, *self._batch)
+        bound = self._bound
+        if at is not None:
+            bound = self._chain.bound(self._layout.views(at.expand_as(self.w)))
+        made = self._chain.gradients(bound, *self._batch)
         self.seconds += perf_counter() - began
         return made
 
@@ -105,35 +107,7 @@ class _Stack:
         self.pieces = [joined(same) for same in zip(*(r.pieces for r in requests), strict=True)]
         self.examples = np.zeros(len(requests), dtype=np.int64)
         self.spent = {"gradient": 0.0, "batch": 0.0}
-        self._load()
-
-    def _load(self) -> None:
-        """Which samples, step by step; what each counts in the mean of its batch."""
-        requests, most = self.requests, int(self.steps[0])
-        size = self.first.local.batch_size
-        room = room_of(len(self.first.samples), size)
-        pick, offsets = pooled([r.samples for r in requests])
-        index = np.zeros((most, len(requests), room), dtype=np.int64)
-        self.sizes = np.ones((most, len(requests)), dtype=np.int64)
-        for i, r in enumerate(requests):
-            k = len(r.rates)
-            order, sizes = table(len(r.samples), r.local.batch_size, k, r.order, room)
-            index[:k, i] = offsets[i][order]
-            self.sizes[:k, i] = sizes
-        counts = np.arange(room) < self.sizes[..., None]
-        share = torch.from_numpy(counts / self.sizes[..., None]).unsqueeze(-1)
-        device = self.w.device
-        self.share = sent(share.to(self.w.dtype), device)
-        self.index = sent(torch.from_numpy(index), device)
-        self.pick = pick
-
-    def _batch(self, k: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        began = perf_counter()
-        x, y = self.pick(self.index[k, :rows].reshape(-1))
-        room = self.index.shape[-1]
-        x, y = x.reshape(rows, room, -1), y.reshape(rows, room, *y.shape[1:])
-        self.spent["batch"] += perf_counter() - began
-        return x, y, self.share[k, :rows]
+        self.batches = Minibatches(chain, requests, self.w)
 
     def train(self) -> None:
         began, most = perf_counter(), int(self.steps[0])
@@ -159,9 +133,12 @@ class _Stack:
         memory = OptState(slots=tuple(s[:rows] for s in self.memory.slots), count=self.memory.count)
         plain = isinstance(optimizer, SGD) and optimizer.is_plain and isinstance(rule, Plain)
         bare = not (corrections or outside or first.mean_grad or local.clip is not None)
+        passes: list[int] = []
+        batches = self.batches.some(which, rows)
         for k in which:
-            lr = first.rates[k]
-            step.begin(k, lr, *self._batch(k, rows))
+            began, lr = perf_counter(), first.rates[k]
+            step.begin(k, lr, *next(batches))
+            self.spent["batch"] += perf_counter() - began
             if plain and bare:
                 step.descend(lr)
             else:
@@ -178,26 +155,39 @@ class _Stack:
                     for correction in outside:
                         correction(direction, step)
                 w.add_(direction, alpha=-lr)
-            self.examples[:rows] += step.passes * self.sizes[k, :rows]
+            passes.append(step.passes)
+        sizes = self.batches.sizes[which.start : which.stop, :rows]
+        self.examples[:rows] += np.array(passes) @ sizes
         self.spent["gradient"] += step.seconds
 
     def results(self) -> list[Trained]:
         """One `Trained` for each request, in the order of the rows."""
-        delta = self.w - self.start
-        counts: dict[int, Tensor] = {}
-        found: list[Trained] = []
-        share = {kind: seconds / len(self.requests) for kind, seconds in self.spent.items()}
-        means = None
+        number, rates = len(self.requests), self.first.rates
+        share = {kind: seconds / number for kind, seconds in self.spent.items()}
+        means: Sequence[Vec | None] = [None] * number
         if self.total is not None:
-            steps = torch.from_numpy(self.steps).to(self.w.device).clamp_min(1).unsqueeze(-1)
-            means = (self.total / steps).to(self.w.dtype)
-        for i, (r, examples) in enumerate(zip(self.requests, self.examples.tolist(), strict=True)):
-            steps = len(r.rates)
-            after = self.done if r.freeze else self.done + steps
-            if after not in counts:
-                counts[after] = torch.tensor(after, dtype=torch.int64)
-            opt = OptState(slots=tuple(s[i] for s in self.memory.slots), count=counts[after])
-            mean = None if means is None else means[i]
-            run = Run(self.w[i], delta[i], steps, r.rates[0], span_of(r.rates), opt, mean)
+            steps = torch.from_numpy(self.steps).to(self.w.device).unsqueeze(-1)
+            means = (self.total / steps).to(self.w.dtype).unbind()
+        slots = zip(*(s.unbind() for s in self.memory.slots), strict=True)
+        kept = list(slots) if self.memory.slots else [()] * number
+        after = {
+            k: torch.tensor(self.done if self.first.freeze else self.done + k, dtype=torch.int64)
+            for k in {*self.steps.tolist()}
+        }
+        spans = {k: span_of(rates[:k]) for k in after}
+        plain = {k: OptState(slots=(), count=count) for k, count in after.items()}
+        found: list[Trained] = []
+        rows = zip(
+            self.steps.tolist(),
+            self.examples.tolist(),
+            self.w.unbind(),
+            (self.w - self.start).unbind(),
+            kept,
+            means,
+            strict=True,
+        )
+        for k, examples, w, delta, own, mean in rows:
+            opt = OptState(slots=own, count=after[k]) if own else plain[k]
+            run = Run(w, delta, k, rates[0], spans[k], opt, mean)
             found.append(Trained(run, examples, share))
         return found

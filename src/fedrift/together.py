@@ -7,6 +7,7 @@ A client method is ordinary code. It runs in a coroutine of its own (a greenlet)
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -23,12 +24,14 @@ from fedrift.requests import Kind, Meet, Request, Trained, kind_of, room_of
 from fedrift.stacked import train
 
 T = TypeVar("T")
-Asked: TypeAlias = tuple[Kind, Request]
+Asked: TypeAlias = tuple[int, Request]
+"""The number of its kind, and what is asked."""
 
 WORTH = 1 << 19  # parameters × samples of a batch above which matrix products take all the time
 CACHED = 1 << 17  # parameters of a stack: what fits into a core's cache is fastest
 DEVICE = 1 << 28  # the same on a GPU, which is the slower the less it has to do at once
 MOST = 64  # clients of a group
+KINDS = 4096  # requests that are remembered
 GROUPS = 4  # that a cohort has at least, so that several workers have something to do
 
 
@@ -38,6 +41,9 @@ class Together:
     def __init__(self, problem: Problem, chain: Chain) -> None:
         self._problem, self._chain = problem, chain
         self._known: dict[int, tuple[Any, bool]] = {}
+        self._numbers: dict[Kind, int] = {}
+        self._usual: dict[tuple[Any, ...], tuple[Any, int | None]] = {}
+        self._count = itertools.count()
         self._size = problem.layout.size
         is_here = problem.device == "cpu"
         self._width = max(1, (CACHED if is_here else DEVICE) // self._size)
@@ -98,11 +104,31 @@ class Together:
         torch.set_grad_enabled(grad)
         return given
 
-    def _kind(self, request: Request) -> Kind | None:
-        room = room_of(len(request.samples), request.local.batch_size)
-        if self._size * room > self._worth or self._problem.model.temperature != 1.0:
+    def _kind(self, request: Request) -> int | None:
+        """A number that requests of one kind share; None if this one must be trained alone."""
+        if self._problem.model.temperature != 1.0 or not self._takes(request.samples):
             return None
-        return kind_of(request) if self._takes(request.samples) else None
+        local, rates = request.local, request.rates
+        if request.correct or request.outside or request.opt is not None or request.mean_grad:
+            return self._number(request)
+        # With nothing of the client's own, what is known of a client of this size is enough.
+        held = local, request.gradient
+        usual = id(local), id(request.gradient), len(request.samples), len(rates), *rates[:1]
+        known = self._usual.get(usual)
+        if known is None or known[0][0] is not held[0] or known[0][1] is not held[1]:
+            if len(self._usual) > KINDS:
+                self._usual.clear()
+            known = self._usual[usual] = (held, self._number(request))
+        return known[1]
+
+    def _number(self, request: Request) -> int | None:
+        room = room_of(len(request.samples), request.local.batch_size)
+        kind = kind_of(request) if self._size * room <= self._worth else None
+        if kind is None:
+            return None
+        if len(self._numbers) > KINDS:  # rates that change with every round
+            self._numbers.clear()
+        return self._numbers.setdefault(kind, next(self._count))
 
     def _takes(self, samples: Any) -> bool:
         """The samples have the form the chain is written for; looked at once for all clients."""
@@ -117,14 +143,15 @@ class Together:
         return known[1]
 
     def _trained(self, asked: Sequence[Asked]) -> list[Trained]:
-        kinds: dict[Kind, list[int]] = {}
+        kinds: dict[int, list[int]] = {}
         for i, (kind, _) in enumerate(asked):
             kinds.setdefault(kind, []).append(i)
         done: dict[int, Trained] = {}
         for places in kinds.values():
             places.sort(key=lambda i: -len(asked[i][1].rates))  # alike in length, little to wait
-            for begin in range(0, len(places), self._width):
-                some = places[begin : begin + self._width]
+            cuts = np.linspace(0, len(places), -(-len(places) // self._width) + 1).astype(int)
+            for begin, end in itertools.pairwise(cuts.tolist()):
+                some = places[begin:end]
                 made = train(self._chain, self._problem.layout, [asked[i][1] for i in some])
                 done.update(zip(some, made, strict=True))
         return [done[i] for i in range(len(asked))]

@@ -34,6 +34,12 @@ class Rows:
         shape, strides = self._form
         return self._rows.index_select(0, index).as_strided((len(index), *shape), strides)
 
+    def flat(self, index: Tensor) -> Tensor:
+        """The same as rows of numbers."""
+        if self._rows is not None and self.whole.is_contiguous():
+            return self._rows.index_select(0, index)
+        return self(index).flatten(1)
+
 
 @dataclass(frozen=True)
 class View:
@@ -56,7 +62,7 @@ def _picked(rows: Any, index: Tensor) -> Any:
     return map_tree(lambda pick: pick(index), rows)
 
 
-Pick = Callable[[Tensor], tuple[Any, Any]]
+Pick = Callable[[Tensor], Tensor]
 
 
 def whole(client: Any) -> tuple[Any, Any]:
@@ -66,17 +72,16 @@ def whole(client: Any) -> tuple[Any, Any]:
     return client.batch(None)
 
 
-def pooled(clients: Sequence[Any]) -> tuple[Pick, list[np.ndarray]]:
-    """Picks samples of several clients at once, and where each client's stand."""
+def pooled(clients: Sequence[Any]) -> tuple[Pick, Pick, list[np.ndarray]]:
+    """Pick x (as rows of numbers) and y of several clients at once, and where each one's stand."""
     first = clients[0]
     views = [c for c in clients if isinstance(c, View) and c.x is first.x and c.y is first.y]
     if len(views) == len(clients):
-        return lambda index: (first.x(index), first.y(index)), [v.index.numpy() for v in views]
+        return first.x.flat, first.y, [v.index.numpy() for v in views]
     parts = [c.batch(None) for c in clients]
-    x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    ends = np.cumsum([len(part[1]) for part in parts])
-    places = np.split(np.arange(ends[-1]), ends[:-1])
-    return lambda index: (x[index], y[index]), places
+    x, y = (Rows(torch.cat(tensors)) for tensors in zip(*parts, strict=True))
+    ends = np.cumsum([len(c) for c in clients])
+    return x.flat, y, np.split(np.arange(ends[-1]), ends[:-1])
 
 
 Make = Callable[[int], tuple[np.ndarray, np.ndarray]]
