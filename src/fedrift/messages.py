@@ -74,19 +74,27 @@ def reductions(cls: type) -> dict[str, str]:
     }
 
 
+@cache
+def _sent(cls: type) -> tuple[str, ...]:
+    """The fields of a message that travel."""
+    return tuple(f.name for f in fields(cls) if "derived" not in f.metadata)
+
+
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every tensor, number and None of a message, with its dotted path; derived fields are not."""
-    if is_dataclass(value) and not isinstance(value, type):
-        for f in fields(value):
-            if "derived" not in f.metadata:
-                here = f"{path}.{f.name}" if path else f.name
-                yield from leaves(getattr(value, f.name), here)
+    if value is None or isinstance(value, (Tensor, bool, int, float)):
+        yield path, value
     elif isinstance(value, tuple):
         yield f"{path}#", len(value)
         for i, item in enumerate(value):
             yield from leaves(item, f"{path}.{i}")
-    elif value is None or isinstance(value, (Tensor, bool, int, float)):
-        yield path, value
+    elif is_dataclass(value) and not isinstance(value, type):
+        for name in _sent(type(value)):
+            here, own = f"{path}.{name}" if path else name, getattr(value, name)
+            if isinstance(own, Tensor):
+                yield here, own
+            else:
+                yield from leaves(own, here)
     else:
         raise TypeError(
             f"field '{path}' holds a {type(value).__name__}: messages and states are made of "
@@ -125,13 +133,15 @@ def _build(hint: Any, packed: Mapping[str, Any], path: str, like: Any) -> Any:
     if hint is Any and is_dataclass(like):
         hint = type(like)
     if is_dataclass(hint):
-        names = [f.name for f in fields(hint) if "derived" not in f.metadata]
         own = hints(hint)  # type: ignore[arg-type]
         make: Callable[..., Any] = hint  # type: ignore[assignment]
         values: dict[str, Any] = {}
-        for name in names:
+        for name in _sent(hint):  # type: ignore[arg-type]
             here = f"{path}.{name}" if path else name
-            values[name] = _build(own[name], packed, here, getattr(like, name, None))
+            if isinstance(packed.get(here), Tensor):
+                values[name] = packed[here]
+            else:
+                values[name] = _build(own[name], packed, here, getattr(like, name, None))
         return make(**values)
     return packed[path]
 
@@ -166,14 +176,16 @@ class Size:
 
 def nbytes(packed: Mapping[str, Any]) -> dict[str, Size]:
     """Field → bytes. Lengths and absent values are structure and cost nothing."""
-    sizes: dict[str, Size] = {}
+    tensors: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for path, leaf in packed.items():
         if leaf is None or path.endswith("#"):
             continue
         name = path.partition(".")[0]
-        own = Size(tensors=leaf.nbytes) if _is_vector(leaf) else Size(numbers=8)
-        sizes[name] = sizes.get(name, Size()) + own
-    return sizes
+        is_vector = _is_vector(leaf)
+        tensors[name] = tensors.get(name, 0) + (leaf.nbytes if is_vector else 0)
+        numbers[name] = numbers.get(name, 0) + (0 if is_vector else 8)
+    return {name: Size(tensors[name], numbers[name]) for name in tensors}
 
 
 def all_finite(packed: Mapping[str, Any]) -> bool:

@@ -28,7 +28,7 @@ Asked: TypeAlias = tuple[int, Request]
 """The number of its kind, and what is asked."""
 
 WORTH = 1 << 19  # parameters × samples of a batch above which matrix products take all the time
-CACHED = 1 << 17  # parameters of a stack: what fits into a core's cache is fastest
+CACHED = 1 << 18  # parameters of a stack: what fits into a core's cache is fastest
 DEVICE = 1 << 28  # the same on a GPU, which is the slower the less it has to do at once
 MOST = 64  # clients of a group
 KINDS = 4096  # requests that are remembered
@@ -73,7 +73,8 @@ class Together:
 
         def go(i: int, given: Any) -> None:
             said = running[i].switch(given)
-            torch.set_grad_enabled(grad)  # a visit may stop inside a context of its own
+            if torch.is_grad_enabled() != grad:  # it stopped inside a context of its own
+                torch.set_grad_enabled(grad)
             if running[i].dead:
                 results[i] = said
             else:
@@ -101,7 +102,8 @@ class Together:
         grad, hub = torch.is_grad_enabled(), getcurrent().parent
         assert hub is not None
         given: Trained = hub.switch((kind, request))
-        torch.set_grad_enabled(grad)
+        if torch.is_grad_enabled() != grad:
+            torch.set_grad_enabled(grad)
         return given
 
     def _kind(self, request: Request) -> int | None:

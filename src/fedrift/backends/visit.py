@@ -15,7 +15,7 @@ from fedrift.algorithm import Algorithm, local_of, owner_of, resolve
 from fedrift.backends.corruption import corrupted
 from fedrift.exchange import Exchange, Outcome, Shown
 from fedrift.faults import Trouble
-from fedrift.flat import count, take
+from fedrift.flat import count, is_finite, take
 from fedrift.messages import Size, all_finite, nbytes, pack, placed
 from fedrift.problem import Problem
 from fedrift.profiling import TimedSite
@@ -193,8 +193,8 @@ class Visitor:
         if trouble is not None and trouble.how is not None and client in trouble.corrupted:
             up = corrupted(up, trouble.how, call.seed, call.round, client)
         moved = tuple(b.cpu() for b in problem.model.buffers()) if site.has_trained else ()
-        finite = all(all_finite(pack(part)) for part in (up, new))
-        finite = finite and all_finite({str(i): b for i, b in enumerate(moved)})
+        finite = all_finite(pack(up)) and (new is None or all_finite(pack(new)))
+        finite = finite and all(map(is_finite, moved))
         return Reply(up, new, moved, site.work, finite)
 
 

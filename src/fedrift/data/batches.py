@@ -57,6 +57,8 @@ def table(
         return np.broadcast_to(whole, (steps, room)), np.full(steps, n)
     per_epoch = steps_per_epoch(n, batch_size)
     epochs, rng = -(-steps // per_epoch), order()
+    if epochs == 1 and n == per_epoch * batch_size:  # the usual case
+        return rng.permutation(n).reshape(-1, batch_size)[:steps], np.full(steps, batch_size)
     rows = np.empty((epochs, per_epoch * batch_size), dtype=np.int64)
     for row in rows:
         row[:n] = rng.permutation(n)
