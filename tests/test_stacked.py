@@ -274,12 +274,25 @@ def test_what_is_not_for_rows_falls_back_exactly(counter: Counter) -> None:
         assert torch.equal(one.weights, other.weights) and not counter.rows, (text, options)
 
 
-def test_large_batches_of_large_models_are_off_unless_asked(counter: Counter) -> None:
-    wide = models.factory("mlp:hidden=400", (8,), 4)
-    small("fedavg", wide, rounds=1)
+def test_large_batches_of_large_models_are_off_unless_asked(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "WORTH", 36 * 16 - 1)
+    small("fedavg", rounds=1)
     assert not counter.rows
-    small("fedavg", wide, rounds=1, stack="on")
+    small("fedavg", rounds=1, stack="on")
     assert counter.rows
+
+
+def test_groups_are_a_rule_of_model_and_cohort() -> None:
+    problem = front.settled("fedavg", {**USUAL, "model": MODELS["logistic"]}).problem
+    stacks = together.together(problem)
+    assert stacks is not None
+    sizes = np.full(100, 60)
+    assert stacks.group_size(10, sizes) == 25 and stacks.group_size(10, sizes[:3]) == 1
+    assert stacks.group_size(10, np.full(1000, 60)) == together.MOST
+    large = replace(problem, layout=Layout(("w",), ((together.CACHED, 1),)))
+    assert together.Together(large, stacks._chain).group_size(10, sizes) == 1
 
 
 def test_neighbours_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 Asked: TypeAlias = tuple[int, Request]
 """The number of its kind, and what is asked."""
 
-WORTH = 1 << 19  # parameters × samples of a batch above which matrix products take all the time
+WORTH = 1 << 24  # parameters × samples of a batch above which matrix products take all the time
 CACHED = 1 << 18  # parameters of a stack: what fits into a core's cache is fastest
 DEVICE = 1 << 28  # the same on a GPU, which is the slower the less it has to do at once
 MOST = 64  # clients of a group
@@ -55,7 +55,7 @@ class Together:
         room = room_of(int(sizes.max()), batch_size)
         if self._size * room > self._worth:
             return 1
-        return max(1, min(self._most, -(-len(sizes) // self._groups), 4 * self._width))
+        return max(1, min(self._most, -(-len(sizes) // self._groups), self._width))
 
     def alone(self, request: Request) -> Trained | None:
         """Train one request, as a stack of one; None if it cannot be."""
