@@ -118,6 +118,8 @@ def unpack(cls: type[T] | None, packed: Mapping[str, Any], like: Any = None) -> 
 
 
 def _build(hint: Any, packed: Mapping[str, Any], path: str, like: Any) -> Any:
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _filled(hint, packed, path, like)
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     if get_origin(hint) in (Union, types.UnionType):
@@ -132,18 +134,18 @@ def _build(hint: Any, packed: Mapping[str, Any], path: str, like: Any) -> Any:
         return tuple(_build(kinds[i], packed, f"{path}.{i}", None) for i in range(number))
     if hint is Any and is_dataclass(like):
         hint = type(like)
-    if is_dataclass(hint):
-        own = hints(hint)  # type: ignore[arg-type]
-        make: Callable[..., Any] = hint  # type: ignore[assignment]
-        values: dict[str, Any] = {}
-        for name in _sent(hint):  # type: ignore[arg-type]
-            here = f"{path}.{name}" if path else name
-            if isinstance(packed.get(here), Tensor):
-                values[name] = packed[here]
-            else:
-                values[name] = _build(own[name], packed, here, getattr(like, name, None))
-        return make(**values)
-    return packed[path]
+    return _filled(hint, packed, path, like) if is_dataclass(hint) else packed[path]
+
+
+def _filled(cls: Any, packed: Mapping[str, Any], path: str, like: Any) -> Any:
+    values: dict[str, Any] = {}
+    for name in _sent(cls):
+        here = f"{path}.{name}" if path else name
+        if here in packed:  # a leaf; anything else has only leaves of its own
+            values[name] = packed[here]
+        else:
+            values[name] = _build(hints(cls)[name], packed, here, getattr(like, name, None))
+    return cls(**values)
 
 
 def placed(value: T, device: str) -> T:

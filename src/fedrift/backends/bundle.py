@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fedrift.messages import Packed
+from fedrift.messages import Packed, Size, nbytes
 
 Bundle: TypeAlias = Packed
 """Path → rows, or `number path` → the leaf of one message, where they differ in form."""
@@ -47,3 +47,14 @@ def unbundled(bundle: Bundle, number: int) -> list[Packed]:
         for message, row in zip(messages, rows, strict=True):
             message[path] = row
     return messages
+
+
+def each_size(bundle: Bundle) -> dict[str, Size] | None:
+    """Bytes of every message, if they are the same for all."""
+    if any(" " in path or path.startswith("#") for path in bundle):
+        return None
+    first = {path: leaf[0] for path, leaf in bundle.items()}
+    absent = (leaf for leaf in bundle.values() if not isinstance(leaf, Tensor))
+    if any(any((v is None) != (leaf[0] is None) for v in leaf) for leaf in absent):
+        return None
+    return nbytes(first)

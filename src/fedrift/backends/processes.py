@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedrift.algorithm import owner_of
-from fedrift.backends.bundle import unbundled
+from fedrift.backends.bundle import each_size, unbundled
 from fedrift.backends.pool import Job, Known, Peer, Pool
 from fedrift.backends.visit import Call, Chunk, Evaluator, Fold, Reply, Visitor
 from fedrift.backends.worker import Ask, Evaluation, Setup, Visit, Visits
@@ -156,15 +156,15 @@ class Processes:
     ) -> Sequence[Visit]:
         """Fold the replies of one job; returns whose they were."""
         packed = peer.slots[job.task.slot].get(content[0])
-        tasks, said, told = [job.task], [packed], [content[1:]]
+        tasks, said, told, size = [job.task], [packed], [content[1:]], None
         if isinstance(job.task, Visits):
             tasks, told = job.task.tasks, content[1]
-            said = unbundled(packed, len(tasks))
+            said, size = unbundled(packed, len(tasks)), each_size(packed)
         for task, message, (speaks, work, finite) in zip(tasks, said, told, strict=True):
             buffers = tuple(v for k, v in message.items() if k.startswith("#buffer"))
             up = unpack(exchange.signature.up, message) if speaks else None
             client, reply = task.client, Reply(up, None, buffers, work, finite)
-            counts = fold.add(client, int(self._sizes[client]), reply)
+            counts = fold.add(client, int(self._sizes[client]), reply, size)
             if table is not None and counts:
                 table.keep(client, task.write)
             elif table is not None:

@@ -213,12 +213,14 @@ class Fold:
         self._buffers: list[Tensor] = []
         self._buffer_weight = 0.0
 
-    def add(self, client: int, n: int, reply: Reply) -> bool:
-        """Take in one reply; True if its new client state counts."""
+    def add(
+        self, client: int, n: int, reply: Reply, size: Mapping[str, Size] | None = None
+    ) -> bool:
+        """Take in one reply, whose size may be known; True if its new client state counts."""
         self.work.add(reply.work)
         if reply.up is not None:
-            for name, size in nbytes(pack(reply.up)).items():
-                self.bytes[name] = self.bytes.get(name, Size()) + size
+            for name, own in (nbytes(pack(reply.up)) if size is None else size).items():
+                self.bytes[name] = self.bytes.get(name, Size()) + own
         if not reply.is_finite:
             self.nonfinite.append(client)
             return False
