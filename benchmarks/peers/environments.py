@@ -37,7 +37,7 @@ PEERS = {
         Peer("fedrift", "fedrift", "fedrift", "2 workers", has_venv=False),
         Peer("flower", "Flower simulation", "flwr", "2 Ray actors", lacks="e"),
         Peer("pfl", "pfl-research", "pfl", "torchrun, 2 processes", TORCHRUN),
-        Peer("fedlab", "FedLab", "fedlab", "1 process, 2 threads"),
+        Peer("fedlab", "FedLab", "fedlab", "2 trainers, 1 server"),
         Peer("fluke", "fluke", "fluke-fl", "1 process, 2 threads"),
     )
 }

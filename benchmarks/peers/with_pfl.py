@@ -19,7 +19,8 @@ from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
 from pfl.algorithm.scaffold import SCAFFOLD, SCAFFOLDParams
-from pfl.callback import CentralEvaluationCallback, TrainingProcessCallback
+from pfl.callback.base import TrainingProcessCallback
+from pfl.callback.central_evaluation import CentralEvaluationCallback
 from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.data.sampling import get_user_sampler

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 CLASSES = 10
 TEST = 2_000
 EVALUATION_BATCH = 250
-SEPARATION = 0.12  # between classes, in units of the noise: losses fall all the way to the end
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,7 @@ class Work:
     cohort: int
     batch: int
     lr: float
+    separation: float  # of the classes' pictures, in units of the noise: losses must fall visibly
     rounds: int
     warmup: int  # rounds that do not count as steady state
     repeats: int
@@ -54,13 +54,13 @@ MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 ROWS = {
     work.row: work
     for work in (
-        Work("a", "MLP", "mlp", MNIST, 100, 500, 10, 32, 0.05, rounds=20, warmup=4, repeats=3),
-        Work("b", "CNN", "cnn-mcmahan", MNIST, 100, 500, 10, 32, 0.05, 6, 2, repeats=2),
-        Work("c", "LeNet", "lenet", CIFAR, 1000, 50, 50, 10, 0.02, 6, 2, repeats=2),
-        Work("d", "logistic", "logistic", MNIST, 1000, 60, 100, 10, 0.02, 10, 2, repeats=3),
+        Work("a", "MLP", "mlp", MNIST, 100, 500, 10, 32, 0.05, 0.2, 20, 4, repeats=3),
+        Work("b", "CNN", "cnn-mcmahan", MNIST, 100, 500, 10, 32, 0.05, 0.2, 6, 2, repeats=2),
+        Work("c", "LeNet", "lenet", CIFAR, 1000, 50, 50, 10, 0.1, 0.5, 6, 2, repeats=2),
+        Work("d", "logistic", "logistic", MNIST, 1000, 60, 100, 10, 0.02, 0.2, 10, 2, repeats=3),
         Work(
-            "e", "SCAFFOLD, CNN", "cnn-mcmahan", MNIST, 100, 500, 10, 32, 0.05, 6, 2, repeats=1,
-            algorithm="scaffold",
+            "e", "SCAFFOLD, CNN", "cnn-mcmahan", MNIST, 100, 500, 10, 32, 0.05, 0.2, 6, 2,
+            repeats=1, algorithm="scaffold",
         ),
     )
 }  # fmt: skip
@@ -81,7 +81,8 @@ class Data(NamedTuple):
 
 def path_of(work: Work) -> Path:
     folder = Path(os.environ["PEERS_DATA"])
-    return folder / f"{'x'.join(map(str, work.shape))}-{work.clients}x{work.samples}.npz"
+    size = f"{'x'.join(map(str, work.shape))}-{work.clients}x{work.samples}"
+    return folder / f"{size}-{work.separation}.npz"
 
 
 def generate(work: Work) -> None:
@@ -91,7 +92,7 @@ def generate(work: Work) -> None:
         return
     rng = np.random.default_rng(0)
     coarse = rng.standard_normal((CLASSES, channels, high // 4, wide // 4), np.float32)
-    pictures = SEPARATION * np.kron(coarse, np.ones((1, 1, 4, 4), np.float32))
+    pictures = work.separation * np.kron(coarse, np.ones((1, 1, 4, 4), np.float32))
     arrays: dict[str, np.ndarray] = {}
     for part, count in (("", work.clients * work.samples), ("test_", TEST)):
         y = rng.integers(0, CLASSES, count)
