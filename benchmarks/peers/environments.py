@@ -77,7 +77,7 @@ def surroundings(added: Mapping[str, str], *, ours: bool = False) -> dict[str, s
     """Environment variables of a run: ours sees our search path, a peer only its own venv."""
     kept = {k: v for k, v in os.environ.items() if ours or k not in ("PYTHONPATH", "PYTHONHOME")}
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    return kept | quiet | added
+    return kept | quiet | dict(added)
 
 
 def version(python: Path, package: str) -> str:

@@ -7,6 +7,7 @@ import os
 import platform
 import tempfile
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def measured(row: work.Work, ran: watch.Ran, notes: dict[str, Any]) -> Run:
         "start": ends[0] - ran.launched - steady,
         "visit": steady / row.cohort,
         "peak_bytes": ran.peak_bytes,
-        "rounds": [after - before for before, after in zip(ends, ends[1:], strict=False)],
+        "rounds": [after - before for before, after in pairwise(ends)],
         "losses": notes["losses"],
     }
 

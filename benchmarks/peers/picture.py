@@ -7,10 +7,10 @@ from pathlib import Path
 import matplotlib as mpl
 
 mpl.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
-from peers.environments import PEERS  # noqa: E402
-from peers.figures import Figures  # noqa: E402
+from peers.environments import PEERS
+from peers.figures import Figures
 
 COLOURS = {
     "bare": "#9aa0a6", "fedrift": "#00796b", "flower": "#e6a100",

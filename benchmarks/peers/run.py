@@ -16,9 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from peers.environments import PEERS  # noqa: E402
-from peers.harness import Harness, Results, compare  # noqa: E402
-from peers.work import ROWS  # noqa: E402
+from peers.environments import PEERS
+from peers.harness import Harness, Results, compare
+from peers.work import ROWS
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedrift" / "peers"
 

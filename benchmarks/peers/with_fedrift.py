@@ -7,7 +7,6 @@ from functools import partial
 
 import fedrift as fr
 from fedrift.rounds import Plan, RoundReport
-
 from peers import work
 from peers.notes import Notes
 
