@@ -17,7 +17,7 @@ INPUT = f"{WORDS} options source catalogue fields workload model_names loss_name
 VECTORS = f"{WORDS} flat messages optim"
 LOOP = f"{VECTORS} pieces local data.batches data.augment"
 CORE = f"{LOOP} problem site faults exchange algorithm"
-PLACES = f"{CORE} shared ledger rows store data.resident"
+PLACES = f"{CORE} profiling shared ledger rows store data.resident"
 ENGINE = f"{PLACES} unbroken backends backends.* participation checkpoint aggregation rounds engine"
 FOLDERS = "experiment records run_files run_folder results origin"
 RUNS = f"{ENGINE} metrics {FOLDERS} keeping figures result room planning"
@@ -66,6 +66,7 @@ ALLOWED = {
     "local": LOOP,
     "problem": LOOP,
     "site": f"{LOOP} problem",
+    "profiling": f"{LOOP} problem site",
     "exchange": f"{LOOP} site faults",
     "algorithm": f"{LOOP} problem site exchange",
     "aggregation": f"{CORE} protection",

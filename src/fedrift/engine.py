@@ -21,6 +21,7 @@ from fedrift.flat import Vec, is_finite
 from fedrift.ledger import Cost, Entry
 from fedrift.messages import Size, nbytes, pack
 from fedrift.problem import Problem
+from fedrift.profiling import OFF, Meter
 from fedrift.rounds import (
     Analyst,
     Finished,
@@ -68,11 +69,12 @@ class Engine:
         observer: Observer | None = None,
         on_round: Callable[[RoundReport], bool | None] | None = None,
         analyst: Analyst | None = None,
+        meter: Meter = OFF,
     ) -> None:
         self.algorithm, self.problem, self.backend, self.store = algorithm, problem, backend, store
         self.settings, self.progress = settings, progress
         self.recorder, self.observer, self.on_round = recorder, observer, on_round
-        self.analyst = analyst
+        self.analyst, self._meter = analyst, meter
         self._entries: list[Entry] = []
         self._waiting: deque[Waiting] = deque()
         # Chunks of an evaluation fill the workers while the server folds and asks again.
@@ -83,6 +85,7 @@ class Engine:
 
     def run(self) -> Finished:
         """All rounds that are left."""
+        self._meter.restart()
         while self.progress.round < self.settings.last:
             t = self.progress.round
             new, buffers, cohort, lost = self._round(t)
@@ -124,6 +127,7 @@ class Engine:
             self.progress.round = t + 1
         if due:
             waiting.pending = self._evaluate(new, buffers)
+        self._meter.finished_round(t + 1, self.backend.workers)
 
     def _diverged(self, bad: Waiting) -> Finished:
         """The evaluation of a round was not finite: whatever came after it does not count."""
@@ -338,8 +342,9 @@ class Engine:
         """Write a checkpoint of the last finished round."""
         if self.recorder is None:
             return
-        self.recorder.checkpoint(self._point)
-        self.store.saved()
+        with self._meter.span("checkpoint"):
+            self.recorder.checkpoint(self._point)
+            self.store.saved()
 
     def _point(self) -> Checkpoint:
         progress = self.progress

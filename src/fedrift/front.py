@@ -94,6 +94,7 @@ def run(
     observer: Observer | None = None,
     track: str | Sequence[str] | None = None,
     analyse: str | During | None = None,
+    profile: bool = False,
 ) -> Result:
     """Simulate a federation and return its `Result`.
 
@@ -127,6 +128,7 @@ def run(
     observer: an object with started(plan) and finished_round(report).
     track: "tensorboard", "mlflow", or a list of these.
     analyse: what to measure on the way, such as "every=10,what=drift,classes"; needs `out`.
+    profile: note where the time of every round goes, in `Result.profile`.
     """
     settings = {key: value for key, value in locals().items() if key in SETTINGS}
     if on_round is not None and not callable(on_round):
@@ -143,6 +145,7 @@ def run(
         out=folder,
         on_round=on_round,
         appoint=_appointed(analyse, folder),
+        profile=profile,
     )
     return following(
         wanted, name, made.spec.said(), folder, observer, lambda seen: execute(observer=seen)
@@ -211,6 +214,7 @@ def run_spec(
     analyse: str | During | None = None,
     until: int | None = None,
     origin: Origin | None = None,
+    profile: bool = False,
 ) -> Result:
     """Run what a spec says: named data, partition and model; a fork begins as its origin."""
     spec.validate()
@@ -229,6 +233,7 @@ def run_spec(
         backend=spec.backend,
         out=folder,
         appoint=_appointed(analyse, folder),
+        profile=profile,
     )
     return following(
         wanted, name, made.spec.said(), folder, observer, lambda seen: execute(observer=seen)

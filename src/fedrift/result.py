@@ -41,6 +41,8 @@ class Result:
     """Who holds how many samples of which class."""
     said: Spec | None = None
     """The options it was made with, as far as a spec can hold them."""
+    profile: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    """Seconds by kind of work, one row per round; empty unless profile=True."""
 
     def __repr__(self) -> str:
         """One line: what was run and how it ended."""

@@ -24,11 +24,13 @@ from fedrift.flat import map_tree
 from fedrift.ledger import Ledger
 from fedrift.origin import Origin
 from fedrift.planning import Task, UserMetric, cost_of, is_ray, plan, workers_for
+from fedrift.profiling import OFF, Meter, TimedSite
 from fedrift.result import Result
 from fedrift.results import RunFolder
 from fedrift.results import load as load_folder
 from fedrift.room import check_room
 from fedrift.rounds import Analyst
+from fedrift.site import Site
 from fedrift.store import States, Store
 
 __all__ = ["Appoint", "Task", "UserMetric", "execute", "one_thread"]
@@ -71,6 +73,7 @@ def execute(
     until: int | None = None,
     origin: tuple[Task, int] | None = None,
     place: Place | None = None,
+    profile: bool = False,
 ) -> Result:
     """Run the task, or go on with what its folder holds of it; on a pool or at a place if given.
 
@@ -88,6 +91,8 @@ def execute(
             number = pool.workers if pool is not None else workers_for(task, workers, backend)
         if number:
             check_sendable(task.algorithm, task.problem, task.augment)
+        if profile and (place is not None or is_ray(backend)):
+            raise InputError("profile: times can be taken in this process and in workers only")
         folder, again = None, False
         if out is not None:
             identity = identity_of(task)
@@ -105,7 +110,13 @@ def execute(
             if folder is not None and again and is_complete(folder):
                 return _reread(task, folder)
             start = partial(
-                _execute, number=number, kind=backend, observer=observer, pool=pool, place=place
+                _execute,
+                number=number,
+                kind=backend,
+                observer=observer,
+                pool=pool,
+                place=place,
+                meter=Meter(is_on=profile),
             )
             if origin is not None and folder is not None:
                 first, at = origin[0], origin[1] if until is None else min(origin[1], until)
@@ -142,10 +153,12 @@ def _execute(
     is_part: bool = False,
     appoint: Appoint | None = None,
     place: Place | None = None,
+    meter: Meter = OFF,
 ) -> Result | None:
     """None if it was only a part of a run, and that part has been done."""
     problem = task.problem
-    visitor = Visitor(task.algorithm, problem, task.split, task.augment)
+    site = TimedSite if meter.is_on else Site
+    visitor = Visitor(task.algorithm, problem, task.split, task.augment, site)
     rows = None
     if place is None:
         where = None if folder is None else folder.path / "clients"
@@ -171,7 +184,7 @@ def _execute(
     if rows is not None:
         where = None if folder is None else folder.path
         analyst = None if appoint is None else appoint(task, rows, where, progress)
-        chosen = _backend(visitor, rows, evaluator, number, task, kind, pool)
+        chosen = _backend(visitor, rows, evaluator, number, task, kind, pool, meter)
     else:
         assert place is not None
         chosen = place.backend(visitor, evaluator)
@@ -197,10 +210,12 @@ def _execute(
         observer=observer,
         on_round=on_round,
         analyst=analyst,
+        meter=meter,
     )
     try:
         finished = engine.run()
         engine.save()
+        meter.ended(number)
         if analyst is not None:
             analyst.ended()
     except BaseException as error:
@@ -214,7 +229,7 @@ def _execute(
         store.close()
     if is_part and finished.status == "stopped":
         return None
-    result = _result(task, finished, folder)
+    result = _result(task, finished, folder, meter.rounds)
     if folder is not None:
         keeping.Keeper(folder).finish(result.tensors(), result.summary())
     return result
@@ -228,19 +243,22 @@ def _backend(
     task: Task,
     kind: str,
     pool: Pool | None,
+    meter: Meter,
 ) -> Backend:
     if pool is not None:
-        return Processes(visitor, store, evaluator, pool, cost_of(task), owns_pool=False)
+        return Processes(
+            visitor, store, evaluator, pool, cost_of(task), owns_pool=False, meter=meter
+        )
     if is_ray(kind):
         from fedrift.backends.cluster import Ray
 
         where = kind.partition(":")[2]
         return Ray(visitor, store, evaluator, cost_of(task), address=where, workers=workers)
     if workers == 0:
-        return InProcess(visitor, store, evaluator, wire=kind == "wire")
+        return InProcess(visitor, store, evaluator, wire=kind == "wire", meter=meter)
     own = Pool(workers)
     try:
-        return Processes(visitor, store, evaluator, own, cost_of(task))
+        return Processes(visitor, store, evaluator, own, cost_of(task), meter=meter)
     except BaseException:
         own.close()
         raise
@@ -271,7 +289,12 @@ def _combine(task: Task, chunks: Sequence[Chunk]) -> dict[str, Any]:
     return combined
 
 
-def _result(task: Task, finished: Finished, folder: RunFolder | None) -> Result:
+def _result(
+    task: Task,
+    finished: Finished,
+    folder: RunFolder | None,
+    profile: list[dict[str, float]] | None = None,
+) -> Result:
     progress = finished.progress
     return Result(
         status=finished.status,
@@ -288,6 +311,7 @@ def _result(task: Task, finished: Finished, folder: RunFolder | None) -> Result:
         folder=None if folder is None else folder.path,
         clients=keeping.clients(task.split, task.problem.classes),
         said=task.spec,
+        profile=profile or [],
     )
 
 

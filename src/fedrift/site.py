@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -37,11 +37,15 @@ class Work:
     gradients: int = 0
     forwards: int = 0
     steps: int = 0
+    spent: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds by kind, if they are measured."""
 
     def add(self, other: Work) -> None:
         self.gradients += other.gradients
         self.forwards += other.forwards
         self.steps += other.steps
+        for kind, seconds in other.spent.items():
+            self.spent[kind] = self.spent.get(kind, 0.0) + seconds
 
 
 class Site:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from fedrift.backends.codec import through
 from fedrift.backends.visit import Call, Done, Evaluator, Fold, Reply, Visitor
 from fedrift.exchange import Exchange, Outcome, Shown
 from fedrift.messages import pack
+from fedrift.profiling import OFF, Meter, account
 from fedrift.store import Store
 
 
@@ -22,10 +24,15 @@ class InProcess:
     workers = 0
 
     def __init__(
-        self, visitor: Visitor, store: Store, evaluator: Evaluator | None, wire: bool = False
+        self,
+        visitor: Visitor,
+        store: Store,
+        evaluator: Evaluator | None,
+        wire: bool = False,
+        meter: Meter = OFF,
     ) -> None:
         self._visitor, self._store, self._evaluator = visitor, store, evaluator
-        self._wire = wire
+        self._wire, self._meter = wire, meter
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
         call = Call.of(exchange)
@@ -34,14 +41,18 @@ class InProcess:
         table = self._store.tables.get(path)
         sizes = self._visitor.clients.sizes
         for client in sorted(clients):
+            began = perf_counter()
             reply = self._visit(call, exchange, client, path)
-            counts = fold.add(client, int(sizes[client]), reply)
-            if table is not None and counts:
-                slot = table.reserve()
-                table.rows.write(slot, reply.mine)
-                table.keep(client, slot)
-            elif table is not None:
-                table.drop(client)
+            account(reply.work, perf_counter() - began)
+            with self._meter.span("fold"):
+                counts = fold.add(client, int(sizes[client]), reply)
+                if table is not None and counts:
+                    slot = table.reserve()
+                    table.rows.write(slot, reply.mine)
+                    table.keep(client, slot)
+                elif table is not None:
+                    table.drop(client)
+        self._meter.add(fold.work.spent)
         return fold.outcome()
 
     def _visit(self, call: Call, exchange: Exchange, client: int, path: str) -> Reply:
@@ -66,7 +77,8 @@ class InProcess:
         return Reply(up, new, reply.buffers, reply.work, reply.is_finite)
 
     def evaluate(self, shown: Shown) -> Done:
-        return Done([] if self._evaluator is None else self._evaluator.chunks(shown))
+        with self._meter.span("evaluate"):
+            return Done([] if self._evaluator is None else self._evaluator.chunks(shown))
 
     def close(self) -> None:
         return None

@@ -161,7 +161,8 @@ class Masked:
         work = Work()
         for said in summed.said.values():
             counts = [said.get(name) for name in ("gradients", "forwards", "steps")]
-            work.add(Work(*(c if isinstance(c, int) and 0 <= c < 1 << 62 else 0 for c in counts)))
+            sane = [c if isinstance(c, int) and 0 <= c < 1 << 62 else 0 for c in counts]
+            work.add(Work(sane[0], sane[1], sane[2]))
         finite = bool(np.isfinite(summed.mean).all())
         if finite and table is not None:
             for client in replied:

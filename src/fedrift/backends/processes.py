@@ -21,6 +21,7 @@ from fedrift.data.resident import Split
 from fedrift.errors import InputError
 from fedrift.exchange import Exchange, Outcome, Shown
 from fedrift.messages import Packed, pack, unpack
+from fedrift.profiling import OFF, Meter
 from fedrift.shared import Block, skeleton, tree_to_packed
 from fedrift.store import Store, Table
 
@@ -36,6 +37,7 @@ class Evaluating:
     """An evaluation whose chunks are spread over the workers."""
 
     total: int
+    meter: Meter = OFF
     answers: queue.SimpleQueue[Answer] = field(default_factory=lambda: queue.SimpleQueue[Answer]())
 
     def chunks(self) -> list[Chunk]:
@@ -44,7 +46,9 @@ class Evaluating:
             _, job, content = self.answers.get()
             if isinstance(content, BaseException):
                 raise content
-            parts.update(zip(job.task.chunks, content, strict=True))
+            measured, seconds = content
+            self.meter.add({"evaluate": seconds})
+            parts.update(zip(job.task.chunks, measured, strict=True))
         return [parts[i] for i in range(self.total)]
 
 
@@ -59,11 +63,12 @@ class Processes:
         pool: Pool,
         cost: Cost,
         owns_pool: bool = True,
+        meter: Meter = OFF,
     ) -> None:
         if not isinstance(visitor.clients, Split):
             raise InputError("workers: this kind of client data cannot be shared; use workers=0")
         self.workers, self._pool, self._owns_pool = pool.workers, pool, owns_pool
-        self._store, self._cost = store, cost
+        self._store, self._cost, self._meter = store, cost, meter
         self._sizes = visitor.clients.sizes
         self._chunks = len(evaluator) if evaluator is not None else 0
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
@@ -89,14 +94,17 @@ class Processes:
         fold = Fold(exchange)
         table = self._store.tables.get(owner_of(exchange.phase))
         waiting, parked = deque(sorted(clients)), dict[int, Answer]()
-        self._pool.submit(self._visits(exchange, clients, table))
+        with self._meter.span("send"):
+            self._pool.submit(self._visits(exchange, clients, table))
         while waiting:
             peer, job, content = self._answers.get()
             if isinstance(content, BaseException):
                 raise content
             parked[job.task.client] = (peer, job, content)
             while waiting and waiting[0] in parked:
-                self._fold(fold, exchange, table, *parked.pop(waiting.popleft()))
+                with self._meter.span("fold"):
+                    self._fold(fold, exchange, table, *parked.pop(waiting.popleft()))
+        self._meter.add(fold.work.spent)
         return fold.outcome()
 
     def _visits(self, exchange: Exchange, clients: Sequence[int], table: Table | None) -> list[Job]:
@@ -166,7 +174,7 @@ class Processes:
             packed["allowed"] = shown.allowed
         name = self._shown[self._evaluations % len(self._shown)]
         self._evaluations += 1
-        where, under_way = self._run.blocks[name].put(packed), Evaluating(self._chunks)
+        where, under_way = self._run.blocks[name].put(packed), Evaluating(self._chunks, self._meter)
         size = -(-self._chunks // (JOBS * self.workers))
         tasks = [
             Evaluation(range(self._chunks)[i : i + size], name, where, shown.temperature)
@@ -213,6 +221,7 @@ def _described(
         where=where,
         layouts={p: t.rows.layout for p, t in store.tables.items()},
         make=split.make,
+        site=visitor.site,
     )
     return cloudpickle.dumps(setup)
 

@@ -76,7 +76,7 @@ class Visitor:
     ) -> None:
         """`site` makes what a client method is given: a `Site`, or one that is watched."""
         self.root, self.problem, self.clients, self.augment = root, problem, clients, augment
-        self._site = site
+        self.site = site
         self._resolved: dict[str, tuple[Algorithm[Any, Any], Problem]] = {}
 
     def owner(self, path: str) -> tuple[Algorithm[Any, Any], Problem]:
@@ -103,7 +103,7 @@ class Visitor:
         model.freeze(frozen)
         model.temperature = call.temperature
         trouble = call.trouble
-        site = self._site(
+        site = self.site(
             problem,
             self.clients.view(client),
             client=client,

@@ -8,10 +8,12 @@ import pickle
 import signal
 import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -23,9 +25,10 @@ from fedrift.exchange import Shown, Signature
 from fedrift.flat import map_tree
 from fedrift.messages import Packed, pack, unpack
 from fedrift.problem import Problem
+from fedrift.profiling import account
 from fedrift.rows import RowLayout, Rows
 from fedrift.shared import Block, packed_to_tree
-from fedrift.site import Augment
+from fedrift.site import Augment, Site
 
 OUT_OF_MEMORY = 77  # exit code of a worker that could not allocate
 
@@ -46,6 +49,7 @@ class Setup:
     """For each tree the block that holds it, and where its tensors stand in it."""
     layouts: dict[str, RowLayout]
     make: Make | None = None
+    site: Callable[..., Any] = Site
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class Run:
             packed = blocks[block].get(where)
             trees[name] = packed_to_tree(setup.skeletons[name], packed, name)
         split = Split.from_flat(trees["x"], trees["y"], trees["parts"], trees["ends"], setup.make)
-        self.visitor = Visitor(setup.root, setup.problem, split, setup.augment)
+        self.visitor = Visitor(setup.root, setup.problem, split, setup.augment, setup.site)
         if setup.has_test:
             self.evaluator = Evaluator(
                 setup.problem, trees["x_test"], trees["y_test"], setup.measure, setup.keeps_outputs
@@ -107,19 +111,23 @@ class Run:
         self.frozen = block.get(ask.frozen)
 
     def visit(self, task: Visit) -> tuple[Any, ...]:
+        came = perf_counter()
         ask, path = self.current, owner_of(self.current.call.phase)
         private = None
         if task.private is not None:
             block = self._blocks[f"{self._own} down"]
             private = unpack(ask.signature.private, block.get(task.private))
         mine = self.rows[path].read(task.read) if task.read >= 0 else self._initial(path)
+        began = perf_counter()
         reply = self.visitor.visit(
             ask.call, task.client, self.down, private, mine, self.buffers, self.frozen
         )
+        ended = perf_counter()
         if task.write >= 0:
             self.rows[path].write(task.write, reply.mine)
         buffers = {f"#buffer.{i}": b for i, b in enumerate(reply.buffers)}
         where = self._blocks[task.slot].put({**pack(reply.up), **buffers})
+        account(reply.work, ended - began, began - came + perf_counter() - ended)
         return where, reply.up is not None, reply.work, reply.is_finite
 
     def _initial(self, path: str) -> Any:
@@ -128,7 +136,8 @@ class Run:
             self.initial[path] = node.client(problem)
         return self.initial[path]
 
-    def evaluate(self, task: Evaluation) -> list[dict[str, Any]]:
+    def evaluate(self, task: Evaluation) -> tuple[list[dict[str, Any]], float]:
+        began = perf_counter()
         given = self._blocks[task.block].get(task.where)
         frozen = {k.removeprefix("frozen/"): v for k, v in given.items() if k.startswith("frozen/")}
         buffers = tuple(v for k, v in given.items() if k.startswith("buffer."))
@@ -137,7 +146,7 @@ class Run:
         for sums in measured:
             if "output" in sums:
                 sums["output"] = map_tree(lambda t: t.numpy(), sums["output"])
-        return measured
+        return measured, perf_counter() - began
 
 
 class Worker:
@@ -173,7 +182,7 @@ class Worker:
     def visit(self, content: tuple[str, Visit]) -> tuple[Any, ...]:
         return self.runs[content[0]].visit(content[1])
 
-    def evaluate(self, content: tuple[str, Evaluation]) -> list[dict[str, Any]]:
+    def evaluate(self, content: tuple[str, Evaluation]) -> tuple[list[dict[str, Any]], float]:
         return self.runs[content[0]].evaluate(content[1])
 
 

@@ -148,6 +148,12 @@ def run(
             "PLAN",
         ),
     ] = None,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile", help="Say where the time of every round goes.", rich_help_panel=OUTPUT
+        ),
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="One JSON object on standard output.", rich_help_panel=OUTPUT),
@@ -172,4 +178,11 @@ def run(
 
     from fedrift.cli.start import chosen, start  # here, so that --help need not wait for it
 
-    start(chosen(flags, spec), as_json=as_json, quiet=quiet, track=track or [], analyse=analyse)
+    start(
+        chosen(flags, spec),
+        as_json=as_json,
+        quiet=quiet,
+        track=track or [],
+        analyse=analyse,
+        profile=profile,
+    )

@@ -56,6 +56,7 @@ def start(
     quiet: bool,
     track: Sequence[str] = (),
     analyse: str | None = None,
+    profile: bool = False,
 ) -> None:
     """A new run, or the same one to go on with. Refuses before torch is imported what it can."""
     spec.validate()
@@ -70,7 +71,9 @@ def start(
     plan = None if analyse is None else during(analyse)
     if plan is not None and spec.out is None:
         raise InputError(f"analyse '{analyse}' needs a folder for what it finds; give --out FOLDER")
-    execute(spec, spec.out, as_json=as_json, quiet=quiet, track=track, analyse=plan)
+    execute(
+        spec, spec.out, as_json=as_json, quiet=quiet, track=track, analyse=plan, profile=profile
+    )
 
 
 def _is_same(spec: Spec, folder: Path) -> bool:
@@ -103,6 +106,7 @@ def execute(
     track: Sequence[str] = (),
     analyse: During | None = None,
     origin: Origin | None = None,
+    profile: bool = False,
 ) -> None:
     """Runs what has been checked; `folder` may hold the beginning of the same run."""
     if spec.workers != 0 and spec.backend in ("auto", "processes"):
@@ -126,6 +130,7 @@ def execute(
             track=track,
             analyse=analyse,
             origin=origin,
+            profile=profile,
         )
     except KeyboardInterrupt:
         watch.close()
@@ -133,7 +138,12 @@ def execute(
         raise typer.Exit(INTERRUPTED) from None
     finally:
         watch.close()
-    report(result.summary(), folder, as_json=as_json)
+    summary = result.summary() | ({"profile": result.profile} if profile else {})
+    report(summary, folder, as_json=as_json)
+    if profile and not as_json:
+        from fedrift.cli.profile import show
+
+        show(result.profile)
 
 
 def _interrupted(watch: Watcher, spec: Spec, folder: str | None) -> str:
