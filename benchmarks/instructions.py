@@ -11,9 +11,10 @@ import os
 import sys
 from pathlib import Path
 
+from torch.utils.benchmark import Timer
+
 import history
 from overhead import console
-from torch.utils.benchmark import Timer
 
 SETUP = """
 import torch

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from peers import bare
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -27,6 +26,7 @@ import fedrift as fr
 from fedrift import models
 from fedrift.backends.visit import EVALUATION_CHUNK
 from fedrift.engine import Plan, RoundReport
+from peers import bare
 
 WORKERS = 2
 CLIENTS, SAMPLES, COHORT, BATCH, TEST = 100, 500, 10, 32, 2000

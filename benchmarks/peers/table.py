@@ -11,6 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import page
 from peers.curves import TOLERANCE
 from peers.environments import PEERS
 from peers.figures import OURS, Figures
@@ -18,24 +19,13 @@ from peers.picture import draw
 from peers.targets import NAMED, faster_than_all
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-BEGIN, END = "<!-- peers: begin, written by benchmarks/peers/table.py -->", "<!-- peers: end -->"
-HEAD = "# Performance\n"
 
 
 def main() -> None:
     given = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("results.json")
     figures = Figures.read(given)
     draw(figures, DOCS / "images" / "peers.png")
-    page = DOCS / "performance.md"
-    old = page.read_text() if page.exists() else HEAD
-    page.write_text(placed(old, "\n".join(text(figures))))
-
-
-def placed(page: str, part: str) -> str:
-    """The page with its part about peers replaced, or added at the end."""
-    before, found, rest = page.partition(BEGIN)
-    after = rest.partition(END)[2] if found else "\n"
-    return f"{before.rstrip()}\n\n{BEGIN}\n{part}\n{END}{after}"
+    page.write("peers", "\n".join(text(figures)))
 
 
 def text(figures: Figures) -> Iterator[str]:
