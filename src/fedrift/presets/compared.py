@@ -87,7 +87,7 @@ def _best(found: statistics.Findings) -> list[Table]:
     title = f"Test {measure(found)}, best round"
     if len(found.settings) > 1:
         return [_by_setting(found, title, cell)]
-    only = found.settings[0]
+    only = next(iter(found.settings))
     return [
         Table(title, ["method", "best"], [[m, cell(found.get(m, only))] for m in found.methods])
     ]
@@ -138,7 +138,7 @@ def _loss(found: statistics.Findings) -> list[Table]:
     title = f"Test loss, {convention(found)}"
     if len(found.settings) > 1:
         return [_by_setting(found, title, cell)]
-    only = found.settings[0]
+    only = next(iter(found.settings))
     return [
         Table(title, ["method", "loss"], [[m, cell(found.get(m, only))] for m in found.methods])
     ]
