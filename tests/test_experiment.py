@@ -43,6 +43,7 @@ FULL: dict[str, Any] = {
     "privacy": "gaussian:1,clip=2",
     "dtype": "float64",
     "device": "cuda:1",
+    "stack": "off",
     "workers": 2,
     "backend": "processes",
     "seed": 7,

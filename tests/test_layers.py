@@ -16,8 +16,8 @@ WORDS = "errors grammar streams"
 INPUT = f"{WORDS} options source catalogue fields workload model_names loss_names faults protection"
 VECTORS = f"{WORDS} flat messages optim"
 LOOP = f"{VECTORS} pieces local data.batches data.augment"
-CORE = f"{LOOP} problem site faults exchange algorithm"
-PLACES = f"{CORE} profiling shared ledger rows store data.resident"
+CORE = f"{LOOP} problem requests site faults exchange algorithm"
+PLACES = f"{CORE} together profiling shared ledger rows store data.resident"
 ENGINE = f"{PLACES} unbroken backends backends.* participation checkpoint aggregation rounds engine"
 FOLDERS = "experiment records run_files run_folder results origin"
 RUNS = f"{ENGINE} metrics {FOLDERS} keeping figures result room planning"
@@ -65,8 +65,13 @@ ALLOWED = {
     "pieces": VECTORS,
     "local": LOOP,
     "problem": LOOP,
-    "site": f"{LOOP} problem",
-    "profiling": f"{LOOP} problem site",
+    "chain": "flat",
+    "requests": LOOP,
+    "minibatches": f"{LOOP} chain requests data.resident",
+    "stacked": f"{LOOP} chain requests minibatches",
+    "site": f"{LOOP} problem requests",
+    "together": f"{LOOP} problem chain requests stacked data.resident",
+    "profiling": f"{LOOP} problem requests site",
     "exchange": f"{LOOP} site faults",
     "algorithm": f"{LOOP} problem site exchange",
     "aggregation": f"{CORE} protection",

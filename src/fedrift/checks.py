@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedrift.data.resident import Split
 from fedrift.errors import InputError
 from fedrift.flat import take
-from fedrift.problem import Problem
+from fedrift.problem import Problem, Stack
 
 COLUMNS = (
     "round",
@@ -82,6 +82,13 @@ def check_device(name: str) -> None:
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
     if not there.get(kind, False):
         raise InputError(f"device={name!r} is not available here; use cpu")
+
+
+def stack_of(name: Any) -> Stack:
+    found = next((one for one in get_args(Stack) if one == name), None)
+    if found is None:
+        raise InputError(f"stack={name!r} must be auto, off or on")
+    return found
 
 
 def has_labels(y: Any) -> bool:

@@ -49,6 +49,7 @@ FIELDS: dict[str, fields.Field] = {
     "privacy": fields.named(),
     "dtype": fields.choice("float32", "float64"),
     "device": fields.device(),
+    "stack": fields.choice("auto", "off", "on"),
     "workers": fields.workers(),
     "backend": fields.backend("auto", "in-process", "processes", "ray"),
     "seed": fields.whole(0, fields.LARGEST_SEED),
@@ -94,6 +95,7 @@ class Spec:
     privacy: str | None = None
     dtype: str = "float32"
     device: str = "cpu"
+    stack: str = "auto"
     workers: int | str = "auto"
     backend: str = "auto"
     seed: int = 0

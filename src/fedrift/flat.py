@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -56,7 +57,7 @@ def cosine(x: Vec, y: Vec) -> Tensor:
 
 def is_finite(x: Tensor) -> bool:
     """True if no element is NaN or infinite. The sum settles nearly every case in one pass."""
-    if not x.is_floating_point() or bool(torch.isfinite(x.sum())):
+    if not x.is_floating_point() or math.isfinite(x.sum().item()):
         return True
     return bool(torch.isfinite(x).all())
 
@@ -131,6 +132,13 @@ def cloned(x: Any) -> Any:
     return map_tree(lambda t: t.clone(), x)
 
 
+def sent(t: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device; from pinned memory, so that the host need not wait."""
+    if device.type == "cuda" and t.device.type == "cpu":
+        return t.pin_memory().to(device, non_blocking=True)
+    return t.to(device)
+
+
 def count(x: Any) -> int:
     """How many samples stand in a tensor, tuple or dict of tensors."""
     if isinstance(x, Tensor):
@@ -186,7 +194,8 @@ class FlatModel:
         with torch.random.fork_rng(devices=[]):  # building must not move the caller's generator
             module = fresh(make)
         if example is not None:  # a lazy module takes its shapes from a batch
-            call(module.to(device=device, dtype=dtype).eval(), example)
+            shown = map_tree(lambda t: t.to(device), example)
+            call(module.to(device=device, dtype=dtype).eval(), shown)
         self.module = module.to(device=device, dtype=dtype)
         self.layout, self.loss_of, self.temperature = layout, loss, 1.0
         parameters = dict(module.named_parameters())

@@ -46,6 +46,7 @@ SETTINGS: dict[str, Any] = {
     "augment": None,
     "dtype": "float32",
     "device": "cpu",
+    "stack": "auto",
     "seed": 0,
     "eval_every": 1,
     "head": None,
@@ -84,6 +85,7 @@ def run(
     privacy: str | None = None,
     dtype: str | torch.dtype = "float32",
     device: str = "cpu",
+    stack: str = "auto",
     workers: int | str = "auto",
     backend: str = "auto",
     seed: int = 0,
@@ -120,6 +122,7 @@ def run(
     aggregate: in place of the mean: "median", "trimmed:0.1", "krum:2" or "multikrum:2".
     privacy: clips and noises what clients send: "gaussian:NOISE,clip=LENGTH,delta=1e-5".
     dtype, device: "float32" or "float64"; "cpu", "cuda" or "mps".
+    stack: small models are trained many clients at once: "auto" where it pays, "off", or "on".
     workers, backend: processes that train clients, 0 for none; the bits do not depend on them.
     seed: fixes every random choice.
     out: a folder for the run; one that holds the beginning of the same run is continued.
@@ -193,6 +196,7 @@ def settled(algorithm: Entrant, given_: Mapping[str, Any]) -> session.Task:
         augment=said["augment"],
         dtype=kind,
         device=said["device"],
+        stack=said["stack"],
         seed=said["seed"],
         eval_every=said["eval_every"],
         head=said["head"],

@@ -16,7 +16,7 @@ from fedrift.grammar import parse
 from fedrift.tuned import Tuned
 
 MOST_RUNS = 10_000
-NOT_AXES = ("algorithm", "seed", "out", "workers", "backend", "data_dir", "device")
+NOT_AXES = ("algorithm", "seed", "out", "workers", "backend", "data_dir", "device", "stack")
 
 
 def slug(text: str) -> str:

@@ -120,7 +120,7 @@ def clients(split: Split, classes: int | None) -> dict[str, Any]:
     held = split.make is None and len(split.parts) == len(split)
     held = held and all(len(p) == n for p, n in zip(split.parts, split.sizes, strict=True))
     if held and classes and labels and len(split) * classes <= MOST_COUNTS:
-        y = split.y.numpy()
+        y = split.y.cpu().numpy()
         counts = [np.bincount(y[p][y[p] >= 0], minlength=classes).tolist() for p in split.parts]
     return {"sizes": split.sizes.tolist(), "counts": counts, "scheme": split.note}
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from fedrift.data.batches import steps_per_epoch
-from fedrift.flat import Batch, FlatModel, Vec, add_each, count, norm
-from fedrift.optim import SGD, Optimizer, OptState, Schedule, rate
+from fedrift.flat import Batch, FlatModel, Layout, Vec, add_each, count, norm
+from fedrift.optim import SGD, Optimizer, OptState, Schedule, rates_of
 from fedrift.pieces import Correction, Gradient, Plain
 from fedrift.streams import stream
 
@@ -100,7 +101,6 @@ class LocalStep:
         self._batch: Batch
         self._asked = self._used = 0
         self._pool: list[Vec] = []
-        self._bias: Tensor | None = None
 
     def begin(self, k: int, lr: float, batch: Batch) -> None:
         """Turn to the next minibatch; all buffers are free again."""
@@ -110,6 +110,8 @@ class LocalStep:
     def seed(self) -> None:
         """Same minibatch, same dropout mask: every forward pass of a step starts from its seed."""
         torch.default_generator.manual_seed(self.dropout_seed + self.k)
+        if self.w.is_cuda:
+            torch.cuda.manual_seed(self.dropout_seed + self.k)
         self.examples += count(self._batch[0])
 
     def grad(self, at: Vec) -> Vec:
@@ -124,8 +126,8 @@ class LocalStep:
 
     def ahead(self, rho: float, direction: Vec, length: Tensor | None = None) -> Vec:
         length = norm(direction) if length is None else length
-        scale = rho / float(length.clamp_min(1e-12))
-        return torch.add(self.w, direction, alpha=scale, out=self.buffer())
+        scale = (rho / length.clamp_min(1e-12)).to(direction.dtype)  # no number: a GPU would wait
+        return torch.addcmul(self.w, direction, scale, out=self.buffer())
 
     def buffer(self) -> Vec:
         if self._used == len(self._pool):
@@ -134,19 +136,22 @@ class LocalStep:
         return self._pool[self._used - 1]
 
     def is_bias(self) -> Tensor:
-        if self._bias is None:
-            layout = self.model.layout
-            flags = [
-                torch.full((size,), "weight" not in name)
-                for name, size in zip(layout.names, layout.sizes, strict=True)
-            ]
-            self._bias = torch.cat(flags).to(self.w.device)
-        return self._bias
+        return is_bias(self.model.layout, self.w.device)
+
+
+@lru_cache(maxsize=8)
+def is_bias(layout: Layout, device: torch.device) -> Tensor:
+    """True for the elements of parameters whose name does not contain "weight"."""
+    flags = [
+        torch.full((size,), "weight" not in name)
+        for name, size in zip(layout.names, layout.sizes, strict=True)
+    ]
+    return torch.cat(flags).to(device)
 
 
 def clip_(d: Vec, limit: float) -> Vec:
-    """d · min(1, limit/‖d‖) in place."""
-    return d.mul_(min(1.0, limit / max(float(norm(d)), 1e-12)))
+    """d · min(1, limit/‖d‖) in place; each row of a stack by its own norm."""
+    return d.mul_((limit / norm(d).clamp_min(1e-12)).clamp_max(1.0).to(d.dtype))
 
 
 @torch.no_grad()
@@ -174,7 +179,7 @@ def local_train(
     step.steps = steps
     memory = opt.copy() if opt is not None else optimizer.init(w)
     done = int(memory.count)
-    rates = [rate(local.lr, round, done + k) for k in range(steps)]
+    rates = rates_of(local.lr, round, done, steps)
     plain = isinstance(optimizer, SGD) and optimizer.is_plain and isinstance(rule, Plain)
     bare = not (corrections or outside or mean_grad or local.clip is not None)
     if plain and bare:

@@ -22,7 +22,7 @@ from typing import (
 import torch
 from torch import Tensor
 
-from fedrift.flat import is_finite
+from fedrift.flat import is_finite, sent
 
 T = TypeVar("T")
 Mean: TypeAlias = Annotated[T, "mean"]
@@ -74,19 +74,27 @@ def reductions(cls: type) -> dict[str, str]:
     }
 
 
+@cache
+def _sent(cls: type) -> tuple[str, ...]:
+    """The fields of a message that travel."""
+    return tuple(f.name for f in fields(cls) if "derived" not in f.metadata)
+
+
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every tensor, number and None of a message, with its dotted path; derived fields are not."""
-    if is_dataclass(value) and not isinstance(value, type):
-        for f in fields(value):
-            if "derived" not in f.metadata:
-                here = f"{path}.{f.name}" if path else f.name
-                yield from leaves(getattr(value, f.name), here)
+    if value is None or isinstance(value, (Tensor, bool, int, float)):
+        yield path, value
     elif isinstance(value, tuple):
         yield f"{path}#", len(value)
         for i, item in enumerate(value):
             yield from leaves(item, f"{path}.{i}")
-    elif value is None or isinstance(value, (Tensor, bool, int, float)):
-        yield path, value
+    elif is_dataclass(value) and not isinstance(value, type):
+        for name in _sent(type(value)):
+            here, own = f"{path}.{name}" if path else name, getattr(value, name)
+            if isinstance(own, Tensor):
+                yield here, own
+            else:
+                yield from leaves(own, here)
     else:
         raise TypeError(
             f"field '{path}' holds a {type(value).__name__}: messages and states are made of "
@@ -125,15 +133,30 @@ def _build(hint: Any, packed: Mapping[str, Any], path: str, like: Any) -> Any:
     if hint is Any and is_dataclass(like):
         hint = type(like)
     if is_dataclass(hint):
-        names = [f.name for f in fields(hint) if "derived" not in f.metadata]
         own = hints(hint)  # type: ignore[arg-type]
         make: Callable[..., Any] = hint  # type: ignore[assignment]
         values: dict[str, Any] = {}
-        for name in names:
+        for name in _sent(hint):  # type: ignore[arg-type]
             here = f"{path}.{name}" if path else name
-            values[name] = _build(own[name], packed, here, getattr(like, name, None))
+            if isinstance(packed.get(here), Tensor):
+                values[name] = packed[here]
+            else:
+                values[name] = _build(own[name], packed, here, getattr(like, name, None))
         return make(**values)
     return packed[path]
+
+
+def placed(value: T, device: str) -> T:
+    """The same message or state with its vectors on a device; single numbers stay here."""
+    if value is None:
+        return value
+    there = torch.device(device)
+    packed = {p: sent(v, there) if _is_vector(v) else v for p, v in leaves(value)}
+    return _build(type(value), packed, "", value)
+
+
+def _is_vector(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0
 
 
 @dataclass(frozen=True)
@@ -153,15 +176,16 @@ class Size:
 
 def nbytes(packed: Mapping[str, Any]) -> dict[str, Size]:
     """Field → bytes. Lengths and absent values are structure and cost nothing."""
-    sizes: dict[str, Size] = {}
+    tensors: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for path, leaf in packed.items():
         if leaf is None or path.endswith("#"):
             continue
         name = path.partition(".")[0]
-        vector = isinstance(leaf, Tensor) and leaf.dim() > 0
-        own = Size(tensors=leaf.nbytes) if vector else Size(numbers=8)
-        sizes[name] = sizes.get(name, Size()) + own
-    return sizes
+        is_vector = _is_vector(leaf)
+        tensors[name] = tensors.get(name, 0) + (leaf.nbytes if is_vector else 0)
+        numbers[name] = numbers.get(name, 0) + (0 if is_vector else 8)
+    return {name: Size(tensors[name], numbers[name]) for name in tensors}
 
 
 def all_finite(packed: Mapping[str, Any]) -> bool:

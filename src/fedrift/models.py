@@ -27,6 +27,7 @@ class Logistic(nn.Module):
     """One linear layer on the flattened sample."""
 
     head = "fc"
+    layers = ("flatten", "fc")
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         nn.Module.__init__(self)
@@ -40,6 +41,7 @@ class Mlp(nn.Module):
     """Two hidden layers of equal width on the flattened sample."""
 
     head = "fc3"
+    layers = ("flatten", "fc1", "relu", "fc2", "relu", "fc3")
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, hidden: int = 200) -> None:
         nn.Module.__init__(self)

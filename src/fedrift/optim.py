@@ -205,3 +205,10 @@ class Cosine:
 def rate(lr: float | Schedule, round: int, step: int = 0) -> float:
     """The client rate of a round."""
     return float(lr) if isinstance(lr, (int, float)) else lr.at(round, step)
+
+
+def rates_of(lr: float | Schedule, round: int, done: int, steps: int) -> list[float]:
+    """The client rates of a visit, whose optimizer has made some steps before."""
+    if isinstance(lr, (int, float)):
+        return [float(lr)] * steps
+    return [lr.at(round, done + k) for k in range(steps)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import torch
 
@@ -39,11 +39,15 @@ class Step(Protocol):
 
 Gradient: TypeAlias = Callable[[Step], Vec]
 Correction: TypeAlias = Callable[[Vec, Step], None]
+"""A rule or correction says `rowwise` if it is a dataclass whose formula also holds for a stack of
+clients: vectors of shape (clients, d), its own too; norms kept as a column, and no `step.steps`."""
 
 
 @dataclass(frozen=True)
 class Plain:
     """The gradient here."""
+
+    rowwise: ClassVar[bool] = True
 
     def __call__(self, step: Step) -> Vec:
         return step.grad(step.w)
@@ -53,6 +57,7 @@ class Plain:
 class SAM:
     """The gradient at w + rho·g/‖g‖ (Foret et al. 2021)."""
 
+    rowwise: ClassVar[bool] = True
     rho: float
 
     def __call__(self, step: Step) -> Vec:
@@ -63,6 +68,7 @@ class SAM:
 class ASAM:
     """SAM in coordinates scaled by T = |w| + eta for weights, 1 for biases (Kwon et al. 2021)."""
 
+    rowwise: ClassVar[bool] = True
     rho: float
     eta: float
 
@@ -77,6 +83,7 @@ class ASAM:
 class Extra:
     """(1−alpha)·gradient here + alpha·gradient at the ascent point."""
 
+    rowwise: ClassVar[bool] = True
     rho: float
     alpha: float
 
@@ -89,6 +96,7 @@ class Extra:
 class Prox:
     """g += mu·(w − anchor); the anchor is the model the visit started from, unless given."""
 
+    rowwise: ClassVar[bool] = True
     mu: float
     anchor: Vec | None = None
 
@@ -101,6 +109,7 @@ class Prox:
 class Linear:
     """g += v."""
 
+    rowwise: ClassVar[bool] = True
     v: Vec
 
     def __call__(self, g: Vec, step: Step) -> None:
@@ -111,6 +120,7 @@ class Linear:
 class Blend:
     """g = alpha·g + (1−alpha)·m."""
 
+    rowwise: ClassVar[bool] = True
     alpha: float
     m: Vec
 
@@ -122,6 +132,7 @@ class Blend:
 class SVRG:
     """g += mean − gradient at another point on the same minibatch."""
 
+    rowwise: ClassVar[bool] = True
     at: Vec
     mean: Vec
 

@@ -55,7 +55,8 @@ class Task:
 
     def deciding(self) -> dict[str, Any]:
         """What decides the result beside algorithm, model and client data, in a stable form."""
-        said = {"faults": self.faults, "aggregation": self.aggregation}
+        stack = None if self.problem.stack == "auto" else self.problem.stack
+        said = {"faults": self.faults, "aggregation": self.aggregation, "stack": stack}
         return {k: v for k, v in said.items() if v is not None} | {
             "rounds": self.rounds,
             "seed": self.seed,

@@ -27,6 +27,7 @@ from fedrift.flat import (
 from fedrift.local import LocalStep
 
 Part = Literal["all", "head", "features"]
+Stack = Literal["auto", "off", "on"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Problem:
     head: str | None = None
     feature_dim: int | None = None
     device: str = "cpu"
+    stack: Stack = "auto"
+    """Whether clients are trained in stacks: where it pays, never, or wherever it can be."""
     example: Inputs | None = None
     """Two inputs, for a lazy module that takes its shapes from them."""
     writes_input: bool = False
@@ -147,6 +150,7 @@ def define(
     is_full: bool = False,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    stack: Stack = "auto",
     head: str | None = None,
     classification: bool = True,
 ) -> Problem:
@@ -189,6 +193,7 @@ def define(
         head=head if width else None,
         feature_dim=width,
         device=device,
+        stack=stack,
         example=probe[0] if lazy else None,
         writes_input=writes,
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedrift.flat import Batch, FlatModel
 from fedrift.local import Run
+from fedrift.requests import Request, Trained
 from fedrift.site import Site, Work
 
 IN_WORKERS = ("gradient", "optimizer", "batch", "client", "transport", "evaluate")
@@ -86,7 +87,7 @@ class TimedSite(Site):
 
     def __init__(self, problem: Any, data: Any, **rest: Any) -> None:
         super().__init__(problem, data, **rest)
-        self._spent = self.work.spent
+        self._spent, self._apart = self.work.spent, 0.0
         model = problem.model
         # on the object, in front of the method: whoever asks for a gradient is timed
         model.gradients = self._timed(FlatModel.gradients.__get__(model))
@@ -109,9 +110,22 @@ class TimedSite(Site):
 
     def train(self, *given: Any, **named: Any) -> Run:
         start, known = perf_counter(), self._known()
+        self._apart = 0.0
         run = super().train(*given, **named)
-        self._note("optimizer", perf_counter() - start - (self._known() - known))
+        own = perf_counter() - start - (self._known() - known) - self._apart
+        self._note("optimizer", own)
         return run
+
+    def _stacked(self, request: Request) -> Trained | None:
+        start = perf_counter()
+        trained = super()._stacked(request)
+        spent = {} if trained is None else trained.spent
+        for kind, seconds in spent.items():
+            self._note(kind, seconds)
+        # waiting for the others is nobody's work, and its share of theirs is noted already
+        known = spent.get("gradient", 0.0) + spent.get("batch", 0.0)
+        self._apart = perf_counter() - start - known
+        return trained
 
     def _batches(self, batch_size: int | None, steps: int, purpose: str) -> Iterator[Batch]:
         source = super()._batches(batch_size, steps, purpose)

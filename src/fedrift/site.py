@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from fedrift.data.batches import batches
 from fedrift.flat import Batch, Vec, count
 from fedrift.local import Local, LocalStep, Run, local_train, span_of
-from fedrift.optim import OptState, rate
+from fedrift.optim import OptState, rates_of
 from fedrift.pieces import Correction, Gradient
 from fedrift.problem import Problem
+from fedrift.requests import Meet, Request, Trained
 from fedrift.streams import stream, torch_seed
 
 FEATURE_CHUNK = 256
@@ -61,13 +62,15 @@ class Site:
         seed: int,
         augment: Augment | None = None,
         part: float = 1.0,
+        meet: Meet | None = None,
     ) -> None:
+        """`meet` is where the visit may be trained together with others."""
         self.problem, self.client, self.round = problem, client, round
         self.n = len(data)
         self.work = Work()
         self.has_trained = False
         self._data, self._seed, self._augment = data, seed, augment
-        self._part = part
+        self._part, self._meet = part, meet
         self._pairs = problem.model.has_batch_norm
 
     @cached_property
@@ -85,7 +88,7 @@ class Site:
 
     def span(self, local: Local) -> float:
         """Rate × steps of the visit, known before it trains."""
-        return span_of([rate(local.lr, self.round, k) for k in range(self.steps(local))])
+        return span_of(rates_of(local.lr, self.round, 0, self.steps(local)))
 
     def train(
         self,
@@ -101,6 +104,17 @@ class Site:
     ) -> Run:
         """Local training from w. A method that trains twice in a round names its second purpose."""
         steps = self.steps(local)
+        if self._meet is not None and self._augment is None:
+            done = 0 if opt is None else int(opt.count)
+            rates = rates_of(local.lr, self.round, done, steps)
+            rule, order = gradient or local.gradient, partial(self._stream, purpose)
+            how = freeze, mean_grad, rates, self._data, order
+            trained = self._stacked(Request(local, w, correct, outside, rule, opt, *how))
+            if trained is not None:
+                self.work.gradients += trained.examples
+                self.work.steps += steps
+                self.has_trained = True
+                return trained.run
         step = self._ready("dropout" if purpose == "order" else f"dropout {purpose}")
         run = local_train(
             step,
@@ -119,6 +133,10 @@ class Site:
         self.work.add(Work(gradients=step.examples, steps=steps))
         self.has_trained = True
         return run
+
+    def _stacked(self, request: Request) -> Trained | None:
+        """Train together with others, if that is possible."""
+        return None if self._meet is None else self._meet(request)
 
     def _ready(self, purpose: str) -> LocalStep:
         step = self.problem.step

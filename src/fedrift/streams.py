@@ -9,7 +9,10 @@ import numpy as np
 
 def entropy(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.SeedSequence:
     """The root of one stream. Purposes are words, so a new one never disturbs the others."""
-    return np.random.SeedSequence((seed, zlib.crc32(purpose.encode()), round, client))
+    words = seed, zlib.crc32(purpose.encode()), round, client
+    if max(words) < 1 << 32:  # the same numbers, read in a third of the time
+        return np.random.SeedSequence(np.array(words, dtype=np.uint32))
+    return np.random.SeedSequence(words)
 
 
 def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:

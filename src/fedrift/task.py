@@ -27,6 +27,7 @@ from fedrift.prepare import Prepared
 from fedrift.problem import Problem, define
 from fedrift.session import Task, UserMetric
 from fedrift.streams import torch_seed
+from fedrift.together import together
 
 
 def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task:
@@ -79,6 +80,7 @@ def of_split(
         augment=spec.augment,
         dtype=DTYPES[spec.dtype],
         device=spec.device,
+        stack=spec.stack,
         seed=spec.seed,
         eval_every=spec.eval_every,
         head=spec.head,
@@ -110,6 +112,7 @@ def settle(
     eval_every: int,
     head: str | None,
     spec: Spec | None,
+    stack: str = "auto",
     faults: Sequence[str] | str | None = None,
     aggregate: str | None = None,
     privacy: str | None = None,
@@ -119,6 +122,7 @@ def settle(
     """Everything both front doors share: checks, the model bound to its data, the algorithm."""
     build.check_numbers(local)
     checks.check_device(device)
+    chosen_stack = checks.stack_of(stack)
     checks.check_kinds(loss, metrics, local.get("schedule"), augment)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise InputError(f"seed={seed!r} must be a whole number of at least 0")
@@ -140,6 +144,7 @@ def settle(
         rounds=rounds,
         dtype=dtype,
         device=device,
+        stack=chosen_stack,
         head=head,
         classification=checks.has_labels(held.y),
     )
@@ -148,7 +153,8 @@ def settle(
 
     def describe_again(make: Callable[[], nn.Module], head: str) -> Problem:
         first = held.first(2)
-        return describe(make, head=head, probe=(take(held.x, first), take(held.y, first)))
+        probe = map_tree(lambda t: t.cpu(), (take(held.x, first), take(held.y, first)))
+        return describe(make, head=head, probe=probe)
 
     made, name = entrant.settled(algorithm, local, weights, rounds)
     used = local_of(made)
@@ -158,6 +164,8 @@ def settle(
         raise InputError("batch_size=1 gives batch normalisation nothing to average; use 2 or more")
     problem = made.adapt(problem, describe_again)
     made = made.prepare(problem)
+    if problem.stack == "on":
+        together(problem)  # refuses a model that is to be stacked and cannot be
     trouble = parse_faults(faults)
     if trouble is not None:
         guard.check_faults(trouble, made)
@@ -171,6 +179,7 @@ def settle(
             "augment": augment,
             "dtype": dtype,
             "device": device,
+            "stack": stack,
             "eval_every": eval_every,
         }
         by_hand = given_work(local)
@@ -235,7 +244,7 @@ def _bound(
 
     data = held.with_data(placed(arrange(held.x)), placed(held.y))
     probe = take(data.x, first), take(data.y, first)
-    problem = describe(probe=probe)
+    problem = describe(probe=map_tree(lambda t: t.cpu(), probe))
     check(problem, data, test)
     checks.try_loss(problem, probe, "loss")
     if test is None or not count(test[0]):

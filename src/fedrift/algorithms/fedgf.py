@@ -7,7 +7,7 @@ The threshold is an absolute distance: it depends on rate, steps and model size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fedrift.algorithm import Algorithm, Cohort, Weights
 from fedrift.flat import Vec, norm, unit
@@ -44,6 +44,7 @@ class Server:
 class Toward:
     """The gradient between the local ascent point and the globally perturbed model."""
 
+    rowwise: ClassVar[bool] = True
     rho: float
     up: Vec | None
     c: float

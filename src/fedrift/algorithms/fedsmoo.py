@@ -55,7 +55,8 @@ class Perturbed:
 
     def __call__(self, step: Step) -> Vec:
         q = step.grad(step.w).sub_(self.mu).sub_(self.s)
-        torch.mul(q, self.r / max(float(norm(q)), 1e-12), out=self.last)  # ŝ
+        scale = (self.r / norm(q).clamp_min(1e-12)).to(q.dtype)
+        torch.mul(q, scale, out=self.last)  # ŝ
         self.mu.add_(self.last).sub_(self.s)
         return step.grad(torch.add(step.w, self.last, out=q))
 

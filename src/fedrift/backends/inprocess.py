@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fedrift.algorithm import owner_of
 from fedrift.backends.codec import through
-from fedrift.backends.visit import Call, Done, Evaluator, Fold, Reply, Visitor
+from fedrift.backends.visit import Call, Caller, Done, Evaluator, Fold, Reply, Visitor
 from fedrift.exchange import Exchange, Outcome, Shown
 from fedrift.messages import pack
 from fedrift.profiling import OFF, Meter, account
-from fedrift.store import Store
+from fedrift.store import Store, Table
 
 
 class InProcess:
@@ -39,29 +39,37 @@ class InProcess:
         fold = Fold(exchange)
         path = owner_of(exchange.phase)
         table = self._store.tables.get(path)
-        sizes = self._visitor.clients.sizes
-        for client in sorted(clients):
+        for group in self._visitor.groups(exchange.phase, clients):
             began = perf_counter()
-            reply = self._visit(call, exchange, client, path)
-            account(reply.work, perf_counter() - began)
+            replies = self._visits(call, exchange, group, path)
+            each = (perf_counter() - began) / len(group)
             with self._meter.span("fold"):
-                counts = fold.add(client, int(sizes[client]), reply)
-                if table is not None and counts:
-                    slot = table.reserve()
-                    table.rows.write(slot, reply.mine)
-                    table.keep(client, slot)
-                elif table is not None:
-                    table.drop(client)
+                for client, reply in zip(group, replies, strict=True):
+                    account(reply.work, each)
+                    self._fold(fold, table, client, reply)
         self._meter.add(fold.work.spent)
         return fold.outcome()
 
-    def _visit(self, call: Call, exchange: Exchange, client: int, path: str) -> Reply:
+    def _fold(self, fold: Fold, table: Table | None, client: int, reply: Reply) -> None:
+        counts = fold.add(client, int(self._visitor.clients.sizes[client]), reply)
+        if table is not None and counts:
+            slot = table.reserve()
+            table.rows.write(slot, reply.mine)
+            table.keep(client, slot)
+        elif table is not None:
+            table.drop(client)
+
+    def _visits(
+        self, call: Call, exchange: Exchange, group: Sequence[int], path: str
+    ) -> Sequence[Reply]:
+        if self._wire:
+            return [self._wired(call, exchange, client, path) for client in group]
+        callers = [Caller(c, exchange.private.get(c), self._store.read(path, c)) for c in group]
+        return self._visitor.visits(call, callers, exchange.down, exchange.buffers, exchange.frozen)
+
+    def _wired(self, call: Call, exchange: Exchange, client: int, path: str) -> Reply:
         down, private = exchange.down, exchange.private.get(client)
         mine = self._store.read(path, client)
-        if not self._wire:
-            return self._visitor.visit(
-                call, client, down, private, mine, exchange.buffers, exchange.frozen
-            )
         kinds, owner = exchange.signature, self._visitor.owner(path)
         down = through(kinds.down, down, *owner)
         private = through(kinds.private, private, *owner)

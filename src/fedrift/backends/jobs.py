@@ -46,7 +46,9 @@ class Peer:
 
     def lost(self) -> None:
         """It died: the slots of its unfinished visits hold nothing."""
-        self.free += [job.task.slot for job in self.jobs if job.kind == "visit" and job.task.slot]
+        self.free += [
+            job.task.slot for job in self.jobs if job.kind != "evaluate" and job.task.slot
+        ]
 
     def is_read(self) -> bool:
         """No reply of its is waiting to be folded."""

@@ -134,7 +134,7 @@ class Pool:
             if run.name not in peer.knows:
                 self._introduce(peer, run)
             task = job.task
-            if job.kind == "visit":
+            if job.kind != "evaluate":
                 if peer.knows[run.name] != run.exchange:
                     say(peer.pipe, "ask", (run.name, run.ask))
                     peer.knows[run.name] = run.exchange

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from fedrift.algorithm import owner_of
+from fedrift.backends.bundle import unbundled
 from fedrift.backends.pool import Job, Known, Peer, Pool
 from fedrift.backends.visit import Call, Chunk, Evaluator, Fold, Reply, Visitor
-from fedrift.backends.worker import Ask, Evaluation, Setup, Visit
+from fedrift.backends.worker import Ask, Evaluation, Setup, Visit, Visits
 from fedrift.data.resident import Split
 from fedrift.errors import InputError
 from fedrift.exchange import Exchange, Outcome, Shown
@@ -68,7 +69,7 @@ class Processes:
         if not isinstance(visitor.clients, Split):
             raise InputError("workers: this kind of client data cannot be shared; use workers=0")
         self.workers, self._pool, self._owns_pool = pool.workers, pool, owns_pool
-        self._store, self._cost, self._meter = store, cost, meter
+        self._visitor, self._store, self._cost, self._meter = visitor, store, cost, meter
         self._sizes = visitor.clients.sizes
         self._chunks = len(evaluator) if evaluator is not None else 0
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
@@ -103,7 +104,8 @@ class Processes:
             parked[job.task.client] = (peer, job, content)
             while waiting and waiting[0] in parked:
                 with self._meter.span("fold"):
-                    self._fold(fold, exchange, table, *parked.pop(waiting.popleft()))
+                    for _ in self._fold(fold, exchange, table, *parked.pop(waiting[0])):
+                        waiting.popleft()
         self._meter.add(fold.work.spent)
         return fold.outcome()
 
@@ -122,21 +124,22 @@ class Processes:
         ask = Ask(call, exchange.signature, parts["down"], parts["buffers"], parts["frozen"])
         self._run.exchange += 1
         self._run.ask = cloudpickle.dumps(ask)
-        order = sorted(clients, key=lambda c: (-self._cost(c, exchange.round), c))
-        return [
-            self._job(
-                0,
-                "visit",
+        groups = self._visitor.groups(exchange.phase, clients)
+        groups.sort(key=lambda g: (-sum(self._cost(c, exchange.round) for c in g), g[0]))
+        jobs: list[Job] = []
+        for group in groups:
+            tasks = tuple(
                 Visit(
                     client=client,
                     read=table.slot(client) if table is not None else -1,
                     write=table.reserve() if table is not None else -1,
                     private=parts.get(f"private {client}"),
-                ),
-                self._answers,
+                )
+                for client in group
             )
-            for client in order
-        ]
+            kind, task = ("visit", tasks[0]) if len(tasks) == 1 else ("visits", Visits(tasks))
+            jobs.append(self._job(0, kind, task, self._answers))
+        return jobs
 
     def _job(self, rank: int, kind: str, task: Any, to: queue.SimpleQueue[Answer]) -> Job:
         key = (self._run.priority, rank, self._pool.number())
@@ -149,20 +152,26 @@ class Processes:
         table: Table | None,
         peer: Peer,
         job: Job,
-        content: tuple[Packed, bool, Any, bool],
-    ) -> None:
-        where, speaks, work, finite = content
-        packed = peer.slots[job.task.slot].get(where)
-        buffers = tuple(v for k, v in packed.items() if k.startswith("#buffer"))
-        up = unpack(exchange.signature.up, packed) if speaks else None
-        client = job.task.client
-        counts = fold.add(client, int(self._sizes[client]), Reply(up, None, buffers, work, finite))
-        if table is not None and counts:
-            table.keep(client, job.task.write)
-        elif table is not None:
-            table.release(job.task.write)
-            table.drop(client)
+        content: tuple[Any, ...],
+    ) -> Sequence[Visit]:
+        """Fold the replies of one job; returns whose they were."""
+        packed = peer.slots[job.task.slot].get(content[0])
+        tasks, said, told = [job.task], [packed], [content[1:]]
+        if isinstance(job.task, Visits):
+            tasks, told = job.task.tasks, content[1]
+            said = unbundled(packed, len(tasks))
+        for task, message, (speaks, work, finite) in zip(tasks, said, told, strict=True):
+            buffers = tuple(v for k, v in message.items() if k.startswith("#buffer"))
+            up = unpack(exchange.signature.up, message) if speaks else None
+            client, reply = task.client, Reply(up, None, buffers, work, finite)
+            counts = fold.add(client, int(self._sizes[client]), reply)
+            if table is not None and counts:
+                table.keep(client, task.write)
+            elif table is not None:
+                table.release(task.write)
+                table.drop(client)
         peer.free.append(job.task.slot)
+        return tasks
 
     def evaluate(self, shown: Shown) -> Evaluating:
         """Queue the chunks of an evaluation; they fill workers that have no visit to do."""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift.algorithm import Algorithm, owner_of, resolve
+from fedrift.algorithm import Algorithm, local_of, owner_of, resolve
 from fedrift.backends.corruption import corrupted
 from fedrift.exchange import Exchange, Outcome, Shown
 from fedrift.faults import Trouble
-from fedrift.flat import count, take
-from fedrift.messages import Size, all_finite, nbytes, pack
+from fedrift.flat import count, is_finite, take
+from fedrift.messages import Size, all_finite, nbytes, pack, placed
 from fedrift.problem import Problem
+from fedrift.profiling import TimedSite
+from fedrift.requests import Meet
 from fedrift.site import Augment, ClientData, Site, Work
+from fedrift.streams import torch_seed
+from fedrift.together import Together, together
 
 EVALUATION_CHUNK = 250  # fixed, so that results do not depend on who evaluates
 
@@ -52,6 +57,14 @@ class Call:
         )
 
 
+class Caller(NamedTuple):
+    """A client to visit: what is for it alone, and what it keeps."""
+
+    client: int
+    private: Any
+    mine: Any
+
+
 @dataclass(frozen=True)
 class Reply:
     """What a visit returns. `up` is None when the client has nothing to say."""
@@ -78,12 +91,31 @@ class Visitor:
         self.root, self.problem, self.clients, self.augment = root, problem, clients, augment
         self.site = site
         self._resolved: dict[str, tuple[Algorithm[Any, Any], Problem]] = {}
+        self._stacks: dict[str, Together | None] = {}
 
     def owner(self, path: str) -> tuple[Algorithm[Any, Any], Problem]:
         """The algorithm at a path and its view of the task; bound once per process."""
         if path not in self._resolved:
             self._resolved[path] = resolve(self.root, self.problem, path)
         return self._resolved[path]
+
+    def _together(self, path: str) -> Together | None:
+        if path not in self._stacks:
+            plain = self.site in (Site, TimedSite) and self.augment is None
+            self._stacks[path] = together(self.owner(path)[1]) if plain else None
+        return self._stacks[path]
+
+    def groups(self, phase: str, clients: Sequence[int]) -> list[Sequence[int]]:
+        """The clients whose visits are one task, in order: alone where nothing is stacked."""
+        stacks, local, cohort = (
+            self._together(owner_of(phase)),
+            local_of(self.root),
+            sorted(clients),
+        )
+        size = 1
+        if stacks is not None and local is not None:
+            size = stacks.group_size(local.batch_size, self.clients.sizes[cohort])
+        return [cohort[i : i + size] for i in range(0, len(cohort), size)]
 
     def visit(
         self,
@@ -96,13 +128,52 @@ class Visitor:
         frozen: Mapping[str, Tensor],
     ) -> Reply:
         """Run one client method at one site. It writes nothing."""
-        node, problem = self.owner(owner_of(call.phase))
+        return self.visits(call, [Caller(client, private, mine)], down, buffers, frozen)[0]
+
+    def visits(
+        self,
+        call: Call,
+        callers: Sequence[Caller],
+        down: Any,
+        buffers: Sequence[Tensor],
+        frozen: Mapping[str, Tensor],
+    ) -> list[Reply]:
+        """Run it at several; what becomes of one does not depend on the others."""
+        path = owner_of(call.phase)
+        node, problem = self.owner(path)
         method: Callable[..., tuple[Any, Any]] = getattr(node, call.phase.rpartition(".")[2])
-        model = problem.model
-        model.load_buffers(buffers or [problem.rest[name] for name in problem.moving])
-        model.freeze(frozen)
-        model.temperature = call.temperature
-        trouble = call.trouble
+        stacks, model = self._together(path), problem.model
+
+        def begin() -> None:
+            model.load_buffers(buffers or [problem.rest[name] for name in problem.moving])
+            model.freeze(frozen)
+            model.temperature = call.temperature
+
+        def visit(caller: Caller, meet: Meet | None) -> Reply:
+            return self._visit(call, method, problem, caller, down, meet)
+
+        if stacks is not None:  # its model has nothing that a visit could leave behind
+            begin()
+            seed = torch_seed(call.seed, "dropout", call.round, callers[0].client) >> 1
+            torch.default_generator.manual_seed(seed)
+            return stacks.run([partial(visit, caller) for caller in callers])
+        replies: list[Reply] = []
+        for caller in callers:
+            begin()
+            replies.append(visit(caller, None))
+        return replies
+
+    def _visit(
+        self,
+        call: Call,
+        method: Callable[..., tuple[Any, Any]],
+        problem: Problem,
+        caller: Caller,
+        down: Any,
+        meet: Meet | None,
+    ) -> Reply:
+        trouble, client = call.trouble, caller.client
+        more: dict[str, Any] = {} if meet is None else {"meet": meet}
         site = self.site(
             problem,
             self.clients.view(client),
@@ -111,14 +182,19 @@ class Visitor:
             seed=call.seed,
             augment=self.augment,
             part=1.0 if trouble is None else trouble.part.get(client, 1.0),
+            **more,
         )
-        extra = () if private is None else (private,)
-        up, new = method(site, down, mine, *extra)
+        private, mine, is_away = caller.private, caller.mine, problem.device != "cpu"
+        if is_away:  # server, messages and states are the host's; only training is elsewhere
+            down, private, mine = (placed(v, problem.device) for v in (down, private, mine))
+        up, new = method(site, down, mine, *(() if private is None else (private,)))
+        if is_away:
+            up, new = placed(up, "cpu"), placed(new, "cpu")
         if trouble is not None and trouble.how is not None and client in trouble.corrupted:
             up = corrupted(up, trouble.how, call.seed, call.round, client)
-        moved = model.buffers() if site.has_trained else ()
-        finite = all(all_finite(pack(part)) for part in (up, new))
-        finite = finite and all_finite({str(i): b for i, b in enumerate(moved)})
+        moved = tuple(b.cpu() for b in problem.model.buffers()) if site.has_trained else ()
+        finite = all_finite(pack(up)) and (new is None or all_finite(pack(new)))
+        finite = finite and all(map(is_finite, moved))
         return Reply(up, new, moved, site.work, finite)
 
 
@@ -214,6 +290,8 @@ class Evaluator:
     def chunks(self, shown: Shown, which: range | None = None) -> list[dict[str, Any]]:
         """What each chunk adds; all of them if it is not said which."""
         problem, model = self.problem, self.problem.model
+        if shown.allowed is not None:
+            shown = replace(shown, allowed=shown.allowed.to(problem.device))
         model.load_buffers(shown.buffers or [problem.rest[name] for name in problem.moving])
         model.freeze(shown.frozen)
         model.temperature = shown.temperature

@@ -8,7 +8,7 @@ import pickle
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from fedrift.algorithm import Algorithm, owner_of
-from fedrift.backends.visit import Call, ChunkMetric, Evaluator, Visitor
+from fedrift.backends.bundle import bundled
+from fedrift.backends.visit import Call, Caller, ChunkMetric, Evaluator, Reply, Visitor
 from fedrift.data.resident import Make, Split
 from fedrift.exchange import Shown, Signature
 from fedrift.flat import map_tree
@@ -75,6 +76,19 @@ class Visit:
 
 
 @dataclass(frozen=True)
+class Visits:
+    """Clients of the current exchange whose visits are one task."""
+
+    tasks: tuple[Visit, ...]
+    slot: str = ""
+
+    @property
+    def client(self) -> int:
+        """The first of them, to speak of."""
+        return self.tasks[0].client
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """A few chunks of the test data."""
 
@@ -112,23 +126,41 @@ class Run:
 
     def visit(self, task: Visit) -> tuple[Any, ...]:
         came = perf_counter()
-        ask, path = self.current, owner_of(self.current.call.phase)
-        private = None
-        if task.private is not None:
-            block = self._blocks[f"{self._own} down"]
-            private = unpack(ask.signature.private, block.get(task.private))
-        mine = self.rows[path].read(task.read) if task.read >= 0 else self._initial(path)
-        began = perf_counter()
-        reply = self.visitor.visit(
-            ask.call, task.client, self.down, private, mine, self.buffers, self.frozen
-        )
-        ended = perf_counter()
-        if task.write >= 0:
-            self.rows[path].write(task.write, reply.mine)
-        buffers = {f"#buffer.{i}": b for i, b in enumerate(reply.buffers)}
-        where = self._blocks[task.slot].put({**pack(reply.up), **buffers})
-        account(reply.work, ended - began, began - came + perf_counter() - ended)
+        (reply,), seconds = self._replies([task])
+        where = self._blocks[task.slot].put(_said(reply))
+        account(reply.work, seconds, perf_counter() - came - seconds)
         return where, reply.up is not None, reply.work, reply.is_finite
+
+    def visits(self, task: Visits) -> tuple[Any, ...]:
+        """The same for several; what they say is one message."""
+        came = perf_counter()
+        replies, seconds = self._replies(task.tasks)
+        where = self._blocks[task.slot].put(bundled([_said(reply) for reply in replies]))
+        around = perf_counter() - came - seconds
+        for reply in replies:
+            account(reply.work, seconds / len(replies), around / len(replies))
+        return where, [(r.up is not None, r.work, r.is_finite) for r in replies]
+
+    def _replies(self, tasks: Sequence[Visit]) -> tuple[list[Reply], float]:
+        """What the clients say, and the seconds that took."""
+        ask, path = self.current, owner_of(self.current.call.phase)
+        callers = [Caller(t.client, self._private(t), self._mine(t, path)) for t in tasks]
+        began = perf_counter()
+        replies = self.visitor.visits(ask.call, callers, self.down, self.buffers, self.frozen)
+        seconds = perf_counter() - began
+        for task, reply in zip(tasks, replies, strict=True):
+            if task.write >= 0:
+                self.rows[path].write(task.write, reply.mine)
+        return replies, seconds
+
+    def _private(self, task: Visit) -> Any:
+        if task.private is None:
+            return None
+        block = self._blocks[f"{self._own} down"]
+        return unpack(self.current.signature.private, block.get(task.private))
+
+    def _mine(self, task: Visit, path: str) -> Any:
+        return self.rows[path].read(task.read) if task.read >= 0 else self._initial(path)
 
     def _initial(self, path: str) -> Any:
         if path not in self.initial:
@@ -182,8 +214,15 @@ class Worker:
     def visit(self, content: tuple[str, Visit]) -> tuple[Any, ...]:
         return self.runs[content[0]].visit(content[1])
 
+    def visits(self, content: tuple[str, Visits]) -> tuple[Any, ...]:
+        return self.runs[content[0]].visits(content[1])
+
     def evaluate(self, content: tuple[str, Evaluation]) -> tuple[list[dict[str, Any]], float]:
         return self.runs[content[0]].evaluate(content[1])
+
+
+def _said(reply: Reply) -> Packed:
+    return {**pack(reply.up), **{f"#buffer.{i}": b for i, b in enumerate(reply.buffers)}}
 
 
 def say(pipe: Connection, kind: str, content: Any) -> None:
@@ -220,7 +259,11 @@ def main(pipe: Connection) -> None:
         "ask": worker.ask,
         "forget": worker.forget,
     }
-    answering = {"visit": worker.visit, "evaluate": worker.evaluate}
+    answering = {
+        "visit": worker.visit,
+        "visits": worker.visits,
+        "evaluate": worker.evaluate,
+    }
     while True:
         try:
             kind, content = pickle.loads(pipe.recv_bytes())  # from our own parent

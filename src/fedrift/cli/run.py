@@ -127,6 +127,9 @@ def run(
     ] = None,
     dtype: Annotated[str | None, _flag(HOW, "Precision (float32).", "float32|float64")] = None,
     device: Annotated[str | None, _flag(HOW, "cpu, cuda, cuda:1 or mps (cpu).")] = None,
+    stack: Annotated[
+        str | None, _flag(HOW, "Train small models many clients at once (auto).", "auto|off|on")
+    ] = None,
     spec: Annotated[
         Path | None,
         _flag(

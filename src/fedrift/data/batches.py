@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -39,3 +39,30 @@ def batches(
             end = n if b == per_epoch - 1 else (b + 1) * batch_size
             yield order[b * batch_size : end]
         done += per_epoch
+
+
+def table(
+    n: int,
+    batch_size: int | None,
+    steps: int,
+    order: Callable[[], np.random.Generator],
+    room: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same minibatches as rows of equal length, and how many samples of each row count.
+
+    A short row is filled up with a sample that it holds already.
+    """
+    if batch_size is None or batch_size >= n:
+        whole = np.minimum(np.arange(room), n - 1)
+        return np.broadcast_to(whole, (steps, room)), np.full(steps, n)
+    per_epoch = steps_per_epoch(n, batch_size)
+    epochs, rng = -(-steps // per_epoch), order()
+    if epochs == 1 and n == per_epoch * batch_size:  # the usual case
+        return rng.permutation(n).reshape(-1, batch_size)[:steps], np.full(steps, batch_size)
+    rows = np.empty((epochs, per_epoch * batch_size), dtype=np.int64)
+    for row in rows:
+        row[:n] = rng.permutation(n)
+        row[n:] = row[n - 1]
+    sizes = np.full((epochs, per_epoch), batch_size)
+    sizes[:, -1] = n - (per_epoch - 1) * batch_size
+    return rows.reshape(-1, batch_size)[:steps], sizes.reshape(-1)[:steps]

@@ -16,7 +16,7 @@ from fedrift.grammar import Named, parse
 from fedrift.statistics.measured import Measured
 
 LOCAL_WORK = "epochs steps batch_size lr momentum weight_decay clip schedule".split()
-TASK = "clients model head shift rounds augment dtype device eval_every".split()
+TASK = "clients model head shift rounds augment dtype device stack eval_every".split()
 IN_PYTHON = "python"  # stands for data that were given as objects
 
 Options = tuple[tuple[str, Any], ...]
