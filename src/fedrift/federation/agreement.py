@@ -20,7 +20,7 @@ from fedrift.federation.charter import Charter
 from fedrift.planning import Task
 from fedrift.shared import is_channels_last
 
-PROTOCOL = 1  # of the letters; ends that differ do not talk
+PROTOCOL = 2  # of the letters; ends that differ do not talk
 
 
 def settled(charter: Charter, test: tuple[Any, Any] | None = None) -> Task:
