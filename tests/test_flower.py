@@ -85,7 +85,7 @@ def test_the_apps_give_the_same_bits(
     monkeypatch.setattr(remote, "PAUSE", 0.0)
     client, server = written(tmp_path / "app", spec("fedavg"))
     config: dict[str, Any] = {"algorithm": name, "rounds": 3, "out": str(tmp_path / "out")}
-    config |= {"min-nodes": 0, "deadline": 5.0, "test": ""}
+    config |= {"min-nodes": 0, "deadline": 100.0, "test": ""}
     nodes = {
         700 + i: {"partition-id": i, "num-partitions": 4, "state-dir": str(tmp_path / f"s{i}")}
         for i in range(4)

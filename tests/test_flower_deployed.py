@@ -29,7 +29,7 @@ from flower_apps import FLOWER
 from test_federation import spec
 
 pytest.importorskip("flwr", reason="needs fedrift[flower]")
-pytestmark = [*FLOWER, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [*FLOWER, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def wait_for(file: Path, seconds: float = 120.0) -> None:
@@ -39,7 +39,7 @@ def wait_for(file: Path, seconds: float = 120.0) -> None:
         time.sleep(0.1)
 
 
-def news(file: Path, wanted: str | int, seconds: float = 240.0) -> dict[str, Any]:
+def news(file: Path, wanted: str | int, seconds: float = 800.0) -> dict[str, Any]:
     """The first event of a kind; fails when it does not come."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -91,7 +91,7 @@ def test_a_deployed_federation_gives_the_same_bits(name: str, deployed: Any) -> 
     here, home = deployed
     what = spec(name, **{"clients": 3, "rounds": 2, **KINDS[name]})
     app, out = home / f"app {slug(name)}", home / f"out {slug(name)}"
-    write_app(app, Charter.of(what, prepare(what)), 120.0)
+    write_app(app, Charter.of(what, prepare(what)), 600.0)
     here.start_app(app, {"out": out})
     assert news(out / EVENTS, "finished")["status"] == "done"
     simulated = front.run_spec(replace(what, workers=0))
@@ -125,7 +125,7 @@ def test_a_node_killed_in_the_middle_of_a_visit_returns(deployed: Any, tmp_path:
     """The run ends as one in which that client was silent in that round, and only then."""
     here, home = deployed
     what = spec("scaffold", clients=3, per_round=3, rounds=4)
-    write_app(home / "app", Charter.of(what, prepare(what)), 200.0)
+    write_app(home / "app", Charter.of(what, prepare(what)), 600.0)
     (home / "app" / "federated" / "client.py").write_text(HOLDING)
     out, hold = home / "out", home / "state2.hold"
     here.start_app(home / "app", {"out": out, "min-nodes": 2})
@@ -135,7 +135,7 @@ def test_a_node_killed_in_the_middle_of_a_visit_returns(deployed: Any, tmp_path:
     here.kill("node2")
     hold.unlink()
     here.start_node("node2", node(home, 2))
-    news(out / EVENTS, "finished", 400.0)
+    news(out / EVENTS, "finished")
     record = load(out / "run")
     replied = [row["replied"] for row in record.ledger]
     lost = [t for t, who in enumerate(replied) if who != [0, 1, 2]]
@@ -153,7 +153,7 @@ def silent(what: Spec, folder: Path, when: Callable[[int], bool]) -> Any:
         return "gone" if kind == VISIT and when(int(letter.header["round"])) else honest
 
     federation.office.desks[last].meddle = meddle
-    return federation.run(deadline=5.0).tensors()
+    return federation.run(deadline=100.0).tensors()
 
 
 HOSTILE = """
@@ -202,11 +202,11 @@ def harm(round, content):
 def test_a_hostile_node_is_refused_and_the_run_goes_on(deployed: Any, tmp_path: Path) -> None:
     here, home = deployed
     what = spec("scaffold", clients=3, per_round=3, rounds=5, seed=2)
-    write_app(home / "app hostile", Charter.of(what, prepare(what)), 120.0)
+    write_app(home / "app hostile", Charter.of(what, prepare(what)), 600.0)
     (home / "app hostile" / "federated" / "client.py").write_text(HOSTILE)
     out = home / "out hostile"
     here.start_app(home / "app hostile", {"out": out})
-    news(out / EVENTS, "finished", 400.0)
+    news(out / EVENTS, "finished")
     record = load(out / "run")
     assert [row["replied"] for row in record.ledger] == [[0, 1]] * 4 + [[0, 1, 2]]
     told = (out / EVENTS).read_text()
@@ -226,7 +226,7 @@ def test_a_node_that_joins_late_is_asked_and_known(tmp_path: Path) -> None:
 
     what = spec("scaffold", clients=3, per_round=3, rounds=6)
     ready = prepare(what)
-    write_app(tmp_path / "app", Charter.of(what, ready), 120.0)
+    write_app(tmp_path / "app", Charter.of(what, ready), 600.0)
     here, out = Loopback(tmp_path / "net"), tmp_path / "out"
     try:
         here.start_link()
@@ -235,7 +235,7 @@ def test_a_node_that_joins_late_is_asked_and_known(tmp_path: Path) -> None:
         here.start_app(tmp_path / "app", {"out": out, "min-nodes": 2})
         news(out / EVENTS, 1)
         here.start_node("node2", node(tmp_path, 2))
-        news(out / EVENTS, "finished", 400.0)
+        news(out / EVENTS, "finished")
     finally:
         here.stop()
     record = load(out / "run")
@@ -252,7 +252,7 @@ def test_a_killed_server_goes_on_and_ends_as_if_nothing_had_happened(deployed: A
 
     here, home = deployed
     what = spec("scaffold", clients=3, rounds=5, seed=1)
-    write_app(home / "app killed", Charter.of(what, prepare(what)), 120.0)
+    write_app(home / "app killed", Charter.of(what, prepare(what)), 600.0)
     out = home / "out killed"
     here.start_app(home / "app killed", {"out": out})
     news(out / EVENTS, 2)
@@ -263,7 +263,7 @@ def test_a_killed_server_goes_on_and_ends_as_if_nothing_had_happened(deployed: A
         os.kill(process, signal.SIGKILL)
     lines = len((out / EVENTS).read_text().splitlines())
     here.start_app(home / "app killed", {"out": out})
-    news(out / EVENTS, "finished", 400.0)
+    news(out / EVENTS, "finished")
     assert len((out / EVENTS).read_text().splitlines()) > lines
     simulated = front.run_spec(replace(what, workers=0))
     record = load(out / "run")
@@ -274,10 +274,10 @@ def test_a_killed_server_goes_on_and_ends_as_if_nothing_had_happened(deployed: A
 def test_a_deployed_federation_with_masks(deployed: Any) -> None:
     here, home = deployed
     what = spec("scaffold", clients=3, rounds=1)
-    write_app(home / "app masked", Charter.of(what, prepare(what)), 120.0)
+    write_app(home / "app masked", Charter.of(what, prepare(what)), 600.0)
     out = home / "out masked"
     here.start_app(home / "app masked", {"out": out, "secagg": True})
-    news(out / EVENTS, "finished", 400.0)
+    news(out / EVENTS, "finished")
     record, own = load(out / "run"), front.run_spec(replace(what, workers=0))
     off = [np.abs(record.weights()[k] - v.numpy()).max() for k, v in own.tensors().items()]
     assert 0 < max(off) < 2e-4
@@ -332,7 +332,7 @@ def test_the_wire_carries_what_the_ledger_says(tmp_path: Path) -> None:
     from fedrift.federation.loopback import Loopback
 
     what = spec("fedavg", clients=2, per_round=2, rounds=4, model="mlp:hidden=520")
-    write_app(tmp_path / "app", Charter.of(what, prepare(what)), 120.0)
+    write_app(tmp_path / "app", Charter.of(what, prepare(what)), 600.0)
     here = Loopback(tmp_path / "net")
     out, counts = tmp_path / "out", list[tuple[int, int]]()
     try:
@@ -371,7 +371,7 @@ def test_the_demo_ends_with_a_report_and_no_process(tmp_path: Path) -> None:
 
     command = [sys.executable, "-m", "fedrift", "flower", "demo", "fedavg", "--rounds", "1"]
     command += ["--nodes", "2", "--data", "digits:train=60,test=40", "--out", str(tmp_path / "d")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr
     assert "round 1/1" in done.stderr and "fingerprint" in done.stderr
     assert (tmp_path / "d" / "report.html").stat().st_size > 10_000

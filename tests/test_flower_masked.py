@@ -58,7 +58,7 @@ def masked_run(
     monkeypatch.setattr(roster, "PAUSE", 0.0)
     monkeypatch.setattr(stages, "PAUSE", 0.0)
     client, server = written(tmp_path / "app", spec(name, per_round=4))
-    config: dict[str, Any] = {"out": str(tmp_path / "out"), "deadline": 5.0, "secagg": True}
+    config: dict[str, Any] = {"out": str(tmp_path / "out"), "deadline": 100.0, "secagg": True}
     nodes = {
         700 + i: {"partition-id": i, "num-partitions": 4, "state-dir": str(tmp_path / f"s{i}")}
         for i in range(4)
@@ -128,7 +128,7 @@ def replies_without_third(tmp_path: Path) -> Any:
     third = sorted(federation.office.desks)[2]
     silent: Meddle = lambda kind, letter, honest: honest if kind == ABOUT else "gone"  # noqa: E731
     federation.office.desks[third].meddle = silent
-    return federation.run(deadline=5.0).tensors()
+    return federation.run(deadline=100.0).tensors()
 
 
 @pytest.mark.usefixtures("in_app")
