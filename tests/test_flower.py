@@ -133,7 +133,22 @@ def test_init_writes_an_app_from_a_spec(tmp_path: Path, capsys: pytest.CaptureFi
     assert "is not empty" in capsys.readouterr().err
     elsewhere = ["flower", "init", str(tmp_path / "x"), "--spec", str(file)]
     assert code_of([*elsewhere, "--shape", "3,4,4", "--classes", "7"]) == 0
-    assert Charter.read(tmp_path / "x" / "federated" / "fedrift.toml").shape == (3, 4, 4)
+    made = Charter.read(tmp_path / "x" / "federated" / "fedrift.toml")
+    assert made.shape == (3, 4, 4) and not made.named
+
+
+def test_data_that_only_the_sites_know_are_not_made_up(tmp_path: Path) -> None:
+    """No samples of another data set at a site or the server, and none in the record of the run."""
+    from fedrift.federation.agreement import settled
+    from fedrift.federation.sources import site_samples, test_samples
+
+    charter = Charter(spec("fedavg"), (1, 8, 8), 10, 4, named=False)
+    (tmp_path / "fedrift.toml").write_text(charter.to_toml())
+    again = Charter.read(tmp_path / "fedrift.toml")
+    assert test_samples(again, {"test": ""}) is None
+    with pytest.raises(fr.InputError, match="put a loader into federated/client.py"):
+        site_samples(again, {"partition-id": 0})
+    assert settled(again).about["data"] == "python"
 
 
 def test_papers_are_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
