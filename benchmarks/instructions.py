@@ -11,9 +11,10 @@ import os
 import sys
 from pathlib import Path
 
+from torch.utils.benchmark import Timer
+
 import history
 from overhead import console
-from torch.utils.benchmark import Timer
 
 SETUP = """
 import torch
@@ -54,7 +55,7 @@ if __name__ == "__main__":
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     counts: dict[str, float] = {}
     for name, statement in COUNTED.items():
-        stats = Timer(statement, setup=SETUP).collect_callgrind(number=5, collect_baseline=False)
+        stats = Timer(statement, setup=SETUP).collect_callgrind(number=5)
         counts[name] = stats.counts(denoise=True) / 5
         console.print(f"{name}: {counts[name]:,.0f} instructions")
     ratio = counts["20 local steps"] / counts["20 bare steps"]

@@ -26,6 +26,7 @@ import fedrift as fr
 from fedrift import models
 from fedrift.backends.visit import EVALUATION_CHUNK
 from fedrift.engine import Plan, RoundReport
+from peers import bare
 
 WORKERS = 2
 CLIENTS, SAMPLES, COHORT, BATCH, TEST = 100, 500, 10, 32, 2000
@@ -54,31 +55,19 @@ class Clock:
 
 def bare_rounds(name: str, rounds: int) -> float:
     """Seconds per round of nothing but gradient steps and evaluation, one thread."""
-    torch.set_num_threads(1)
-    x, y = images(COHORT * SAMPLES)
-    x = x.to(memory_format=torch.channels_last)
-    test_x, test_y = images(TEST)
-    test_x = test_x.to(memory_format=torch.channels_last)
     module = models.factory(name, (1, 28, 28), 10)()
-    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    sgd = torch.optim.SGD(module.parameters(), lr=0.05)
-    times: list[float] = []
-    for _ in range(rounds + 1):
-        start = time.perf_counter()
-        for client in range(COHORT):
-            module.train()
-            order = torch.randperm(SAMPLES) + client * SAMPLES
-            for batch in order.split(BATCH):
-                sgd.zero_grad()
-                torch.nn.functional.cross_entropy(module(x[batch]), y[batch]).backward()
-                sgd.step()
-        module.eval()
-        with torch.no_grad():
-            for i in range(0, TEST, EVALUATION_CHUNK):
-                output = module(test_x[i : i + EVALUATION_CHUNK])
-                torch.nn.functional.cross_entropy(output, test_y[i : i + EVALUATION_CHUNK])
-        times.append(time.perf_counter() - start)
-    return statistics.mean(times[1:])
+    times = bare.steps(
+        module,
+        images(COHORT * SAMPLES),
+        images(TEST),
+        visits=COHORT,
+        samples=SAMPLES,
+        batch=BATCH,
+        lr=0.05,
+        rounds=rounds + 1,
+        evaluation_batch=EVALUATION_CHUNK,
+    )
+    return statistics.mean(list(times)[1:])
 
 
 def side_by_side(name: str, rounds: int) -> float:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from fedrift.backends.letters import ABOUT, Letter
 from fedrift.backends.node import Node
 from fedrift.experiment import Spec
@@ -16,6 +18,14 @@ from fedrift.federation.charter import Charter
 from fedrift.federation.serve import serve
 from fedrift.prepare import Prepared, prepare
 from fedrift.result import Result
+
+
+class Normed(nn.Sequential):
+    """A model with running statistics."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes))
+
 
 Meddle = Callable[[str, Letter, Letter], "Letter | str | None"]
 """Kind, letter, honest reply → what arrives instead; None: nothing."""

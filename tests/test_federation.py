@@ -60,7 +60,15 @@ def test_the_same_bits_as_a_simulation(name: str, tmp_path: Path) -> None:
     assert same(simulated(what), Federation(what, tmp_path).everybody().run())
 
 
+def test_running_statistics_travel_both_ways(tmp_path: Path) -> None:
+    what = spec("scaffold", model="federations:Normed")
+    made = Federation(what, tmp_path).everybody().run()
+    assert same(simulated(what), made)
+    assert made.ledger.entries[0].up["buffers"].total > 0
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_every_algorithm_has_the_same_bits(tmp_path: Path) -> None:
     inner = [f"{name}(scaffold)" if name in WRAPPERS else name for name in NAMES]
     for name in (*inner, "fed3rft(fedavg):train=head", "fed3rft(fedavg):train=features"):
@@ -135,6 +143,22 @@ def test_a_node_that_lost_its_state_is_not_believed(tmp_path: Path) -> None:
     assert any("client 1 refused: by the node: the state" in note for note in federation.notes)
 
 
+def test_a_round_that_breaks_off_half_way_leaves_the_states_before_it(tmp_path: Path) -> None:
+    """Mime's second exchange finds nobody: the next round starts from what the last one left."""
+    federation = Federation(spec("mimemom", rounds=4, per_round=4), tmp_path).everybody()
+    broken = ("train", 1)
+
+    def meddle(kind: str, letter: Letter, honest: Letter) -> Letter | str:
+        at = letter.header.get("phase"), letter.header.get("round")
+        return "gone" if at == broken else honest
+
+    for desk in federation.office.desks.values():
+        desk.meddle = meddle
+    made = federation.run()
+    replied = [len(e.replied) for e in made.ledger.entries]
+    assert replied == [4, 4, 4, 0, 4, 4, 4, 4], federation.notes
+
+
 def test_nodes_leave_and_return_under_another_id(tmp_path: Path) -> None:
     federation = Federation(spec("scaffold", rounds=5, per_round=4), tmp_path).everybody()
     gone = sorted(federation.office.desks)[2]
@@ -153,6 +177,37 @@ def test_nodes_leave_and_return_under_another_id(tmp_path: Path) -> None:
     assert asked == [(0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 3), (0, 1, 2, 3), (0, 1, 2, 3)]
     assert replied[1] == (0, 1, 3) and replied[3] == (0, 1, 2, 3)
     assert "round 2: client 2 has left" in federation.notes
+
+
+def test_who_joins_late_is_known_by_size(tmp_path: Path) -> None:
+    """In the run's folder, in what the algorithm is told, and after the server's restart."""
+    from fedrift.results import load
+
+    federation = Federation(spec("scaffold", rounds=4, per_round=4), tmp_path)
+    for client in range(3):
+        federation.office.join(federation.maker(client))
+    sizes = [len(part) for part in federation.ready.partition.parts]
+
+    def late(office: Office, kind: str, letters: Mapping[int, Letter]) -> None:
+        if any(x.header.get("round") == 1 for x in letters.values()) and len(office.desks) == 3:
+            office.join(federation.maker(3))
+
+    class Stopping:
+        def started(self, plan: Any) -> None: ...
+        def finished_round(self, report: fr.RoundReport) -> None:
+            if report.round == 3:
+                raise Killed
+
+    federation.office.before = late
+    run = tmp_path / "run"
+    with pytest.raises(Killed):
+        federation.run(least=3, out=run, observer=Stopping())
+    assert load(run).clients["sizes"] == sizes
+    federation.office.desks.pop(max(federation.office.desks))  # the one that had joined late
+    federation.office.before = None
+    made = federation.run(least=3, out=run)
+    assert load(run).clients["sizes"] == made.clients["sizes"] == sizes
+    assert [len(e.asked) for e in made.ledger.entries] == [3, 3, 4, 3]
 
 
 def test_the_newest_node_of_a_client_wins(tmp_path: Path) -> None:
@@ -227,6 +282,7 @@ HOSTILE: dict[str, Any] = {
     "another visit": lambda r: headed(r, write=7),
     "work": lambda r: headed(r, gradients=1 << 80),
     "words for numbers": lambda r: headed(r, steps="many"),
+    "unknown phase": lambda r: headed(r, phase="steal"),
     "no header": lambda r: Letter({}, r.parts),
     "silence about finiteness": lambda r: headed(r, finite="yes"),
     "an exception": lambda r: "the app crashed",

@@ -133,6 +133,7 @@ def test_what_cannot_be_is_said() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("local")
 def test_every_algorithm_is_the_same_on_ray() -> None:
     from dataclasses import replace

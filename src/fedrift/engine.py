@@ -178,9 +178,12 @@ class Engine:
             able, how = self._ghost(), how.ghost()
         if not able:
             return progress.state, progress.buffers, (), False
+        problem, samples = self.problem, int(settings.sizes.sum())
+        if samples != problem.samples:  # somebody has joined late
+            problem = replace(problem, samples=samples)
         cohort = Cohort(
             self.algorithm,
-            self.problem,
+            problem,
             able,
             round=t,
             seed=settings.seed,
@@ -254,7 +257,7 @@ class Engine:
                 asked=tuple(clients),
                 replied=outcome.replied,
                 nonfinite=outcome.nonfinite,
-                down=down,
+                down={**down, **outcome.down_bytes},
                 up=outcome.up_bytes,
                 gradients=outcome.work.gradients,
                 forwards=outcome.work.forwards,

@@ -80,6 +80,8 @@ class Outcome:
     buffers: tuple[Tensor, ...]
     work: Work
     up_bytes: Mapping[str, Any]
+    down_bytes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What went down besides the message: the keys of secure aggregation."""
 
 
 @dataclass(frozen=True)

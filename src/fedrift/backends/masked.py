@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,7 @@ from fedrift.backends.flower import from_records, to_records
 from fedrift.backends.letters import Letter
 from fedrift.backends.node import LARGEST, Node
 from fedrift.backends.remote import Remote
+from fedrift.backends.stages import MASKED_BYTES, Line
 from fedrift.backends.visit import Done, Fold
 from fedrift.errors import InputError
 from fedrift.exchange import Exchange, Outcome, Shown
@@ -46,7 +47,6 @@ except ImportError:
     ) from None
 
 FEWEST = 3  # of two, each could subtract its own
-MASKED_BYTES = 8  # of one masked number
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,9 @@ class _Strategy:
         return None, {}
 
 
-def aggregate(
-    grid: Any, letters: Mapping[int, Letter], heaviest: float, seconds: float
-) -> Summed | None:
+def aggregate(line: Line, letters: Mapping[int, Letter], heaviest: float) -> Summed | None:
     """Run the four stages with these nodes; None if too few came through."""
-    workflow = SecAggPlusWorkflow(
-        1.0, 0.5, max_weight=float(heaviest), clipping_range=LARGEST, timeout=seconds
-    )
+    workflow = SecAggPlusWorkflow(1.0, 0.5, max_weight=float(heaviest), clipping_range=LARGEST)
     strategy = _Strategy(list(letters))
     records = RecordDict(
         {"config": ConfigRecord({"current_round": 1}), "parameters": ArrayRecord([])}
@@ -94,18 +90,27 @@ def aggregate(
         strategy=strategy,
         client_manager=SimpleNamespace(num_available=lambda: len(letters)),
     )
+    grid: Any = line
     state = WorkflowState()
-    if not workflow.setup_stage(grid, context, state):
-        return None
-    state.nid_to_fitins = {node: to_records(letter) for node, letter in letters.items()}
-    for stage in (
-        workflow.share_keys_stage,
-        workflow.collect_masked_vectors_stage,
-        workflow.unmask_stage,
-    ):
+    for stage in (workflow.setup_stage, workflow.share_keys_stage):
         if not stage(grid, context, state):
             return None
-    return strategy.summed
+        _leave_behind(state)
+    state.nid_to_fitins = {node: to_records(letter) for node, letter in letters.items()}
+    if not workflow.collect_masked_vectors_stage(grid, context, state):
+        return None
+    if len(state.active_node_ids) < FEWEST:  # nobody has been asked to unmask yet
+        return None
+    return strategy.summed if workflow.unmask_stage(grid, context, state) else None
+
+
+def _leave_behind(state: WorkflowState) -> None:
+    """Forget who dropped out before sharing keys: there is no mask of theirs to take out, and
+    Flower would ask the others for shares that they do not have."""
+    here = state.sampled_node_ids = set(state.active_node_ids)
+    state.nid_to_neighbours = {
+        node: near & here for node, near in state.nid_to_neighbours.items() if node in here
+    }
 
 
 def answer(message: Any, context: Any, node: Callable[[], Node]) -> Any:
@@ -137,51 +142,77 @@ class Masked:
         self._remote, self._grid = remote, grid
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
-        remote, table = self._remote, self._remote.table(exchange)
-        fold = Fold(exchange)
+        remote = self._remote
         weights = {
             c: int(remote.roster.sizes[c]) if exchange.weights == "samples" else 1 for c in clients
         }
         at = {remote.roster.nodes[c]: c for c in sorted(clients) if c in remote.roster.nodes}
-        summed, version = None, -1
-        if len(at) >= FEWEST:
-            heaviest = max(weights[c] for c in at.values())
-            version, letters = remote.letters(exchange, sorted(at.values()))
-            sent = {
-                node: Letter({**letters[c].header, "heaviest": heaviest}, letters[c].parts)
-                for node, c in at.items()
-            }
-            summed = aggregate(self._grid, sent, heaviest, remote.deadline)
+        added = Added(exchange.signature.up, *remote.owner(exchange))
+
+        def refused(node: int, why: str) -> None:
+            remote.forget(at[node])
+            remote.note(f"round {exchange.round + 1}: client {at[node]} dropped out: {why}")
+
+        line = Line(self._grid, added.size, remote.deadline, refused)
+        version, summed = self._sum(exchange, line, at, weights)
+        keys = {"keys": Size(tensors=line.up)} if line.up else {}
+        sent = {"keys": Size(tensors=line.down)} if line.down else {}
         if summed is None:
+            for client in at.values():
+                remote.forget(client)
             remote.note(f"round {exchange.round + 1}: too few came through secure aggregation")
-            return fold.outcome()
+            return replace(Fold(exchange).outcome(), up_bytes=keys, down_bytes=sent)
         replied = tuple(sorted(at[node] for node in summed.said))
         total = float(sum(weights[c] for c in replied))
-        added = Added(exchange.signature.up, *remote.owner(exchange))
-        work = Work()
-        for said in summed.said.values():
-            counts = [said.get(name) for name in ("gradients", "forwards", "steps")]
-            sane = [c if isinstance(c, int) and 0 <= c < 1 << 62 else 0 for c in counts]
-            work.add(Work(sane[0], sane[1], sane[2]))
-        finite = bool(np.isfinite(summed.mean).all())
+        finite, table = bool(np.isfinite(summed.mean).all()), remote.table(exchange)
         if finite and table is not None:
             for client in replied:
                 table.keep(client, version)
+        masked = Size(tensors=len(replied) * MASKED_BYTES * (added.size + 1))
         return Outcome(
             up=added.message(summed.mean, total) if finite else None,
             replied=replied if finite else (),
             nonfinite=() if finite else replied,
             weight=total,
             buffers=exchange.buffers,
-            work=work,
-            up_bytes={"masked": Size(tensors=len(replied) * MASKED_BYTES * (added.size + 1))},
+            work=_work(summed),
+            up_bytes={"masked": masked, **keys},
+            down_bytes=sent,
         )
+
+    def _sum(
+        self, exchange: Exchange, line: Line, at: Mapping[int, int], weights: Mapping[int, int]
+    ) -> tuple[int, Summed | None]:
+        """The version of the states that the visits make, and the sum if there is one."""
+        if len(at) < FEWEST:
+            return -1, None
+        remote, heaviest = self._remote, max(weights[c] for c in at.values())
+        version, letters = remote.letters(exchange, sorted(at.values()))
+        sent = {
+            node: Letter({**letters[c].header, "heaviest": heaviest}, letters[c].parts)
+            for node, c in at.items()
+        }
+        try:
+            return version, aggregate(line, sent, heaviest)
+        except Exception as error:  # by a false key or share, which nobody can see in time
+            remote.note(f"round {exchange.round + 1}: secure aggregation failed: {error!r:.200}")
+            return version, None
 
     def evaluate(self, shown: Shown) -> Done:
         return self._remote.evaluate(shown)
 
     def close(self) -> None:
         self._remote.close()
+
+
+def _work(summed: Summed) -> Work:
+    """What the nodes say they did, as far as it can be."""
+    work = Work()
+    for said in summed.said.values():
+        counts = [said.get(name) for name in ("gradients", "forwards", "steps")]
+        sane = [c if isinstance(c, int) and 0 <= c < 1 << 62 else 0 for c in counts]
+        work.add(Work(sane[0], sane[1], sane[2]))
+    return work
 
 
 def check(remote: Remote, phases: Mapping[str, Any]) -> None:

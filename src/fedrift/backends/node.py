@@ -104,9 +104,9 @@ class Node:
         )
         initial = owner.client(problem)
         states = None if initial is None else Codec(type(initial), owner, problem)
-        read, write, saved, before = (
-            said(letter, name, int) for name in ("read", "write", "saved", "before")
-        )
+        read, write = (said(letter, name, int) for name in ("read", "write"))
+        # Those that a void round or a killed server goes back to.
+        kept = {said(letter, name, int) for name in ("start", "saved", "before")}
         mine = initial if states is None or read < 0 else states.decode(self._read(path, read))
         reply = self._visitor.visit(
             call,
@@ -120,7 +120,7 @@ class Node:
         if states is not None:
             if reply.is_finite:
                 self._write(self._file(path, write), states.encode(reply.mine))
-            self._forget(path, {read, write, saved, before})
+            self._forget(path, {read, write, *kept})
         header: dict[str, Value] = {
             "client": self._client,
             "write": write,

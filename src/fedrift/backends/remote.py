@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import secrets
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from fedrift.algorithm import Algorithm, owner_of
 from fedrift.backends.codec import Codec, Refused, piece, tensors
 from fedrift.backends.letters import VISIT, Letter, Value, buffer_forms, digest, said
 from fedrift.backends.roster import PAUSE, Post, Roster
+from fedrift.backends.versions import NodeStates, Versions
 from fedrift.backends.visit import Done, Evaluator, Fold, Reply, Visitor
 from fedrift.exchange import Exchange, Outcome, Shown
 from fedrift.messages import all_finite, pack
@@ -22,87 +20,9 @@ from fedrift.site import Work
 
 LOOK = 3.0  # seconds between looks at who is still there while waiting
 
+REPLY = {"client", "write", "speaks", "finite", "gradients", "forwards", "steps"}
+"""All that a reply's header says."""
 Note = Callable[[str], None]
-
-
-class Versions:
-    """Which version of its state each client holds: decided here, kept in files at the nodes."""
-
-    def __init__(self, population: int) -> None:
-        self.index = np.full(population, -1, dtype=np.int64)
-        self.sums = np.zeros(population, dtype=np.int64)
-        """Nodes look after their files themselves."""
-        self.kept = self.before = self.index.copy()
-        """Those of the last two checkpoints, which a killed server goes back to."""
-        self._pending: dict[int, int] = {}
-
-    def slot(self, client: int) -> int:
-        return self._pending.get(client, int(self.index[client]))
-
-    def keep(self, client: int, version: int) -> None:
-        self._pending[client] = version
-
-    def drop(self, client: int) -> None:
-        self._pending.pop(client, None)
-
-    def commit(self) -> None:
-        for client, version in self._pending.items():
-            self.index[client] = version
-        self._pending.clear()
-
-    def discard(self) -> None:
-        self._pending.clear()
-
-    def saved(self) -> None:
-        self.kept, self.before = self.index.copy(), self.kept
-
-    def restore(self, index: np.ndarray) -> None:
-        self.index[:] = index
-        self.kept = self.before = self.index.copy()
-        self.discard()
-
-
-class NodeStates:
-    """The server's side of client states that stay at their nodes."""
-
-    def __init__(self, visitor: Visitor, paths: Sequence[str]) -> None:
-        self.tables: dict[str, Versions] = {}
-        for path in paths:
-            node, problem = visitor.owner(path)
-            if node.client(problem) is not None:
-                self.tables[path] = Versions(problem.population)
-
-    scratch = tempfile.gettempdir()
-
-    def row_bytes(self) -> int:
-        return 0  # nothing of it lies here
-
-    def sync(self) -> None:
-        return None
-
-    def restore(self, rows: Mapping[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None:
-        """Take up a checkpoint; ValueError says what does not fit."""
-        if set(rows) != set(self.tables):
-            raise ValueError("its client state is that of another algorithm")
-        for path, table in self.tables.items():
-            if rows[path].shape != table.index.shape:
-                raise ValueError("its clients are not those of the run")
-            table.restore(rows[path])
-
-    def commit(self) -> None:
-        for table in self.tables.values():
-            table.commit()
-
-    def discard(self) -> None:
-        for table in self.tables.values():
-            table.discard()
-
-    def saved(self) -> None:
-        for table in self.tables.values():
-            table.saved()
-
-    def close(self) -> None:
-        return None
 
 
 class Remote:
@@ -140,7 +60,7 @@ class Remote:
                     reply = self._open(exchange, client, version, replies[client])
                     counts = fold.add(client, int(self.roster.sizes[client]), reply)
                 except Refused as why:
-                    self._told.pop(client, None)
+                    self.forget(client)
                     self.note(f"round {exchange.round + 1}: client {client} refused: {why}")
             if table is not None and counts:
                 table.keep(client, version)
@@ -149,6 +69,10 @@ class Remote:
         for client in fold.nonfinite:
             self.note(f"round {exchange.round + 1}: client {client} sent what is not finite")
         return fold.outcome()
+
+    def forget(self, client: int) -> None:
+        """What it has been told once may not have arrived: it is told again."""
+        self._told.pop(client, None)
 
     def table(self, exchange: Exchange) -> Versions | None:
         """The versions of the states that an exchange reads and makes."""
@@ -183,6 +107,7 @@ class Remote:
                 "frozen": hashed,
                 "read": -1 if table is None else table.slot(client),
                 "write": version,
+                "start": -1 if table is None else int(table.index[client]),
                 "saved": -1 if table is None else int(table.kept[client]),
                 "before": -1 if table is None else int(table.before[client]),
             }
@@ -211,7 +136,7 @@ class Remote:
                 if isinstance(answer, Letter):
                     replies[client] = answer
                 else:
-                    self._told.pop(client, None)
+                    self.forget(client)
                     self.note(f"round {round + 1}: client {client} failed: {answer}")
             if waiting and time.monotonic() >= look:
                 look = time.monotonic() + LOOK
@@ -219,11 +144,13 @@ class Remote:
                 for ticket, node in list(waiting.items()):
                     if node not in here:
                         del waiting[ticket]
+                        self.forget(at[node])
                         self.note(f"round {round + 1}: client {at[node]} has left")
             if waiting:
                 time.sleep(PAUSE)
         for ticket, node in waiting.items():
             self._late[ticket] = at[node], round
+            self.forget(at[node])
             self.note(f"round {round + 1}: client {at[node]} missed the deadline")
         return replies
 
@@ -231,6 +158,8 @@ class Remote:
         """The reply in a letter that nobody vouches for."""
         if "refused" in letter.header:
             raise Refused(f"by the node: {said(letter, 'refused', str)}")
+        if strange := set(letter.header) - REPLY:
+            raise Refused(f"header '{min(strange)[:40]}' is not declared")
         if said(letter, "client", int) != client or said(letter, "write", int) != version:
             raise Refused("the reply belongs to another visit")
         names = ("gradients", "forwards", "steps", "speaks", "finite")

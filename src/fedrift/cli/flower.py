@@ -53,7 +53,8 @@ def init(
     else:
         if wanted.model is None or wanted.clients is None:
             raise InputError("a spec for data elsewhere must say model and clients")
-        charter = Charter(wanted, _shape(shape), int(classes or 0), wanted.clients)
+        numbers = int(classes or 0), wanted.clients
+        charter = Charter(wanted, _shape(shape), *numbers, named=False)
     for file in write_app(folder, charter, deadline):
         typer.echo(file)
     typer.echo(f"start it with: flwr run {folder} NAME --stream")

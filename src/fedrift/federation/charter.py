@@ -13,6 +13,7 @@ from fedrift.foreign import foreign
 from fedrift.prepare import Prepared
 
 FILE = "fedrift.toml"
+TASK = ("shape", "classes", "clients", "black", "named")
 NOT_HERE = ("data_dir", "device", "workers", "backend", "out")
 
 
@@ -27,6 +28,8 @@ class Charter:
     clients: int
     black: tuple[float, ...] = ()
     """What black is per channel after normalisation, for crops."""
+    named: bool = True
+    """The spec names the data; otherwise only the sites know them."""
 
     @staticmethod
     def of(spec: Spec, ready: Prepared) -> Charter:
@@ -48,12 +51,13 @@ class Charter:
         spec.validate()
         named: dict[str, Any] = task
         for key in named:
-            if key not in ("shape", "classes", "clients", "black"):
-                raise unknown("key of [task]", key, ("shape", "classes", "clients", "black"))
+            if key not in TASK:
+                raise unknown("key of [task]", key, TASK)
         try:
             shape = tuple(int(n) for n in named["shape"])
             black = tuple(float(v) for v in named.get("black", ()))
-            return Charter(spec, shape, int(named["classes"]), int(named["clients"]), black)
+            numbers = int(named["classes"]), int(named["clients"])
+            return Charter(spec, shape, *numbers, black, bool(named.get("named", True)))
         except (KeyError, TypeError, ValueError):
             raise InputError(
                 f"charter '{path}': [task] needs shape, a list of numbers, classes and clients"
@@ -65,13 +69,15 @@ class Charter:
 
         said = {k: v for k, v in self.spec.said().items() if k not in NOT_HERE}
         document = tomlkit.parse(Spec.of(said).to_toml())
-        for key in NOT_HERE:
+        for key in NOT_HERE if self.named else (*NOT_HERE, "data", "partition"):
             document.pop(key, None)
         table = tomlkit.table()
         table.add("shape", list(self.shape))
         table.add("classes", self.classes)
         table.add("clients", self.clients)
         table.add("black", list(self.black))
+        if not self.named:
+            table.add("named", False)
         document.add("task", table)
         return tomlkit.dumps(document)
 

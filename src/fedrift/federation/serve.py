@@ -11,14 +11,16 @@ import numpy as np
 
 from fedrift import session
 from fedrift.algorithm import parts
-from fedrift.backends.remote import NodeStates, Remote
+from fedrift.backends.remote import Remote
 from fedrift.backends.roster import Post, Roster
+from fedrift.backends.versions import NodeStates
 from fedrift.backends.visit import Backend, Evaluator, Visitor
 from fedrift.engine import Observer, RoundReport
 from fedrift.errors import InputError
 from fedrift.exchange import Signature
 from fedrift.federation.agreement import experiment, settled
 from fedrift.federation.charter import Charter
+from fedrift.federation.sizes import Sizes
 from fedrift.federation.visible import phases
 from fedrift.planning import Task
 from fedrift.result import Result
@@ -36,6 +38,7 @@ class AtNodes:
     task: Task
     post: Post
     roster: Roster
+    sizes: Sizes
     deadline: float
     note: Callable[[str], None]
     around: Around | None = None
@@ -60,7 +63,9 @@ class AtNodes:
         return remote if self.around is None else self.around(remote, phases(self.task.algorithm))
 
     def present(self) -> np.ndarray:
-        return self.roster.present()
+        here = self.roster.present()
+        self.sizes.remember(self.task)
+        return here
 
 
 def serve(
@@ -97,10 +102,12 @@ def serve(
         least=least,
         note=note,
     )
+    sizes = Sizes(out, roster.sizes)
+    sizes.recall()
     roster.present()
     task.split.sizes = roster.sizes  # filled in as nodes come
     task = replace(task, problem=replace(task.problem, samples=int(roster.sizes.sum())))
-    place = AtNodes(task, post, roster, deadline, note, around)
+    place = AtNodes(task, post, roster, sizes, deadline, note, around)
     return session.execute(task, out=out, observer=observer, on_round=_at_once, place=place)
 
 

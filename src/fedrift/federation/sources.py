@@ -24,15 +24,22 @@ def site_samples(charter: Charter, node: Mapping[str, Any]) -> Samples:
     client = node.get("partition-id")
     if not isinstance(client, int) or not 0 <= client < charter.clients:
         raise InputError(f"partition-id={client!r} must be from 0 to {charter.clients - 1}")
+    if not charter.named:
+        raise InputError(
+            'this site\'s data are not known; say data="FILE.npz" in --node-config, or put a '
+            "loader into federated/client.py"
+        )
     ready = prepare(charter.spec)
     part = ready.partition.parts[client]
     return ready.x[part], ready.data.y[part]
 
 
-def test_samples(charter: Charter, said: Mapping[str, Any]) -> Samples:
+def test_samples(charter: Charter, said: Mapping[str, Any]) -> Samples | None:
     """The file that `test` of the app's configuration names, else the test half of the data."""
     if said.get("test"):
         return npz_samples(Path(str(said["test"])))
+    if not charter.named:
+        return None
     data = load(charter.spec)
     return data.x_test, data.y_test
 

@@ -36,7 +36,7 @@ clientapp = "federated.client:app"
 algorithm = "{algorithm}"
 rounds = {rounds}
 out = ""         # folder at the server for curve, ledger, weights and checkpoint; empty: none
-test = ""        # npz file at the server with x and y; empty: of the named data set
+test = ""        # npz file at the server with x and y; empty: of the charter's data set, if any
 min-nodes = 0    # a round waits until so many nodes are there; 0: all of them
 secagg = false   # secure aggregation: the server learns the cohort's sums only
 deadline = {deadline}   # seconds an exchange may take; later replies are ignored
@@ -55,7 +55,7 @@ def load(charter, node):
     """This site's samples x and labels y, as arrays: put your own loader here.
 
     `node` is what the SuperNode was started with (--node-config). As it stands, the file named by
-    its `data` is read (npz with x and y), or its part of the data set that the charter names.
+    its `data` is read (npz with x and y), or its part of the data set that the charter may name.
     """
     return site_samples(charter, node)
 
@@ -76,7 +76,8 @@ def test(charter, said):
     """Samples and labels to evaluate on at the server; return None to evaluate nothing.
 
     `said` is [tool.flwr.app.config] with what this start says otherwise. As it stands, the file
-    named by its `test` is read (npz with x and y), or the test half of the charter's data set.
+    named by its `test` is read (npz with x and y), or the test half of the charter's data set,
+    if it names one.
     """
     return test_samples(charter, said)
 

@@ -1,0 +1,1 @@
+"""The same work in fedrift and in its peers, side by side: see run.py."""

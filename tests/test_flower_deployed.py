@@ -1,0 +1,381 @@
+"""Real federations: a SuperLink and SuperNodes as processes, TLS and authentication on."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from federations import Federation
+from fedrift import front
+from fedrift.backends.letters import VISIT, Letter
+from fedrift.experiment import Spec
+from fedrift.federation.charter import Charter
+from fedrift.federation.template import write_app
+from fedrift.federation.told import EVENTS
+from fedrift.grid import slug
+from fedrift.prepare import prepare
+from fedrift.results import load
+from flower_apps import FLOWER
+from test_federation import spec
+
+pytest.importorskip("flwr", reason="needs fedrift[flower]")
+pytestmark = [*FLOWER, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def wait_for(file: Path, seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not file.exists():
+        assert time.monotonic() < end, f"{file} does not come"
+        time.sleep(0.1)
+
+
+def news(file: Path, wanted: str | int, seconds: float = 800.0) -> dict[str, Any]:
+    """The first event of a kind; fails when it does not come."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for line in file.read_text().splitlines() if file.exists() else ():
+            row = json.loads(line)
+            if row["event"] == wanted or (row["event"] == "round" and wanted == row["round"]):
+                return row
+            assert row["event"] != "failed", row
+        time.sleep(0.3)
+    raise AssertionError(f"no '{wanted}' after {seconds} seconds: {file}")
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Three SuperNodes with a key each, at a SuperLink that knows them."""
+    from fedrift.federation.loopback import Loopback
+    from fedrift.federation.papers import make_papers
+
+    home = tmp_path_factory.mktemp("deployed")
+    names = [f"node{i}" for i in range(3)]
+    here = Loopback(home / "net", make_papers(home / "p", [*names, "stranger"], ["127.0.0.1"]))
+    try:
+        here.start_link()
+        for i, name in enumerate(names):
+            here.register(name)
+            here.start_node(name, node(home, i))
+        yield here, home
+    finally:
+        here.stop()
+
+
+def node(home: Path, i: int) -> dict[str, Any]:
+    return {"partition-id": i, "num-partitions": 3, "state-dir": home / f"state{i}"}
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "fedavg": {},  # nothing kept anywhere
+    "scaffold": {},  # a state at each client
+    "diloco": {"steps": 2},  # an optimizer's state at each client
+    "mimemom": {},  # two exchanges a round, the server's optimizer sent along
+    "fedgf": {},  # fields that are there in some rounds only
+    "fed3rft(fedavg):train=head": {"rounds": 4},  # statistics, then training; frozen parameters
+    "swa(serveradam(fedprox))": {},  # wrappers around wrappers
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_deployed_federation_gives_the_same_bits(name: str, deployed: Any) -> None:
+    here, home = deployed
+    what = spec(name, **{"clients": 3, "rounds": 2, **KINDS[name]})
+    app, out = home / f"app {slug(name)}", home / f"out {slug(name)}"
+    write_app(app, Charter.of(what, prepare(what)), 600.0)
+    here.start_app(app, {"out": out})
+    assert news(out / EVENTS, "finished")["status"] == "done"
+    simulated = front.run_spec(replace(what, workers=0))
+    record = load(out / "run")
+    assert record.summary["fingerprint"] == simulated.fingerprint
+    assert list(record.ledger) == simulated.ledger.rows()
+
+
+HOLDING = """
+import time
+from pathlib import Path
+
+from fedrift.federation.apps import client_app
+from fedrift.federation.sources import site_samples
+
+
+def load(charter, node):
+    hold = Path(node["state-dir"]).with_suffix(".hold")
+    if hold.exists():
+        hold.with_suffix(".holding").touch()
+    while hold.exists():
+        time.sleep(0.1)
+    return site_samples(charter, node)
+
+
+app = client_app(Path(__file__).parent, load)
+"""
+
+
+def test_a_node_killed_in_the_middle_of_a_visit_returns(deployed: Any, tmp_path: Path) -> None:
+    """The run ends as one in which that client was silent in that round, and only then."""
+    here, home = deployed
+    what = spec("scaffold", clients=3, per_round=3, rounds=4)
+    write_app(home / "app", Charter.of(what, prepare(what)), 600.0)
+    (home / "app" / "federated" / "client.py").write_text(HOLDING)
+    out, hold = home / "out", home / "state2.hold"
+    here.start_app(home / "app", {"out": out, "min-nodes": 2})
+    news(out / EVENTS, 1)
+    hold.touch()
+    wait_for(hold.with_suffix(".holding"))
+    here.kill("node2")
+    hold.unlink()
+    here.start_node("node2", node(home, 2))
+    news(out / EVENTS, "finished")
+    record = load(out / "run")
+    replied = [row["replied"] for row in record.ledger]
+    lost = [t for t, who in enumerate(replied) if who != [0, 1, 2]]
+    assert len(replied) == 4 and lost and lost[0] > 0 and replied[-1] == [0, 1, 2]
+    expected = silent(what, tmp_path, lambda round: round in lost)
+    assert all(np.array_equal(record.weights()[k], v.numpy()) for k, v in expected.items())
+
+
+def silent(what: Spec, folder: Path, when: Callable[[int], bool]) -> Any:
+    """Weights of a federation in this process whose last client does not answer in some rounds."""
+    federation = Federation(what, folder).everybody()
+    last = sorted(federation.office.desks)[-1]
+
+    def meddle(kind: str, letter: Letter, honest: Letter) -> Letter | str:
+        return "gone" if kind == VISIT and when(int(letter.header["round"])) else honest
+
+    federation.office.desks[last].meddle = meddle
+    return federation.run(deadline=100.0).tensors()
+
+
+HOSTILE = """
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array
+from flwr.clientapp import ClientApp
+
+from fedrift.federation.apps import client_app
+from fedrift.federation.sources import site_samples
+
+honest = client_app(Path(__file__).parent, site_samples)
+app = ClientApp()
+
+
+@app.query()
+def about(message, context):
+    return honest(message, context)
+
+
+@app.train()
+def train(message, context):
+    reply = honest(message, context)
+    if context.node_config["partition-id"] == 2:
+        harm(int(message.content["fedrift"]["round"]), reply.content)
+    return reply
+
+
+def harm(round, content):
+    was = content["up"]["delta"]
+    if round == 0:
+        bad = np.full(was.shape, np.nan, np.float32)
+    elif round == 1:
+        bad = np.zeros(3, np.float32)
+    elif round == 2:
+        bad = np.zeros(4 << 20, np.float32)
+    if round < 3:
+        raw = {"stype": "fedrift.raw", "data": bad.tobytes()}
+        content["up"]["delta"] = Array(dtype="float32", shape=bad.shape, **raw)
+    elif round == 3:
+        content["fedrift"]["phase"] = "steal"
+"""
+
+
+def test_a_hostile_node_is_refused_and_the_run_goes_on(deployed: Any, tmp_path: Path) -> None:
+    here, home = deployed
+    what = spec("scaffold", clients=3, per_round=3, rounds=5, seed=2)
+    write_app(home / "app hostile", Charter.of(what, prepare(what)), 600.0)
+    (home / "app hostile" / "federated" / "client.py").write_text(HOSTILE)
+    out = home / "out hostile"
+    here.start_app(home / "app hostile", {"out": out})
+    news(out / EVENTS, "finished")
+    record = load(out / "run")
+    assert [row["replied"] for row in record.ledger] == [[0, 1]] * 4 + [[0, 1, 2]]
+    told = (out / EVENTS).read_text()
+    for says in (
+        "round 1: client 2 sent what is not finite",
+        "round 2: client 2 refused: field 'delta' is float32 of shape (3,), declared",
+        "round 3: client 2 refused: field 'delta' is float32 of shape (4194304,), declared",
+        "round 4: client 2 refused: header 'phase' is not declared",
+    ):
+        assert says in told, told
+    expected = silent(what, tmp_path, lambda round: round < 4)
+    assert all(np.array_equal(record.weights()[k], v.numpy()) for k, v in expected.items())
+
+
+def test_a_node_that_joins_late_is_asked_and_known(tmp_path: Path) -> None:
+    from fedrift.federation.loopback import Loopback
+
+    what = spec("scaffold", clients=3, per_round=3, rounds=6)
+    ready = prepare(what)
+    write_app(tmp_path / "app", Charter.of(what, ready), 600.0)
+    here, out = Loopback(tmp_path / "net"), tmp_path / "out"
+    try:
+        here.start_link()
+        for i in range(2):
+            here.start_node(f"node{i}", node(tmp_path, i))
+        here.start_app(tmp_path / "app", {"out": out, "min-nodes": 2})
+        news(out / EVENTS, 1)
+        here.start_node("node2", node(tmp_path, 2))
+        news(out / EVENTS, "finished")
+    finally:
+        here.stop()
+    record = load(out / "run")
+    replied = [row["replied"] for row in record.ledger]
+    assert replied[0] == [0, 1] and replied[-1] == [0, 1, 2]
+    assert record.clients["sizes"] == [len(part) for part in ready.partition.parts]
+
+
+def test_a_killed_server_goes_on_and_ends_as_if_nothing_had_happened(deployed: Any) -> None:
+    import os
+    import signal
+
+    from fedrift.federation.loopback import descendants
+
+    here, home = deployed
+    what = spec("scaffold", clients=3, rounds=5, seed=1)
+    write_app(home / "app killed", Charter.of(what, prepare(what)), 600.0)
+    out = home / "out killed"
+    here.start_app(home / "app killed", {"out": out})
+    news(out / EVENTS, 2)
+    below = descendants(here.started["superlink"].pid)
+    found = [p for p in below if b"flwr-serverapp" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    assert found
+    for process in found:
+        os.kill(process, signal.SIGKILL)
+    lines = len((out / EVENTS).read_text().splitlines())
+    here.start_app(home / "app killed", {"out": out})
+    news(out / EVENTS, "finished")
+    assert len((out / EVENTS).read_text().splitlines()) > lines
+    simulated = front.run_spec(replace(what, workers=0))
+    record = load(out / "run")
+    assert record.summary["fingerprint"] == simulated.fingerprint
+    assert list(record.ledger) == simulated.ledger.rows()
+
+
+def test_a_deployed_federation_with_masks(deployed: Any) -> None:
+    here, home = deployed
+    what = spec("scaffold", clients=3, rounds=1)
+    write_app(home / "app masked", Charter.of(what, prepare(what)), 600.0)
+    out = home / "out masked"
+    here.start_app(home / "app masked", {"out": out, "secagg": True})
+    news(out / EVENTS, "finished")
+    record, own = load(out / "run"), front.run_spec(replace(what, workers=0))
+    off = [np.abs(record.weights()[k] - v.numpy()).max() for k, v in own.tensors().items()]
+    assert 0 < max(off) < 2e-4
+    assert [row["replied"] for row in record.ledger] == [[0, 1, 2]]
+
+
+class Meter:
+    """Passes bytes between nodes and the SuperLink and counts them."""
+
+    def __init__(self, to: int) -> None:
+        import socket
+
+        self.up = self.down = 0
+        self._to = to
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._thread(self._accept)
+
+    @staticmethod
+    def _thread(run: Any, *arguments: Any) -> None:
+        import threading
+
+        threading.Thread(target=run, args=arguments, daemon=True).start()
+
+    def _accept(self) -> None:
+        import socket
+        from contextlib import suppress
+
+        with suppress(OSError):
+            while True:
+                node, _ = self._listener.accept()
+                link = socket.create_connection(("127.0.0.1", self._to))
+                self._thread(self._pass, node, link, "up")
+                self._thread(self._pass, link, node, "down")
+
+    def _pass(self, source: Any, target: Any, way: str) -> None:
+        from contextlib import suppress
+
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                setattr(self, way, getattr(self, way) + len(data))
+                target.sendall(data)
+        with suppress(OSError):
+            target.shutdown(1)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def test_the_wire_carries_what_the_ledger_says(tmp_path: Path) -> None:
+    """A payload of more than 1 MB: within 3 % of the ledger, the start of the app aside."""
+    from fedrift.federation.loopback import Loopback
+
+    what = spec("fedavg", clients=2, per_round=2, rounds=4, model="mlp:hidden=520")
+    write_app(tmp_path / "app", Charter.of(what, prepare(what)), 600.0)
+    here = Loopback(tmp_path / "net")
+    out, counts = tmp_path / "out", list[tuple[int, int]]()
+    try:
+        here.start_link()
+        meter = Meter(here.port)
+        for i in range(2):
+            here.start_node(f"node{i}", node(tmp_path, i), superlink=f"127.0.0.1:{meter.port}")
+        here.start_app(tmp_path / "app", {"out": out})
+        for number in (1, 4):
+            news(out / EVENTS, number)
+            counts.append((meter.up, meter.down))
+        news(out / EVENTS, "finished")
+        meter.close()
+    finally:
+        here.stop()
+    rows = load(out / "run").ledger[1:]
+    payload = sum(row["up"]["delta"][0] for row in rows), sum(row["down"]["w"][0] for row in rows)
+    assert min(payload) > 6 * 1_000_000
+    for way in (0, 1):
+        measured = counts[1][way] - counts[0][way]
+        print("up" if way == 0 else "down", measured, payload[way], measured / payload[way])
+        assert 1.0 <= measured / payload[way] < 1.03
+
+
+def test_strangers_and_plain_text_are_refused(deployed: Any) -> None:
+    here, home = deployed
+    attempts: list[tuple[str, bool]] = [("stranger", False), ("nokey", False), ("plain", True)]
+    for name, plain in attempts:
+        here.start_node(name, node(home, 0), "--max-retries", "1", plain=plain)
+    for name, _ in attempts:
+        assert here.started.pop(name).wait(120) != 0, here.tail(name)
+
+
+def test_the_demo_ends_with_a_report_and_no_process(tmp_path: Path) -> None:
+    import subprocess
+
+    command = [sys.executable, "-m", "fedrift", "flower", "demo", "fedavg", "--rounds", "1"]
+    command += ["--nodes", "2", "--data", "digits:train=60,test=40", "--out", str(tmp_path / "d")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "round 1/1" in done.stderr and "fingerprint" in done.stderr
+    assert (tmp_path / "d" / "report.html").stat().st_size > 10_000
+    left = subprocess.run(
+        ["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert not left.stdout, left.stdout
