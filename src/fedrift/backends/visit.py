@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedrift.algorithm import Algorithm, owner_of, resolve
 from fedrift.backends.corruption import corrupted
+from fedrift.errors import is_overflow
 from fedrift.exchange import Exchange, Outcome, Shown
 from fedrift.faults import Trouble
 from fedrift.flat import count, take
@@ -113,7 +114,12 @@ class Visitor:
             part=1.0 if trouble is None else trouble.part.get(client, 1.0),
         )
         extra = () if private is None else (private,)
-        up, new = method(site, down, mine, *extra)
+        try:
+            up, new = method(site, down, mine, *extra)
+        except (RuntimeError, OverflowError) as error:
+            if not is_overflow(error):
+                raise
+            return Reply(None, mine, (), site.work, is_finite=False)
         if trouble is not None and trouble.how is not None and client in trouble.corrupted:
             up = corrupted(up, trouble.how, call.seed, call.round, client)
         moved = model.buffers() if site.has_trained else ()
