@@ -44,6 +44,7 @@ class Family:
     scratch: Path
     """Its folder for temporary files; nothing must be left in it."""
     said: IO[bytes] | int = subprocess.DEVNULL
+    program: Sequence[str] = ("-m", "fedrift")
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
@@ -51,7 +52,7 @@ class Family:
         self._shared = set(os.listdir(SHARED))
         own = {MARK: self.mark, "TMPDIR": str(self.scratch), "PYTHONPATH": str(SOURCE)}
         self.main = subprocess.Popen(
-            [sys.executable, "-m", "fedrift", *self.words],
+            [sys.executable, *self.program, *self.words],
             env={**os.environ, **own},
             stdout=subprocess.PIPE,
             stderr=self.said,

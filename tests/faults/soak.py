@@ -3,8 +3,8 @@
     python tests/faults/soak.py [--rounds 1000] [--growth 1] [--picture FILE] [ALGORITHM …]
 
 Each algorithm runs to its end while memory (anonymous and shared, of all processes) and open files
-are watched. Then it is started again and interrupted by Ctrl-C, and again and its main process is
-killed; each time nothing may be left, and going on must give the fingerprint of the first run.
+are watched. Then a shorter run is interrupted by Ctrl-C, and another's main process is killed; each
+time nothing may be left, and going on must give the fingerprint of one that was left alone.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from family import Family, Held
 
 ALGORITHMS = ("fedavg", "scaffold")
 LOOK = 0.15  # seconds between two looks
+BROKEN = 60  # rounds of the runs that are interrupted and killed
 WARM = 0.2  # of the rounds, until caches and lines are as they stay
 SETTINGS = """--data digits --partition dirichlet:0.3 --clients 20 --per-round 6 --lr 0.05
     --workers 2 --seed 1 --json"""
@@ -68,11 +69,11 @@ def finished(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def watched(algorithm: str, rounds: int, place: Path) -> tuple[Curve, str, list[str]]:
+def watched(algorithm: str, rounds: int, place: Path, name: str) -> tuple[Curve, str, list[str]]:
     """A run that is left alone: its curve, its fingerprint and what is left of it."""
-    family, curve = start(algorithm, rounds, place, "whole"), Curve([], [])
+    family, curve = start(algorithm, rounds, place, name), Curve([], [])
     while family.main.poll() is None:
-        done = finished(place / "whole")
+        done = finished(place / name)
         if 0 < done < rounds:  # neither its beginning nor its end
             curve.rounds.append(done)
             curve.held.append(family.held())
@@ -83,9 +84,9 @@ def watched(algorithm: str, rounds: int, place: Path) -> tuple[Curve, str, list[
 
 
 def broken(algorithm: str, rounds: int, place: Path, how: str) -> tuple[str, list[str]]:
-    """A run ended half way, and gone on with: its fingerprint and what was left of it."""
+    """A run ended on its way, and gone on with: its fingerprint and what was left of it."""
     family = start(algorithm, rounds, place, how)
-    while finished(place / how) < rounds // 2 and family.main.poll() is None:
+    while finished(place / how) < rounds // 4 and family.main.poll() is None:
         time.sleep(LOOK)
     (family.interrupt if how == "interrupted" else family.kill)()
     code, _ = family.ended()
@@ -102,10 +103,14 @@ def soak(algorithm: str, rounds: int, most: float) -> tuple[Curve, list[str]]:
     """The curve of a run, and whatever is wrong."""
     with tempfile.TemporaryDirectory(prefix="fedrift-soak-") as folder:
         place = Path(folder)
-        curve, fingerprint, left = watched(algorithm, rounds, place)
+        curve, fingerprint, left = watched(algorithm, rounds, place, "whole")
+        few = min(rounds, BROKEN)
+        if few < rounds:
+            _, fingerprint, more = watched(algorithm, few, place, "short")
+            left += more
         wrong = [f"success: {what} is left" for what in left]
         for how in ("interrupted", "killed"):
-            again, left = broken(algorithm, rounds, place, how)
+            again, left = broken(algorithm, few, place, how)
             wrong += [f"{how}: {what} is left" for what in left]
             wrong += [] if again == fingerprint else [f"{how}: another fingerprint"]
     growth, files = curve.growth(), curve.more_files()
