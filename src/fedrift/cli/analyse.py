@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedrift.cli.resume import TRUST
 from fedrift.errors import InputError
 from fedrift.examinations import WHAT, wanted
 
@@ -48,6 +49,9 @@ def analyse(
     data_dir: Annotated[
         str | None, _flag(LOOK, "Where data files are looked for first.", "FOLDER")
     ] = None,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help=TRUST, rich_help_panel=LOOK)
+    ] = False,
     figures: Annotated[str, _flag(OUTPUT, "Formats of the figures.", "svg,png,pdf")] = "svg,png",
     out: Annotated[
         Path | None,
@@ -72,12 +76,16 @@ def analyse(
     [cyan]fedrift analyse runs/compared --what all --figures pdf[/cyan]
     """
     from fedrift.cli.analyse_folders import named_runs  # here, so that --help need not wait
+    from fedrift.cli.start import check_trust
+    from fedrift.results import read_spec
 
     if not runs:
         raise InputError("name the runs: run folders, comparison folders, or folders of these")
     names = tuple(WHAT) if what.strip() == "all" else wanted(what)
     endings = _endings(figures)
     folders, beside = named_runs(runs)
+    for folder in folders.values():
+        check_trust(read_spec(folder), folder, trust_code)
     numbers = _numbers(locals())
     if data not in ("train", "test"):
         raise InputError(f"data must be train or test, not '{data}'")
