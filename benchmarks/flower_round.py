@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -132,7 +132,13 @@ class Bench:
             net.stop()
 
     def _turn(
-        self, net: Loopback, name: str, app: Path, said: dict[str, object], turn: int, rounds: int
+        self,
+        net: Loopback,
+        name: str,
+        app: Path,
+        said: Mapping[str, object],
+        turn: int,
+        rounds: int,
     ) -> None:
         out = self.home / f"{name} {turn}"
         process = net.start_app(app, {**said, "out": out})
