@@ -100,6 +100,27 @@ def test_a_deployed_federation_gives_the_same_bits(name: str, deployed: Any) -> 
     assert list(record.ledger) == simulated.ledger.rows()
 
 
+def test_flowers_simulation_gives_the_same_bits(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs fedrift[ray]")
+    from fedrift.federation.loopback import Loopback
+
+    what = spec("scaffold", clients=3, rounds=2)
+    write_app(tmp_path / "app", Charter.of(what, prepare(what)), 600.0)
+    here, out = Loopback(tmp_path / "net"), tmp_path / "out"
+    here.environment["FEDRIFT_STATE"] = str(tmp_path / "state")
+    federation = "num-supernodes=3 client-resources-num-cpus=1"
+    try:
+        here.start_link("--simulation")
+        here.start_app(tmp_path / "app", {"out": out}, "--federation-config", federation)
+        news(out / EVENTS, "finished")
+    finally:
+        here.stop()
+    simulated = front.run_spec(replace(what, workers=0))
+    record = load(out / "run")
+    assert record.summary["fingerprint"] == simulated.fingerprint
+    assert list(record.ledger) == simulated.ledger.rows()
+
+
 HOLDING = """
 import time
 from pathlib import Path
