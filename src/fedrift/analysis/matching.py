@@ -82,8 +82,6 @@ def _inputs(weight: Tensor, sources: int) -> Tensor:
     return weight.reshape(len(weight), sources, -1)
 
 
-
-
 def matched(chain: Chain, a: Vec, b: Vec, seed: int = 0) -> dict[str, Order]:
     """The numbering of b's hidden neurons that brings its weights nearest to a's (a local optimum).
 

@@ -139,7 +139,10 @@ def _findings(
     alike = Table(
         f"CKA between client models after local work ({first})",
         ("layer", *similar),
-        [[layer, *(over_seeds([o[layer] for o in many]) for many in similar.values())] for layer in layers],
+        [
+            [layer, *(over_seeds([o[layer] for o in many]) for many in similar.values())]
+            for layer in layers
+        ],
     )
     classes = Table(
         f"Classes over rounds ({worst}, {said['per_round']} of {said['clients']} clients a round)",

@@ -1,8 +1,8 @@
-"""Extractors for closed-form classifiers: from a file, pre-trained by fedrift, random, one's own."""
+"""Extractors for closed-form classifiers: from a file, pre-trained here, random, one's own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -138,9 +138,7 @@ def featured(
     said = read(settings)
     held = load(said["data"], data, said["classes"])
     source = made(said, held, data, folder, seed, tell)
-    train, test = (
-        cached(source, x, cores=cores(study), tell=tell) for x in (held.x, held.x_test)
-    )
+    train, test = (cached(source, x, cores=cores(study), tell=tell) for x in (held.x, held.x_test))
     return Featured(
         said["name"],
         said,
@@ -180,5 +178,3 @@ def pooled_ridge(
 def accuracy(weight: np.ndarray, bias: np.ndarray, test: tuple[Tensor, Tensor]) -> float:
     predicted = (test[0].numpy() @ weight.T + bias).argmax(axis=1)
     return float((predicted == test[1].numpy()).mean())
-
-

@@ -31,7 +31,6 @@ from fedrift.presets.studies.extracting import (
 from fedrift.presets.studies.making import (
     chosen,
     from_objects,
-    over_seeds,
     percent,
     run_all,
     seeds,
@@ -109,7 +108,9 @@ def _compare(
     ridge = f"fed3r:ridge={said['ridge']}"
     items = [_item(held, ridge, scheme, clients, said, folder, seed) for scheme in clients]
     others = [
-        (rival, scheme) for rival in said["rivals"] for scheme in (list(clients)[0], list(clients)[-1])
+        (rival, scheme)
+        for rival in said["rivals"]
+        for scheme in (next(iter(clients)), list(clients)[-1])
     ]
     items += [_item(held, rival, scheme, clients, said, folder, seed) for rival, scheme in others]
     results = run_all(items, said, tell)
@@ -212,7 +213,7 @@ def _findings(
 def _over_rounds(
     closed: Mapping[str, Sequence[Compared]], rivals: Mapping[str, Sequence[Result]]
 ) -> dict[str, Curve]:
-    first, last = list(closed)[0], list(closed)[-1]
+    first, last = next(iter(closed)), list(closed)[-1]
     made: dict[str, Curve] = {}
     for scheme in dict.fromkeys((first, last)):
         values = closed[scheme][0].curve[1]
@@ -222,14 +223,18 @@ def _over_rounds(
     return made
 
 
-def _notes(said: Mapping[str, Any], found: Mapping[str, Mapping[str, Sequence[Compared]]]) -> list[str]:
+def _notes(
+    said: Mapping[str, Any], found: Mapping[str, Mapping[str, Sequence[Compared]]]
+) -> list[str]:
     used = [one for one in said["extractors"] if one["name"] in found]
     notes = [
         f"λ = {said['ridge']}, bias column, class weights normalised, float64; the pooled solution "
         "is computed by a Cholesky factorisation of all samples at once, outside the algorithm.",
         "Features: " + "; ".join(_described(one) for one in used) + ".",
     ]
-    worst = max((c.difference for by in found.values() for many in by.values() for c in many), default=0)
+    worst = max(
+        (c.difference for by in found.values() for many in by.values() for c in many), default=0
+    )
     notes.append(
         f"Over all extractors and divisions Fed3R's weights differ from the pooled ones by at most "
         f"{worst:.1e} of the largest weight."

@@ -21,7 +21,6 @@ from fedrift.dividing import split
 from fedrift.features import cached, extractor
 from fedrift.pictures.style import colour, legend, panels
 from fedrift.presets.findings import Findings, Table, Tell
-from fedrift.presets.studies.populations import Collection, generated, real, shape_of
 from fedrift.presets.studies.drawing import Curve, curves, draw
 from fedrift.presets.studies.extracting import factory
 from fedrift.presets.studies.making import (
@@ -34,6 +33,7 @@ from fedrift.presets.studies.making import (
     run_all,
     seeds,
 )
+from fedrift.presets.studies.populations import Collection, generated, real, shape_of
 from fedrift.result import Result
 
 if TYPE_CHECKING:

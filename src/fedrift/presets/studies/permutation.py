@@ -114,7 +114,9 @@ def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Te
             tell(f"{text}, seed {seed}: {said['clients']} clients begin in {len(WAYS)} ways")
             for way, seen in _compared(_bench(text, said, data, seed), said).items():
                 found.setdefault(text, {}).setdefault(way, []).append(seen)
-    facts = {text: {way: _facts(seen) for way, seen in ways.items()} for text, ways in found.items()}
+    facts = {
+        text: {way: _facts(seen) for way, seen in ways.items()} for text, ways in found.items()
+    }
     return Findings(
         tables=[_table(found, said)],
         figures=[

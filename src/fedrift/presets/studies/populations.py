@@ -86,9 +86,7 @@ def generated(name: str, said: Mapping[str, Any], seed: int) -> Collection:
         noise = rng.standard_normal((len(labels), said["width"]))
         return (means[labels] + moved + noise).astype(np.float32)
 
-    return Collection(
-        noisy(y, offsets[users]), y, users, noisy(y_test, strangers), y_test, classes
-    )
+    return Collection(noisy(y, offsets[users]), y, users, noisy(y_test, strangers), y_test, classes)
 
 
 def _labels(
