@@ -134,6 +134,19 @@ ALLOWED = {
     "conform.survey": f"{WORDS} backends algorithms conform conform.*",
     "explain.*": f"{INPUT} {RUNS} {READ} session conform.* explain.*",
     "explain": f"{INPUT} {READ} report explain.*",
+    "presets.findings": "errors records",
+    "presets.reading": "errors",
+    "presets.relations": "errors presets.findings presets.reading",
+    "presets.preset": f"{INPUT} experiment examinations grid presets.reading presets.relations",
+    "presets.page": "quantities records presets.findings presets.preset presets.relations",
+    "presets.synthetic": "streams data.samples",
+    "presets.variants": f"{CORE} algorithms.scaffold",
+    "presets.drawn": f"{READ} presets.*",
+    "presets.inside": f"{READ} session analysis.* presets.*",
+    "presets.compared": f"{INPUT} {READ} presets.*",
+    "presets.running": f"{INPUT} {READ} version backends comparison contests presets.*",
+    "presets.studies*": "*",
+    "presets": "errors presets.preset",
     "cli": "*",
     "cli.*": "*",
     "__main__": "cli",
@@ -145,7 +158,7 @@ ALLOWED = {
 ALGORITHM_MAY_USE = "__future__ collections dataclasses functools math numpy torch typing"
 
 LIGHT = "examinations results origin verification statistics statistics.* report report.*"
-LIGHT = f"{LIGHT} pictures pictures.*"
+LIGHT = f"{LIGHT} pictures pictures.* presets presets.preset presets.page presets.running"
 # `fedrift --help` and wrong input answer without the second that `import torch` takes.
 WITHOUT_TORCH = f"{INPUT} data.datasets data.partition experiment foreign prepare {LIGHT} cli cli.*"
 

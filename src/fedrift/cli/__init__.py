@@ -19,6 +19,7 @@ from fedrift.cli.flower import app as flower
 from fedrift.cli.fork import fork
 from fedrift.cli.listing import list_names
 from fedrift.cli.partition import partition
+from fedrift.cli.preset import app as preset
 from fedrift.cli.report import report
 from fedrift.cli.resume import resume
 from fedrift.cli.run import run
@@ -47,6 +48,7 @@ app.command()(conform)
 app.command(no_args_is_help=True)(explain)
 app.command("list")(list_names)
 app.command()(partition)
+app.add_typer(preset, name="preset")
 app.add_typer(flower, name="flower")
 
 

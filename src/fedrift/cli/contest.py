@@ -49,10 +49,11 @@ def gathered(
     axes |= {k: v for k, v in values.items() if len(v) > 1}
     chosen = tuple(Entrant(a) for a in algorithms) or grid.entrants
     tuned = None if algorithms else grid.tuned
-    return Grid(chosen, base, axes, grid.seeds if seeds is None else _seeds(seeds), tuned)
+    return Grid(chosen, base, axes, grid.seeds if seeds is None else seeds_of_text(seeds), tuned)
 
 
-def _seeds(text: str) -> tuple[int, ...]:
+def seeds_of_text(text: str) -> tuple[int, ...]:
+    """`3` is a number of seeds, `0,7,42` are seeds."""
     try:
         numbers = [int(piece) for piece in text.split(",")]
     except ValueError:

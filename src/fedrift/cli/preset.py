@@ -1,0 +1,200 @@
+"""`fedrift preset`: the literature's experiments, each by one command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedrift.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from fedrift.cli.contest_view import Watcher
+    from fedrift.grid import Cell
+    from fedrift.presets.preset import Preset, Size
+
+INTERRUPTED = 130
+FULL = "The published size instead of the one for a laptop."
+Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    suggest_commands=False,
+    help="Run the literature's experiments: on a laptop in minutes, or in the published size.",
+)
+
+
+@app.command("list")
+def list_presets(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+) -> None:
+    """List the presets: what each asks, and how long its laptop version takes."""
+    from fedrift import presets
+
+    found = [presets.find(name) for name in presets.names()]
+    if as_json:
+        from fedrift.records import dump
+
+        rows = [
+            {"name": p.name, "title": p.title, "question": p.question, "source": p.source}
+            | {f"minutes_{size.name}": size.minutes for size in p.sizes.values()}
+            for p in found
+        ]
+        typer.echo(dump(rows, indent=2))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedrift.cli.screen import console
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    for preset in found:
+        minutes = f"{preset.sizes['laptop'].minutes:g} min"
+        table.add_row(Text(preset.name, "bold"), minutes, preset.question)
+    console().print(table)
+    words = "\nMinutes on two cores. fedrift preset show NAME says what is run, run NAME runs it."
+    console().print(words, style="dim")
+
+
+@app.command(no_args_is_help=True)
+def show(
+    name: Name,
+    full: Annotated[bool, typer.Option("--full", help=FULL)] = False,
+    part: Annotated[
+        str | None,
+        typer.Option(metavar="PART", help="Only this part: a file for fedrift compare --spec."),
+    ] = None,
+) -> None:
+    """Show what was published and what is run, as files that fedrift compare --spec reads."""
+    from fedrift import presets
+
+    preset = presets.find(name)
+    size = preset.sizes["full" if full else "laptop"]
+    if part is not None:
+        known = {one.name: one for one in size.parts if one.compare is not None}
+        if part not in known:
+            raise unknown("comparison of the preset", part, known)
+        typer.echo(known[part].grid.to_toml(), nl=False)
+        return
+    _describe(preset, size)
+
+
+def _describe(preset: Preset, size: Size) -> None:
+    """As comments, so that all that is printed is one TOML text for each part."""
+    from textwrap import wrap
+
+    lines = [preset.title, "", preset.question, f"Source: {preset.source}"]
+    lines += [f"Caveat: {preset.caveat}"] if preset.caveat else []
+    lines += [f"Published: {p.what}, {p.setting}: {p.figure}" for p in preset.published]
+    lines += [f"Expected: {relation.says}" for relation in preset.relations]
+    lines += ["", f"{size.name}: about {size.minutes:g} minutes. {size.note}"]
+    for line in lines:
+        typer.echo("\n".join(wrap(line, 98, initial_indent="# ", subsequent_indent="#   ")) or "#")
+    for part in size.parts:
+        typer.echo(f"\n# part {part.name}")
+        if part.compare is not None:
+            typer.echo(part.grid.to_toml(), nl=False)
+            continue
+        import tomlkit
+
+        typer.echo(f"# study {part.study}, which is a program; its settings:")
+        typer.echo(tomlkit.dumps(dict(part.settings)), nl=False)
+
+
+@app.command(no_args_is_help=True)
+def run(
+    name: Name,
+    full: Annotated[bool, typer.Option("--full", help=FULL)] = False,
+    seeds: Annotated[
+        str | None, typer.Option(help="How many seeds, or which: 3 or 0,7,42.", metavar="N")
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir",
+            "--data-folder",
+            help="Where data files are looked for first; else in FEDRIFT_DATA.",
+            metavar="FOLDER",
+        ),
+    ] = None,
+    workers: Annotated[
+        str | None, typer.Option(help="Worker processes (auto: one per core).", metavar="auto|N")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the runs (runs/presets/NAME); the same command goes on there.",
+            metavar="FOLDER",
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")] = False,
+) -> None:
+    """Run an experiment of the literature and put its figures beside the published ones.
+
+    \b
+    [bold]Examples[/bold]
+    [cyan]fedrift preset run fedopt-servers[/cyan]
+    [cyan]fedrift preset run mnist-scaffold --seeds 3 --data-dir data[/cyan]
+    """
+    from fedrift import presets
+    from fedrift.cli.contest import seeds_of_text
+    from fedrift.cli.screen import console
+    from fedrift.experiment import FIELDS
+    from fedrift.presets import running
+
+    preset = presets.find(name)
+    size = preset.sizes["full" if full else "laptop"]
+    folder = out or Path("runs/presets") / (f"{name}-full" if full else name)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"out '{folder}' is a file; name a folder")
+    if data_dir is not None and not data_dir.is_dir():
+        raise InputError(f"data_dir '{data_dir}' is no folder; name the one with the data files")
+    order = running.Order(
+        preset,
+        size,
+        folder,
+        data_dir,
+        None if seeds is None else seeds_of_text(seeds),
+        None if workers is None else _workers(FIELDS["workers"].parse(workers, "workers")),
+    )
+    errors = console(errors=True)
+
+    def tell(words: str) -> None:
+        if not quiet:
+            errors.print(words)
+
+    tell(f"{preset.title}: {size.name}, about {size.minutes:g} minutes. {size.note}")
+
+    @contextmanager
+    def watching(cells: Sequence[Cell]) -> Iterator[Watcher]:
+        from fedrift.cli.contest_view import watcher
+
+        watch = watcher(cells, silent=quiet)
+        try:
+            yield watch
+        finally:
+            watch.close()
+
+    try:
+        records = running.run(order, watching, tell)
+    except KeyboardInterrupt:
+        errors.print("interrupted; the same command goes on from here")
+        raise typer.Exit(INTERRUPTED) from None
+    from fedrift.cli.preset_view import report
+
+    report(preset, size, records, folder)
+
+
+def _workers(value: object) -> int | str:
+    from fedrift.experiment import FIELDS
+
+    found = FIELDS["workers"].read(value, "workers")
+    assert isinstance(found, int | str)
+    return found

@@ -1,0 +1,142 @@
+"""The figures of a comparison that a preset asks for, in the style of the reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedrift.figures import save
+from fedrift.pictures import style
+from fedrift.report import drawings
+from fedrift.statistics.estimates import series
+from fedrift.statistics.findings import Findings
+from fedrift.statistics.measured import Floats, Measured
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ENDINGS = ("png", "svg")
+
+
+def draw(found: Findings, folder: Path, names: Sequence[str]) -> list[str]:
+    """Writes NAME.png and NAME.svg for each; gives the names."""
+    for name in names:
+        figure = FIGURES[name](found)
+        for ending in ENDINGS:
+            save(figure, folder / f"{name}.{ending}")
+    return list(names)
+
+
+def _rounds(found: Findings) -> Figure:
+    return drawings.curves(found, found.settings, "rounds")
+
+
+def _bytes(found: Findings) -> Figure:
+    return drawings.curves(found, found.settings, "bytes")
+
+
+def _loss(found: Findings) -> Figure:
+    """Test loss over rounds, one panel for each setting; a logarithmic axis shows small ones."""
+    figure = style.sheet()
+    axes = style.panels(figure, len(found.settings))
+    for axis, setting in zip(axes, found.settings, strict=True):
+        for one in found.by_setting[setting]:
+            colour = style.colour(found.methods.index(one.method))
+            _seeds(axis, one.group.runs, one.method, colour, [run.loss for run in one.group.runs])
+        _label(axis, setting.label if len(axes) > 1 else "", False)
+        axis.set_yscale("log")
+    style.legend(figure, axes)
+    return figure
+
+
+def _settings(found: Findings) -> Figure:
+    """One panel for each method, one line for each setting."""
+    figure = style.sheet()
+    axes = style.panels(figure, len(found.methods))
+    for axis, method in zip(axes, found.methods, strict=True):
+        for place, setting in enumerate(found.settings):
+            one = found.get(method, setting)
+            if one is not None:
+                runs = one.group.runs
+                _seeds(axis, runs, setting.label, style.colour(place), [series(r) for r in runs])
+        _label(axis, method if len(axes) > 1 else "", found.has_accuracy)
+    style.legend(figure, axes)
+    return figure
+
+
+def _seeds(
+    axis: Axes, runs: Sequence[Measured], label: str, colour: str, values: Sequence[Floats]
+) -> None:
+    """Mean of the seeds as far as all of them go, with their range."""
+    shortest = min(len(run.rounds) for run in runs)
+    held = np.array([one[:shortest] for one in values])
+    rounds = runs[0].rounds[:shortest]
+    axis.plot(rounds, held.mean(axis=0), color=colour, label=label, linewidth=1.8)
+    if len(held) > 1:
+        low, high = held.min(axis=0), held.max(axis=0)
+        axis.fill_between(rounds, low, high, color=colour, alpha=0.16, lw=0)
+
+
+def _label(axis: Axes, title: str, has_accuracy: bool) -> None:
+    axis.set_title(title, fontsize=10, parse_math=False)
+    axis.set_xlabel("round")
+    axis.set_ylabel("test accuracy" if has_accuracy else "test loss")
+    if has_accuracy:
+        axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+
+
+def _clients(found: Findings) -> Figure:
+    """One panel for each method, one line for each client: accuracy on the classes it holds."""
+    runs = [one.group.runs[0] for one in found.by_setting[found.settings[0]]]
+    figure = style.sheet()
+    axes = style.panels(figure, len(runs))
+    for axis, one in zip(axes, found.by_setting[found.settings[0]], strict=True):
+        run = one.group.runs[0]
+        shares = None if run.clients is None else run.clients.shares
+        if shares is not None and run.classes is not None:
+            for client, share in enumerate(shares):
+                held = ", ".join(str(c) for c in np.flatnonzero(share))
+                label = f"client {client} ({held})" if share.astype(bool).sum() <= 3 else ""
+                axis.plot(
+                    run.rounds,
+                    run.classes @ share,
+                    color=style.colour(client),
+                    label=label or f"client {client}",
+                    linewidth=1.4,
+                )
+        if run.accuracy is not None:
+            axis.plot(run.rounds, run.accuracy, color="grey", ls="--", label="all", linewidth=1.8)
+        _label(axis, one.method, True)
+        axis.set_ylim(-0.02, 1.02)
+    style.legend(figure, axes)
+    return figure
+
+
+def _partition(found: Findings) -> Figure:
+    """Who holds how many samples of which class, in the first seed of each setting."""
+    figure = style.sheet()
+    axes = style.panels(figure, len(found.settings), height=2.9)
+    for axis, setting in zip(axes, found.settings, strict=True):
+        clients = found.by_setting[setting][0].group.runs[0].clients
+        if clients is not None and clients.counts is not None:
+            counts = clients.counts.T
+            top = float(counts.max())
+            style.table(axis, counts, "samples", low=0, high=top, map="Blues")
+        axis.set_title(setting.partition, fontsize=10, parse_math=False)
+        axis.set_xlabel("client")
+        axis.set_ylabel("class")
+    return figure
+
+
+FIGURES: dict[str, Callable[[Findings], Figure]] = {
+    "rounds": _rounds,
+    "loss": _loss,
+    "bytes": _bytes,
+    "settings": _settings,
+    "clients": _clients,
+    "partition": _partition,
+}

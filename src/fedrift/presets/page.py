@@ -1,0 +1,150 @@
+"""The page of results: what was published, what was measured, what agrees and what does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedrift.presets.findings import Cell, Findings, Table
+from fedrift.presets.preset import Preset
+from fedrift.presets.relations import Verdict, shown, value_of
+from fedrift.quantities import seconds_text
+from fedrift.records import Record
+
+BUSY = 1.5  # load per core above which others worked on the machine
+HELD = {True: "held", False: "did not hold", None: "not measured"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A preset with the records of its parts, in the order of its file."""
+
+    preset: Preset
+    size: str
+    parts: Mapping[str, Record]
+
+    @property
+    def findings(self) -> dict[str, Findings]:
+        return {name: Findings.of(record["findings"]) for name, record in self.parts.items()}
+
+    @property
+    def anchor(self) -> str:
+        return self.preset.name if self.size == "laptop" else f"{self.preset.name}-{self.size}"
+
+    def verdicts(self) -> list[tuple[str, Verdict | None]]:
+        findings = self.findings
+        return [(one.says, one.decide(findings)) for one in self.preset.relations]
+
+
+def page(measured: Sequence[Measured], head: str) -> str:
+    """The whole page: an overview, then a section for each preset."""
+    return "\n".join([head, _overview(measured), *(section(one) for one in measured)])
+
+
+def _overview(measured: Sequence[Measured]) -> str:
+    rows: list[list[str]] = []
+    for one in measured:
+        said = [verdict.held for _, verdict in one.verdicts() if verdict is not None]
+        held = f"{sum(said)} of {len(said)}" if said else "–"
+        took = seconds_text(sum(float(r["seconds"]) for r in one.parts.values()))
+        link = f"[`{one.preset.name}`](#{one.anchor})"
+        rows.append([link, plain(one.preset.question), one.size, took, held])
+    heads = ("preset", "question", "size", "took", "relations that held")
+    return "## Overview\n\n" + _lines(heads, rows, numbers=(3, 4))
+
+
+def section(one: Measured) -> str:
+    """One preset."""
+    preset, size = one.preset, one.preset.sizes[one.size]
+    texts = [
+        f'<a id="{one.anchor}"></a>\n\n## {preset.title}\n',
+        f"{preset.question}\n",
+        f"**Source.** {preset.source}\n",
+    ]
+    texts += [f"**How far it can be trusted.** {preset.caveat}\n"] if preset.caveat else []
+    texts += [f"**Size: {one.size}.** {size.note}\n", _provenance(one)]
+    texts += [_published(one)] if preset.published else []
+    for name, findings in one.findings.items():
+        texts += [f"### Measured: {name}\n"] if len(one.parts) > 1 else ["### Measured\n"]
+        texts += [table_text(table) for table in findings.tables]
+        texts += [f"- {plain(note)}\n" for note in findings.notes]
+        texts += [
+            f"![{preset.name}, {name}: {figure}](results/{picture(one, name, figure)})\n"
+            for figure in findings.figures
+        ]
+    texts += [_relations(one)] if preset.relations else []
+    if size.remarks:
+        texts.append("### What agrees, what does not, and why\n")
+        texts += [f"- {remark}" for remark in size.remarks]
+        texts.append("")
+    return "\n".join(texts)
+
+
+def picture(one: Measured, part: str, figure: str) -> str:
+    """The file of a figure on the page."""
+    return f"{one.anchor}-{part}-{figure}.png"
+
+
+def _provenance(one: Measured) -> str:
+    """Command, seeds, date, machine, versions and time; each once where all parts agree."""
+    records = list(one.parts.values())
+    machine, versions = records[-1]["machine"], records[-1]["versions"]
+    dates = sorted({str(r["date"]) for r in records})
+    seeds = sorted({", ".join(map(str, r["seeds"])) for r in records})
+    took = seconds_text(sum(float(r["seconds"]) for r in records))
+    loads = [float(r["machine"]["load"]) for r in records if r["machine"].get("load") is not None]
+    cores = int(machine["cores"])
+    busy = bool(loads) and max(loads) > BUSY * cores
+    shared = f", shared with other work (load {max(loads):.1f}), so it took longer" if busy else ""
+    made = " ".join(f"{name} {version}" for name, version in versions.items())
+    return (
+        f"`{records[-1]['command']}` · seeds {' / '.join(seeds)} · {' to '.join(dates)} · "
+        f"{took} on {cores} cores of {machine['cpu']}{shared} · {made}\n"
+    )
+
+
+def _published(one: Measured) -> str:
+    findings = one.findings
+    rows: list[list[str]] = []
+    for row in one.preset.published:
+        cell = None if row.place is None else row.place.cell(findings)
+        ours = _inline(cell) if cell is not None else "–"
+        rows.append([plain(row.what), plain(row.setting), plain(row.figure), ours])
+    heads = ("what", "setting", "published", f"ours, {one.size}")
+    return "### Published, and ours beside it\n\n" + _lines(heads, rows, numbers=(2, 3))
+
+
+def _relations(one: Measured) -> str:
+    rows: list[list[str]] = []
+    for says, verdict in one.verdicts():
+        held = HELD[None if verdict is None else verdict.held]
+        rows.append([plain(says), "–" if verdict is None else plain(verdict.numbers), held])
+    return "### Relations\n\n" + _lines(("expected", "measured", ""), rows)
+
+
+def table_text(table: Table) -> str:
+    """A table of findings; columns of numbers to the right."""
+    numbers = [
+        i
+        for i in range(1, len(table.columns))
+        if all(row[i] in (None, "") or value_of(row[i], 0.0) is not None for row in table.rows)
+    ]
+    rows = [[_inline(cell) for cell in row] for row in table.rows]
+    return f"{plain(table.title)}\n\n" + _lines([plain(c) for c in table.columns], rows, numbers)
+
+
+def _inline(cell: Cell) -> str:
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return f"{cell:,}"
+    return plain(shown(cell))
+
+
+def plain(words: str) -> str:
+    """Text that Markdown leaves as it is."""
+    return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(words.split()))
+
+
+def _lines(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    marks = ["---:" if i in numbers else "---" for i in range(len(heads))]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, marks, *rows)) + "\n"

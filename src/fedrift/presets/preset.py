@@ -1,0 +1,195 @@
+"""One experiment of the literature: what was published, what to run, what should come out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedrift import grid
+from fedrift.errors import InputError, unknown
+from fedrift.examinations import WHAT
+from fedrift.experiment import read_toml
+from fedrift.presets.reading import Reader
+from fedrift.presets.relations import Place, Relation, relation
+
+SIZES = ("laptop", "full")
+STUDIES = Path(__file__).parent / "studies"
+TABLES = ("accuracy", "best", "rounds", "loss", "costs", "target", "same")
+"""Of a comparison; `compared.TABLES` makes them."""
+FIGURES = ("rounds", "loss", "bytes", "settings", "clients", "partition")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A comparison, in the form `fedrift compare --spec` reads, or a study with its settings."""
+
+    name: str
+    compare: Mapping[str, Any] | None = None
+    study: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tables: tuple[str, ...] = ("accuracy",)
+    figures: tuple[str, ...] = ("rounds",)
+    analyse: tuple[str, ...] = ()
+    """What is measured inside the models of the first seed, as `fedrift analyse --what`."""
+    last: int | None = None
+    """How many of the last evaluated rounds the figures are the mean of."""
+    target: float | None = None
+    baseline: str | None = None
+
+    @property
+    def grid(self) -> grid.Grid:
+        assert self.compare is not None
+        return grid.of(self.compare)
+
+
+@dataclass(frozen=True)
+class Size:
+    """One version of a preset. `minutes` is an estimate for two cores, or for one GPU in full."""
+
+    name: str
+    minutes: float
+    note: str
+    """What was cut, or where it should run."""
+    parts: tuple[Part, ...]
+    remarks: tuple[str, ...] = ()
+    """What agrees with the publication, what does not and why: stands on the page of results."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A figure of the publication, and the cell of our tables to be put beside it."""
+
+    what: str
+    setting: str
+    figure: str
+    place: Place | None
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a file beside this one says."""
+
+    name: str
+    title: str
+    question: str
+    source: str
+    caveat: str
+    published: tuple[Published, ...]
+    sizes: Mapping[str, Size]
+    relations: tuple[Relation, ...]
+
+
+def read(path: Path) -> Preset:
+    """A preset from its file; everything is checked, no comparison is started."""
+    where = f"preset '{path.stem}'"
+    reader = Reader(read_toml(path), where)
+    raw = {name: reader.raw(name) for name in SIZES}
+    sizes = {name: _size(name, raw[name], f"{where}: {name}", raw["laptop"]) for name in SIZES}
+    parts = dict.fromkeys(part.name for size in sizes.values() for part in size.parts)
+    preset = Preset(
+        name=path.stem,
+        title=reader.text("title"),
+        question=reader.text("question"),
+        source=reader.text("source"),
+        caveat=reader.text("caveat", ""),
+        published=tuple(
+            _published(one, f"{where}: published[{i}]", parts)
+            for i, one in enumerate(reader.tables("published"))
+        ),
+        sizes=sizes,
+        relations=tuple(
+            relation(one, f"{where}: relations[{i}]", parts)
+            for i, one in enumerate(reader.tables("relations"))
+        ),
+    )
+    reader.end()
+    return preset
+
+
+def _published(value: object, where: str, parts: Mapping[str, None]) -> Published:
+    reader = Reader(value, where)
+    what, setting, figure = reader.text("what"), reader.text("setting"), reader.text("figure")
+    part, place = reader.text("part", ""), None
+    if part:
+        if part not in parts:
+            raise unknown(f"part of {where}", part, parts)
+        place = Place(part, reader.text("row"), reader.text("column"), reader.text("table", ""))
+    reader.end()
+    return Published(what, setting, figure, place)
+
+
+def _size(name: str, value: object, where: str, laptop: object) -> Size:
+    reader = Reader(value, where)
+    minutes, note, remarks = reader.number("minutes"), reader.text("note"), reader.texts("remarks")
+    listed = reader.tables("parts")
+    reader.end()
+    parts = tuple(
+        _part(_filled(one, laptop), f"{where}: parts[{i}]") for i, one in enumerate(listed)
+    )
+    names = [part.name for part in parts]
+    if not parts or len(set(names)) < len(names):
+        raise InputError(f"{where}: parts must be a list of parts, each with a name of its own")
+    return Size(name, minutes, note, parts, remarks)
+
+
+def _filled(part: Any, laptop: Any) -> object:
+    """With `like_laptop = true` a part says only what differs from the laptop's of its name."""
+    if not isinstance(part, dict) or not part.get("like_laptop"):
+        return part
+    base = next((p for p in laptop["parts"] if p["name"] == part.get("name")), {})
+    own = {key: value for key, value in part.items() if key != "like_laptop"}
+    whole = {**base, **own}
+    for key in ("compare", "settings"):
+        if key in base and key in own:
+            whole[key] = {**base[key], **own[key]}
+    return whole
+
+
+def _part(value: object, where: str) -> Part:
+    reader = Reader(value, where)
+    name, study = reader.text("name"), reader.text("study", "")
+    compare, settings = reader.table("compare"), reader.table("settings")
+    tables, figures = reader.texts("tables"), reader.texts("figures")
+    analyse, baseline = reader.texts("analyse"), reader.text("baseline", "")
+    last, target = reader.number("last", 0), reader.number("target", 0)
+    reader.end()
+    if (compare is None) == (not study):
+        raise InputError(f"{where}: give either compare or study")
+    for given, known, kind in (
+        (tables, TABLES, "table"),
+        (figures, FIGURES, "figure"),
+        (analyse, WHAT, "analysis"),
+        ((study,) if study else (), _studies(), "study"),
+    ):
+        for one in given:
+            if one not in known:
+                raise unknown(f"{kind} of {where}", one, known)
+    usual = Part(name)
+    part = Part(
+        name=name,
+        compare=compare,
+        study=study,
+        settings=settings or {},
+        tables=tables or usual.tables,
+        figures=figures or usual.figures,
+        analyse=analyse,
+        last=int(last) or None,
+        target=target or None,
+        baseline=baseline or None,
+    )
+    if compare is not None:
+        _check(part, where)
+    return part
+
+
+def _check(part: Part, where: str) -> None:
+    try:
+        part.grid.cells()
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _studies() -> list[str]:
+    return [file.stem.replace("_", "-") for file in STUDIES.glob("[a-z]*.py")]

@@ -1,0 +1,138 @@
+"""Statements such as "SCAFFOLD above FedAvg", decided from the tables of a run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fedrift.errors import InputError, unknown
+from fedrift.presets.findings import Cell, Findings, Table
+from fedrift.presets.reading import Reader
+
+PLUS, MINUS = "+", "\u2212"
+SIGNS = (">", "<", ">=", "<=", "=")
+NUMBER = re.compile(r"[+\u2212-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+DIVERGED = "diverged"
+"""Begins the cell of a method whose runs became infinite: worse than any figure."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A cell of a part's tables; without a table the first one that has such a row and column."""
+
+    part: str
+    row: str
+    column: str
+    table: str = ""
+
+    def cell(self, parts: Mapping[str, Findings]) -> Cell:
+        """None where the parts that were run hold no such cell."""
+        found = parts.get(self.part)
+        for table in () if found is None else found.tables:
+            if self.table in ("", table.title) and _has(table, self):
+                return table.cell(self.row, self.column)
+        return None
+
+
+def _has(table: Table, place: Place) -> bool:
+    return place.column in table.columns and any(str(r[0]) == place.row for r in table.rows)
+
+
+@dataclass(frozen=True)
+class Relation:
+    """`left sign right + slack`; the right side is another cell or a number."""
+
+    says: str
+    left: Place
+    sign: str
+    right: Place | float
+    slack: float = 0.0
+
+    def decide(self, parts: Mapping[str, Findings]) -> Verdict | None:
+        """None where one side was not measured."""
+        left = self.left.cell(parts)
+        right = self.right.cell(parts) if isinstance(self.right, Place) else self.right
+        if left is None or right is None:
+            return None
+        words = f"{shown(left)} {self.sign} {shown(right)}"
+        if self.slack and self.sign == "=":
+            words += f" ± {self.slack:g}"
+        elif self.slack:
+            words += f" {PLUS if self.slack > 0 else MINUS} {abs(self.slack):g}"
+        return Verdict(self.says, words, self._holds(left, right))
+
+    def _holds(self, left: Cell, right: Cell) -> bool:
+        worst = math.inf if "loss" in self.left.column else -math.inf
+        one, other = value_of(left, worst), value_of(right, worst)
+        if one is None or other is None:
+            return self.sign == "=" and left == right
+        other += self.slack
+        tests = {
+            ">": one > other,
+            "<": one < other,
+            ">=": one >= other,
+            "<=": one <= other,
+            "=": left == right if not self.slack else abs(one - other + self.slack) <= self.slack,
+        }
+        return tests[self.sign]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A relation with the two numbers and whether it held."""
+
+    says: str
+    numbers: str
+    held: bool
+
+
+def value_of(cell: Cell, worst: float) -> float | None:
+    """The number a cell stands for: `85.55 ± 3.97` is 85.55; None if it is none."""
+    if isinstance(cell, bool) or cell is None:
+        return None
+    if isinstance(cell, int | float):
+        return float(cell)
+    if cell.startswith(DIVERGED):
+        return worst
+    found = NUMBER.match(cell)
+    whole = found is not None and not re.match(r"[0-9A-Za-z]", cell[found.end() :])
+    return float(found.group().replace("\u2212", "-")) if found is not None and whole else None
+
+
+def shown(cell: Cell) -> str:
+    """A cell in a sentence or a table."""
+    if cell is None:
+        return "–"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, float):
+        if cell.is_integer() and abs(cell) < 1e6:
+            return f"{cell:.0f}"
+        return f"{cell:.2f}" if 0.1 <= abs(cell) < 1e6 else f"{cell:.3g}"
+    return str(cell)
+
+
+def relation(value: object, where: str, parts: Iterable[str]) -> Relation:
+    """From a table `[[relations]]`; `right` is a row, or a number."""
+    reader = Reader(value, where)
+    says, part = reader.text("says"), reader.text("part")
+    left, sign = reader.text("left"), reader.text("sign")
+    column, table = reader.text("column"), reader.text("table", "")
+    right_column, right_table = reader.text("right_column", column), reader.text("right_table", "")
+    right_part, right = reader.text("right_part", part), reader.raw("right")
+    slack = reader.number("slack", 0.0)
+    reader.end()
+    for name in (part, right_part):
+        if name not in parts:
+            raise unknown(f"part of {where}", name, parts)
+    if sign not in SIGNS:
+        raise InputError(f"{where}: sign must be one of {' '.join(SIGNS)}, not '{sign}'")
+    if isinstance(right, str):
+        place: Place | float = Place(right_part, right, right_column, right_table or table)
+    elif isinstance(right, int | float) and not isinstance(right, bool):
+        place = float(right)
+    else:
+        raise InputError(f"{where}: right must be the name of a row or a number, not {right!r}")
+    return Relation(says, Place(part, left, column, table), sign, place, slack)

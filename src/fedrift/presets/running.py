@@ -1,0 +1,181 @@
+"""Runs a preset part by part; what is finished is kept, and the same call goes on after it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedrift.errors import InputError, RunError
+from fedrift.grid import Cell, Grid
+from fedrift.presets.findings import Findings, Study, Tell
+from fedrift.presets.preset import Part, Preset, Size
+from fedrift.records import Record, dump, read_file, replace_text
+
+if TYPE_CHECKING:
+    from fedrift.comparison import Watch
+
+FINDINGS, COMPARISON, ELAPSED = "findings.json", "compare.toml", "elapsed.json"
+Watching = Callable[[Sequence[Cell]], "AbstractContextManager[Watch | None]"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """How a preset is to be run; None: as its file says."""
+
+    preset: Preset
+    size: Size
+    folder: Path
+    data: Path | None = None
+    seeds: tuple[int, ...] | None = None
+    workers: int | str | None = None
+
+    @property
+    def command(self) -> str:
+        """That makes it again: without paths, which differ from machine to machine."""
+        words = ["fedrift preset run", self.preset.name]
+        words += ["--full"] if self.size.name == "full" else []
+        words += [f"--seeds {','.join(map(str, self.seeds))}"] if self.seeds else []
+        return " ".join(words)
+
+
+def run(order: Order, watching: Watching, tell: Tell) -> dict[str, Record]:
+    """The findings of every part, by name; each is written as soon as it is there."""
+    found: dict[str, Record] = {}
+    for number, part in enumerate(order.size.parts, start=1):
+        place, key = order.folder / part.name, _key(part, order)
+        known = read_file(place / FINDINGS) if place.is_dir() else None
+        if known is not None and known.get("key") == key:
+            tell(f"part {number} of {len(order.size.parts)}, {part.name}: done before")
+            found[part.name] = known
+            continue
+        tell(f"part {number} of {len(order.size.parts)}, {part.name}")
+        found[part.name] = _part(order, part, place, key, watching, tell)
+    return found
+
+
+def finished(folder: Path) -> dict[str, Record]:
+    """The findings that are in a preset's folder, by part."""
+    files = sorted(folder.glob(f"*/{FINDINGS}"))
+    return {file.parent.name: read_file(file) or {} for file in files}
+
+
+def _key(part: Part, order: Order) -> str:
+    """Short hash of all that decides a part's findings."""
+    deciding: dict[str, Any] = {**vars(part), "seeds": order.seeds}
+    return hashlib.sha256(dump(deciding).encode()).hexdigest()[:16]
+
+
+def _part(
+    order: Order, part: Part, place: Path, key: str, watching: Watching, tell: Tell
+) -> Record:
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"out '{place}' cannot be made: {error.strerror}") from None
+    before = (read_file(place / ELAPSED) or {}).get("seconds", 0.0)
+    began = time.perf_counter()
+    try:
+        findings, seeds = (
+            _compare(order, part, place, watching)
+            if part.compare is not None
+            else _study(order, part, place, tell)
+        )
+    finally:
+        seconds = float(before) + time.perf_counter() - began
+        replace_text(place / ELAPSED, dump({"seconds": seconds}) + "\n")
+    record: Record = {
+        "key": key,
+        "preset": order.preset.name,
+        "size": order.size.name,
+        "part": part.name,
+        "command": order.command,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "seconds": round(seconds, 1),
+        "seeds": list(seeds),
+        **_surroundings(),
+        "findings": findings.record(),
+    }
+    replace_text(place / FINDINGS, dump(record, indent=1) + "\n")
+    return record
+
+
+def _compare(
+    order: Order, part: Part, place: Path, watching: Watching
+) -> tuple[Findings, tuple[int, ...]]:
+    from fedrift import contests
+    from fedrift.backends import prestart
+    from fedrift.presets.compared import compared
+
+    grid = _grid(order, part)
+    cells = grid.cells()
+    if grid.base.workers != 0 and grid.base.backend in ("auto", "processes"):
+        prestart()
+    replace_text(place / COMPARISON, grid.to_toml())
+    with watching(cells) as watch:
+        made = contests.run_grid(cells, place, grid.base.workers, watch, backend=grid.base.backend)
+    failed = next((o for o in made.outcomes if o.result is None), None)
+    if failed is not None:
+        raise RunError(
+            f"part '{part.name}': {failed.item.label} failed: {failed.error}; the same command "
+            "tries again"
+        )
+    return compared(place, part), grid.seeds
+
+
+def _grid(order: Order, part: Part) -> Grid:
+    """The comparison with what the order says in its place."""
+    grid = part.grid
+    given: dict[str, Any] = {}
+    if order.data is not None:
+        given["data_dir"] = str(order.data)
+    if order.workers is not None:
+        given["workers"] = order.workers
+    return replace(grid, base=replace(grid.base, **given), seeds=order.seeds or grid.seeds)
+
+
+def _study(order: Order, part: Part, place: Path, tell: Tell) -> tuple[Findings, tuple[int, ...]]:
+    settings = dict(part.settings)
+    if order.seeds is not None:
+        settings["seeds"] = list(order.seeds)
+    if order.workers is not None:
+        settings["workers"] = order.workers
+    module = import_module(f"fedrift.presets.studies.{part.study.replace('-', '_')}")
+    study: Study = module.study
+    seeds = settings.get("seeds", [0])
+    return study(place, settings, order.data, tell), tuple(seeds)
+
+
+def _surroundings() -> Record:
+    """What the time depends on, and the bits."""
+    import numpy
+    import torch
+
+    from fedrift.version import VERSION
+
+    versions = {
+        "fedrift": VERSION,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+    }
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    load = round(os.getloadavg()[2], 1) if hasattr(os, "getloadavg") else None
+    return {"versions": versions, "machine": {"cpu": _cpu(), "cores": cores, "load": load}}
+
+
+def _cpu() -> str:
+    """The processor's name, where the system tells it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    named = (line for line in text.splitlines() if line.startswith("model name"))
+    return next(named, f": {platform.machine()}").partition(":")[2].strip()

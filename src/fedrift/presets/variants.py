@@ -1,0 +1,45 @@
+"""Wrong forms of algorithms that stand in reports, to show what the mistake does.
+
+They are marked where they appear, and none of them is among the names of `fedrift list`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedrift.algorithm import Algorithm, Cohort, Weights
+from fedrift.algorithms.scaffold import Client, Down, Server, Up
+from fedrift.local import Local
+from fedrift.optim import SGD, apply
+from fedrift.pieces import Linear
+from fedrift.problem import Problem
+from fedrift.site import Site
+
+
+@dataclass(frozen=True)
+class FlippedScaffold(Algorithm[Server, Client]):
+    """SCAFFOLD (option II) with the sign of the local correction turned round: g + c_i − c.
+
+    The correction then doubles the drift that it should take out. Wrong on purpose.
+    """
+
+    local: Local = Local()
+    weights: Weights = "uniform"
+
+    def server(self, p: Problem) -> Server:
+        return Server(w=p.w0, c=torch.zeros_like(p.w0), opt=SGD().init(p.w0))
+
+    def client(self, p: Problem) -> Client:
+        return Client(c=torch.zeros_like(p.w0))
+
+    def round(self, s: Server, cohort: Cohort) -> Server:
+        up = cohort.ask(self.train, Down(w=s.w, c=s.c))
+        w, opt = apply(SGD(), s.w, -up.delta, s.opt)
+        return Server(w=w, c=s.c + cohort.weight / cohort.population * up.dc, opt=opt)
+
+    def train(self, site: Site, down: Down, mine: Client) -> tuple[Up, Client]:
+        run = site.train(self.local, down.w, Linear(mine.c - down.c))
+        c = mine.c - down.c - run.delta / run.span
+        return Up(delta=run.delta, dc=c - mine.c), Client(c=c)

@@ -1,0 +1,289 @@
+"""Presets: their files, how they run and go on, what they say of the literature, and the page."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import tomllib
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedrift as fr
+from fedrift import grid, presets
+from fedrift.errors import InputError
+from fedrift.presets import preset as reading
+from fedrift.presets.findings import Findings, Table
+from fedrift.presets.preset import Preset, read
+from fedrift.presets.relations import Place, Relation, value_of
+from fedrift.presets.running import Order, run
+from fedrift.presets.variants import FlippedScaffold
+from problems import Net, blobs, trajectory
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+WANTED = """mnist-alpha-sweep mnist-one-class heterogeneity-speed mnist-scaffold mnist-fedsam
+mnist-digit-pairs fednova-uneven-work fedopt-servers fedgf-table fedhbm-table niid-bench
+fedprox-synthetic feddyn-synthetic"""
+
+TINY = """
+title = "Tiny"
+question = "Does it run?"
+source = "Nobody."
+
+[[published]]
+what = "FedAvg"
+setting = "two rounds"
+figure = "50"
+part = "main"
+row = "fedavg"
+column = "dirichlet 1"
+
+[[relations]]
+says = "the ablation is FedAvg"
+part = "main"
+left = "ablation"
+sign = "="
+right = "fedavg:weights=uniform"
+column = "fingerprint"
+table = "Fingerprints (equal: the same bits), dirichlet 0.1"
+
+[laptop]
+minutes = 0.1
+note = "Everything is small."
+
+[[laptop.parts]]
+name = "main"
+tables = ["accuracy", "best", "rounds", "loss", "costs", "target", "same"]
+figures = ["settings"]
+
+[laptop.parts.compare]
+algorithms = [
+  "fedavg",
+  "fedavg:weights=uniform",
+  { name = "scaffold:freeze_controls=true", label = "ablation" },
+]
+data = "digits:train=200"
+model = "logistic"
+partition = "dirichlet"
+clients = 4
+rounds = 2
+workers = 0
+grid = { alpha = [0.1, 1.0] }
+
+[full]
+minutes = 1
+note = "Larger."
+
+[[full.parts]]
+name = "main"
+like_laptop = true
+compare = { data = "digits", rounds = 3 }
+"""
+
+
+def written(folder: Path, text: str = TINY, name: str = "tiny") -> Path:
+    path = folder / f"{name}.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@contextmanager
+def unwatched(_: Any) -> Any:
+    yield None
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_every_preset_is_read_and_its_relations_name_its_parts(name: str) -> None:
+    found = presets.find(name)
+    assert found.title and found.question and found.relations
+    assert found.sizes["laptop"].minutes <= 15
+
+
+def test_the_experiments_of_the_literature_are_there() -> None:
+    assert set(WANTED.split()) <= set(presets.names())
+
+
+@pytest.mark.parametrize("name", WANTED.split())
+def test_full_is_at_least_as_heterogeneous_as_published_and_laptop_never_less(name: str) -> None:
+    """What a laptop version cuts is never the number of clients of a part that both have."""
+    sizes = presets.find(name).sizes
+    full = {part.name: part for part in sizes["full"].parts}
+    for part in sizes["laptop"].parts:
+        if part.name in full and part.compare is not None:
+            base, other = part.grid.base, full[part.name].grid.base
+            assert base.clients == other.clients
+            axes = {*part.grid.axes, *full[part.name].grid.axes}
+            assert base.partition == other.partition or "partition" in axes
+
+
+def test_an_unknown_name_or_key_is_told_with_what_was_meant(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean 'mnist-scaffold'"):
+        presets.find("mnist-scafold")
+    for wrong, said in (
+        (f'caveatt = "a"\n{TINY}', "unknown key of .*did you mean 'caveat'"),
+        (TINY.replace("question", "questoin"), "lacks the key 'question'"),
+        (TINY.replace('tables = ["accuracy"', 'tables = ["acuracy"'), "did you mean 'accuracy'"),
+        (TINY.replace("minutes = 0.1", 'minutes = "1"'), "minutes must be a number"),
+        (TINY.replace('part = "main"\nleft', 'part = "man"\nleft'), "did you mean 'main'"),
+        (TINY.replace('sign = "="', 'sign = "~"'), "sign must be one of"),
+        (TINY.replace("rounds = 2", "round = 2"), "did you mean 'rounds'"),
+        (TINY.replace("[laptop.parts.compare]", "[laptop.parts.settings]"), "compare or study"),
+    ):
+        with pytest.raises(InputError, match=said):
+            read(written(tmp_path, wrong))
+
+
+def test_full_says_only_what_differs(tmp_path: Path) -> None:
+    found = read(written(tmp_path))
+    full = found.sizes["full"].parts[0].grid
+    assert (full.base.data, full.base.rounds, full.base.clients) == ("digits", 3, 4)
+    assert [e.name for e in full.entrants][-1] == "ablation"
+
+
+def tables(**cells: float | str) -> dict[str, Findings]:
+    rows = [[name, value] for name, value in cells.items()]
+    return {"main": Findings([Table("t", ["method", "accuracy"], rows)])}
+
+
+@pytest.mark.parametrize(
+    ("left", "sign", "right", "slack", "held"),
+    [
+        (80.0, ">", 70.0, 0.0, True),
+        (70.0, ">", 80.0, 0.0, False),
+        ("80.5 ± 3.0", ">", "79.0 ± 1.0", 0.0, True),
+        (69.5, ">=", 70.0, -1.0, True),
+        (68.5, ">=", 70.0, -1.0, False),
+        ("abc", "=", "abc", 0.0, True),
+        ("abc", "=", "abd", 0.0, False),
+        ("12ab", "=", "12ac", 0.0, False),
+        (71.0, "=", 70.0, 2.0, True),
+        (73.0, "=", 70.0, 2.0, False),
+        (10.0, ">", "diverged (1 of 2 seeds)", 0.0, True),
+    ],
+)
+def test_relations_are_decided_from_the_cells(
+    left: float | str, sign: str, right: float | str, slack: float, held: bool
+) -> None:
+    a, b = (Place("main", name, "accuracy") for name in "ab")
+    verdict = Relation("a and b", a, sign, b, slack).decide(tables(a=left, b=right))
+    assert verdict is not None and verdict.held is held
+
+
+def test_a_relation_without_its_numbers_is_not_decided() -> None:
+    relation = Relation("?", Place("main", "a", "accuracy"), ">", Place("main", "c", "accuracy"))
+    assert relation.decide(tables(a=1.0)) is None
+    assert value_of("0123abcd", 0.0) is None
+    assert value_of("\u22121.5 ± 2", 0.0) == -1.5
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Preset, Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("presets")
+    found = read(written(folder))
+    order = Order(found, found.sizes["laptop"], folder / "tiny", seeds=(0, 1))
+    return found, folder / "tiny", run(order, unwatched, lambda _: None)
+
+
+def test_a_preset_runs_and_keeps_tables_figures_and_surroundings(
+    tiny: tuple[Preset, Path, dict[str, Any]],
+) -> None:
+    found, folder, records = tiny
+    record = json.loads((folder / "main" / "findings.json").read_text(encoding="utf-8"))
+    assert record == records["main"]
+    assert (record["seeds"], record["command"]) == ([0, 1], "fedrift preset run tiny --seeds 0,1")
+    assert record["machine"]["cores"] >= 1 and record["versions"]["torch"]
+    assert (folder / "main" / "settings.png").is_file()
+    parts = {"main": Findings.of(record["findings"])}
+    accuracy = parts["main"].tables[0]
+    assert accuracy.columns == ["method", "dirichlet 0.1", "dirichlet 1"]
+    assert "±" in str(accuracy.cell("fedavg", "dirichlet 1"))
+    assert str(folder.parent) not in json.dumps(record)
+    verdict = found.relations[0].decide(parts)
+    assert verdict is not None and verdict.held
+    place = found.published[0].place
+    assert place is not None and place.cell(parts) == accuracy.cell("fedavg", "dirichlet 1")
+
+
+def test_what_is_finished_is_not_made_again(
+    tiny: tuple[Preset, Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, folder, records = tiny
+    said: list[str] = []
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("it was made again")
+
+    order = Order(found, found.sizes["laptop"], folder, seeds=(0, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr("fedrift.presets.running._compare", refuse)
+        assert run(order, unwatched, said.append) == records
+        assert said == ["part 1 of 1, main: done before"]
+        other = Order(found, found.sizes["laptop"], folder, seeds=(0,))
+        with pytest.raises(AssertionError, match="made again"):
+            run(other, unwatched, said.append)
+
+
+def test_the_flipped_sign_diverges_as_it_should_and_the_ablation_is_fedavg() -> None:
+    """The published mistake, with the numbers it must give on the two quadratics."""
+    work: dict[str, Any] = {"lr": 0.1, "steps": 5, "batch_size": None}
+    last = trajectory(FlippedScaffold(), rounds=10, **work)[-1]
+    assert last == pytest.approx((36.73, 4.39), abs=5e-3)
+    right = trajectory("scaffold", rounds=10, **work)[-1]
+    assert right == pytest.approx((-0.200098, 1.333162), abs=2e-6)
+
+
+def test_controls_that_stay_equal_are_fedavg_with_uniform_weights_bit_for_bit() -> None:
+    clients = [blobs(n, seed=i) for i, n in enumerate((20, 35, 50))]
+    shared: dict[str, Any] = {"model": Net, "clients": clients, "test": blobs(40, seed=9)}
+    shared |= {"rounds": 4, "lr": 0.1, "epochs": 2, "batch_size": 8, "workers": 0}
+    frozen = fr.run("scaffold:freeze_controls=true", **shared)
+    plain = fr.run("fedavg:weights=uniform", **shared)
+    assert frozen.fingerprint == plain.fingerprint
+    assert fr.run("scaffold", **shared).fingerprint != plain.fingerprint
+
+
+def test_the_files_that_show_prints_are_comparisons(capsys: pytest.CaptureFixture[str]) -> None:
+    from fedrift.cli import code_of
+
+    assert code_of(["preset", "show", "mnist-scaffold", "--part", "main"]) == 0
+    text = capsys.readouterr().out
+    again = grid.of(tomllib.loads(text))
+    assert again.cells() == presets.find("mnist-scaffold").sizes["laptop"].parts[0].grid.cells()
+    assert code_of(["preset", "show", "mnist-scaffold"]) == 0
+    assert tomllib.loads(capsys.readouterr().out)["rounds"] == 3
+    assert code_of(["preset", "list"]) == 0
+    assert "fedgf-table" in capsys.readouterr().out
+    for words in (["show", "no"], ["run", "fedgf-tabel"], ["show", "niid-bench", "--part", "x"]):
+        assert code_of(["preset", *words]) == 2
+    assert code_of(["preset", "run", "niid-bench", "--data-dir", "/no/such/folder"]) == 2
+    assert "data_dir '/no/such/folder'" in capsys.readouterr().err
+
+
+@cache
+def maker() -> Any:
+    at = importlib.util.spec_from_file_location("make_results", DOCS / "make_results.py")
+    assert at is not None and at.loader is not None
+    module = importlib.util.module_from_spec(at)
+    at.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_results_is_what_the_kept_figures_give() -> None:
+    assert (DOCS / "results.md").read_text(encoding="utf-8") == maker().made()
+
+
+def test_every_picture_of_the_page_is_there_and_no_other() -> None:
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    lines = [line for line in text.split("\n") if "](results/" in line]
+    shown = {line.split("(results/")[1].rstrip(")") for line in lines}
+    assert shown == {file.name for file in (DOCS / "results").glob("*.png")}
+
+
+def test_known_tables_and_figures_can_be_made() -> None:
+    from fedrift.presets.compared import TABLES
+    from fedrift.presets.drawn import FIGURES
+
+    assert (tuple(TABLES), tuple(FIGURES)) == (reading.TABLES, reading.FIGURES)
