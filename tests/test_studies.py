@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,21 @@ import torch
 from fedrift.errors import InputError
 from fedrift.presets import studies
 from fedrift.presets.findings import Findings, Table
-from fedrift.presets.studies import making
+from fedrift.presets.studies import large_scale, making
 from fedrift.presets.studies.extracting import pooled_ridge
 from fedrift.presets.studies.populations import generated
 from fedrift.records import dump, load
 
 DATA = "digits:train=300,test=100"
 TINY: dict[str, dict[str, Any]] = {
-    "permutation": {"data": DATA, "models": ["mlp"], "clients": 3, "rounds": 2, "points": 3},
+    "permutation": {
+        "data": DATA,
+        "models": ["mlp"],
+        "clients": 3,
+        "rounds": 2,
+        "epochs": 8,
+        "points": 3,
+    },
     "flat-minima-table": {
         "data": DATA,
         "model": "mlp",
@@ -79,15 +86,28 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("FEDRIFT_CACHE", str(tmp_path / "cache"))
+Made = Callable[[str], tuple[Findings, list[str], Path]]
 
 
-def made(name: str, folder: Path, **more: Any) -> tuple[Findings, list[str]]:
-    told: list[str] = []
-    settings: Mapping[str, Any] = {**TINY[name], "workers": 0, **more}
-    return studies.find(name)(folder, settings, None, told.append), told
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    """Every study is made once, however many tests look at it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDRIFT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        known: dict[str, tuple[Findings, list[str], Path]] = {}
+
+        def make(name: str) -> tuple[Findings, list[str], Path]:
+            if name not in known:
+                folder, told = tmp_path_factory.mktemp(name), list[str]()
+                settings = {**TINY[name], "workers": 0}
+                known[name] = (
+                    studies.find(name)(folder, settings, None, told.append),
+                    told,
+                    folder,
+                )
+            return known[name]
+
+        yield make
 
 
 def number(table: Table, row: str, column: str) -> float:
@@ -97,32 +117,33 @@ def number(table: Table, row: str, column: str) -> float:
 
 
 @pytest.mark.parametrize("name", studies.NAMES)
-def test_a_study_ends_and_its_findings_survive_json(name: str, tmp_path: Path) -> None:
-    found, told = made(name, tmp_path)
+def test_a_study_ends_and_its_findings_survive_json(name: str, made: Made) -> None:
+    found, told, folder = made(name)
     assert found.tables and found.notes and told
     for table in found.tables:
         assert all(len(row) == len(table.columns) for row in table.rows)
         assert len({str(row[0]) for row in table.rows}) == len(table.rows)
     for figure in found.figures:
         for ending in ("png", "svg"):
-            assert (tmp_path / f"{figure}.{ending}").stat().st_size > 1000
+            assert (folder / f"{figure}.{ending}").stat().st_size > 1000
     assert Findings.of(load(dump(found.record()))).record() == load(dump(found.record()))
 
 
-def test_a_study_goes_on_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, _ = made("flat-minima-table", tmp_path)
+def test_a_study_goes_on_from_its_folder(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "flat-minima-table"
+    first, _, folder = made(name)
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("what is there is made again")
 
     monkeypatch.setattr("fedrift.session._execute", never)
     monkeypatch.setattr("fedrift.presets.studies.flat_minima_table.top_eigenvalues", never)
-    again, _ = made("flat-minima-table", tmp_path)
+    again = studies.find(name)(folder, {**TINY[name], "workers": 0}, None, print)
     assert again.record() == first.record()
 
 
-def test_renumbered_clients_are_repaired_by_alignment_and_only_by_it(tmp_path: Path) -> None:
-    (table,) = made("permutation", tmp_path, epochs=8)[0].tables
+def test_renumbered_clients_are_repaired_by_alignment_and_only_by_it(made: Made) -> None:
+    (table,) = made("permutation")[0].tables
     column, apart = "average after round 1 (%)", "distance of two"
     shared = number(table, "mlp, shared", column)
     assert number(table, "mlp, renumbered", column) < shared - 20
@@ -130,8 +151,8 @@ def test_renumbered_clients_are_repaired_by_alignment_and_only_by_it(tmp_path: P
     assert number(table, "mlp, different, aligned", apart) < number(table, "mlp, different", apart)
 
 
-def test_fed3r_is_the_pooled_solution_at_every_heterogeneity(tmp_path: Path) -> None:
-    found, _ = made("fed3r-invariance", tmp_path)
+def test_fed3r_is_the_pooled_solution_at_every_heterogeneity(made: Made) -> None:
+    found, _, _ = made("fed3r-invariance")
     (table,) = found.tables
     rows = [row for row in table.rows if ", fed3r, " in str(row[0])]
     assert len(rows) == 2 * 4
@@ -150,8 +171,8 @@ def test_the_pooled_ridge_is_the_golden_one() -> None:
     np.testing.assert_allclose(bias, [0.973474, 3.930267], atol=1e-6)
 
 
-def test_fine_tuning_starts_where_fed3r_ended(tmp_path: Path) -> None:
-    (table,) = made("fed3r-finetune", tmp_path)[0].tables
+def test_fine_tuning_starts_where_fed3r_ended(made: Made) -> None:
+    (table,) = made("fed3r-finetune")[0].tables
     at = {
         row: number(table, f"{row}, dirichlet:0", "after round 2 (%)")
         for row in ("Fed3R", "Fed3R+FT", "Fed3R+FT_LP", "Fed3R+FT_FEAT")
@@ -159,19 +180,19 @@ def test_fine_tuning_starts_where_fed3r_ended(tmp_path: Path) -> None:
     assert len(set(at.values())) == 1
 
 
-def test_fed3r_forgets_no_class(tmp_path: Path) -> None:
-    _, classes = made("classifier-bias", tmp_path)[0].tables
+def test_fed3r_forgets_no_class(made: Made) -> None:
+    _, classes = made("classifier-bias")[0].tables
     column = "lift of classes just seen"
     assert number(classes, "fedavg", column) > number(classes, "fed3r", column)
 
 
 def test_a_generated_collection_has_the_published_shape() -> None:
-    said = {**studies.find("large-scale").__globals__["USUAL"], "width": 2, "tests": 10}
-    made = generated("iNaturalist-User-120k", said, 0)
-    assert len(np.unique(made.users)) == 9_275 and len(made.y) == 120_300
-    assert made.classes == 1_203 and made.y.max() < 1_203
-    held = [len(np.unique(made.y[made.users == user])) for user in range(50)]
-    sizes = np.bincount(made.users)
+    said = {**large_scale.USUAL, "width": 2, "tests": 10}
+    found = generated("iNaturalist-User-120k", said, 0)
+    assert len(np.unique(found.users)) == 9_275 and len(found.y) == 120_300
+    assert found.classes == 1_203 and found.y.max() < 1_203
+    held = [len(np.unique(found.y[found.users == user])) for user in range(50)]
+    sizes = np.bincount(found.users)
     assert np.median(sizes) < sizes.mean() and np.mean(held) < 20
 
 

@@ -20,7 +20,7 @@ from fedrift.data.resident import Split
 from fedrift.dividing import split
 from fedrift.features import cached, extractor
 from fedrift.pictures.style import colour, legend, panels
-from fedrift.presets.findings import Findings, Table, Tell
+from fedrift.presets.findings import Cell, Findings, Table, Tell
 from fedrift.presets.studies.drawing import Curve, curves, draw
 from fedrift.presets.studies.extracting import factory
 from fedrift.presets.studies.making import (
@@ -146,13 +146,13 @@ def _findings(
     for (name, algorithm), many in results.items():
         totals = [one.ledger.total for one in many]
         curve = many[0].rounds, [100 * a for a in many[0].accuracy]
-        half = 0.9 * max(one.accuracy[-1] for one in results[name, CLOSED])
+        near = 0.9 * mean([one.accuracy[-1] for one in results[name, CLOSED]])
         rows.append(
             [
                 f"{name}, {algorithm}",
                 many[0].rounds[-1],
                 percent([one.accuracy[-1] for one in many]),
-                over_seeds([r for one in many if (r := _reached(one, half))] or [float("nan")], 0),
+                _reached(many, near),
                 mean([t.bytes_up for t in totals]) / 1e6,
                 mean([t.bytes_down for t in totals]) / 1e6,
                 mean([t.gradients for t in totals]),
@@ -201,10 +201,14 @@ def _findings(
     )
 
 
-def _reached(result: Result, target: float) -> float | None:
+def _reached(many: Sequence[Result], target: float) -> Cell:
     """The first evaluated round with that accuracy."""
-    pairs = zip(result.rounds, result.accuracy, strict=True)
-    return next((float(r) for r, a in pairs if a >= target), None)
+    rounds = [
+        next((r for r, a in zip(one.rounds, one.accuracy, strict=True) if a >= target), None)
+        for one in many
+    ]
+    known = [float(r) for r in rounds if r is not None]
+    return over_seeds(known, 0) if len(known) == len(many) else "not reached"
 
 
 def _sizes(figure: Figure, sizes: Mapping[str, np.ndarray]) -> None:
