@@ -202,7 +202,7 @@ def test_a_generated_collection_has_the_published_shape() -> None:
         ("permutaton", {}, "did you mean 'permutation'"),
         ("permutation", {"model": "mlp"}, "unknown setting of the study 'model'"),
         ("permutation", {"models": "mlp"}, "must be a list"),
-        ("flat-minima-table", {"rows": ["SWAP"]}, "did you mean"),
+        ("flat-minima-table", {"rows": ["SWAP"]}, "unknown row of the flat-minima table"),
         ("fed3r-invariance", {"extractors": [{"name": "x", "data": DATA}]}, "setting 'model'"),
         ("large-scale", {"collections": ["iNaturalist"]}, "unknown collection"),
     ],

@@ -29,6 +29,7 @@ from fedrift.presets.studies.drawing import Curve, curves, draw
 from fedrift.presets.studies.making import chosen, load, mean, over_seeds, percent, seeds
 from fedrift.problem import Problem, define
 from fedrift.records import Record
+from fedrift.session import one_thread
 from fedrift.streams import stream, torch_seed
 
 USUAL: dict[str, Any] = {
@@ -112,7 +113,9 @@ def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Te
     for text in said["models"]:
         for seed in seeds(said):
             tell(f"{text}, seed {seed}: {said['clients']} clients begin in {len(WAYS)} ways")
-            for way, seen in _compared(_bench(text, said, data, seed), said).items():
+            with one_thread():
+                ways = _compared(_bench(text, said, data, seed), said)
+            for way, seen in ways.items():
                 found.setdefault(text, {}).setdefault(way, []).append(seen)
     facts = {
         text: {way: _facts(seen) for way, seen in ways.items()} for text, ways in found.items()
