@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -94,7 +94,7 @@ def _describe(preset: Preset, size: Size) -> None:
     lines += [f"Caveat: {preset.caveat}"] if preset.caveat else []
     lines += [f"Published: {p.what}, {p.setting}: {p.figure}" for p in preset.published]
     lines += [f"Expected: {relation.says}" for relation in preset.relations]
-    lines += ["", f"{size.name}: about {size.minutes:g} minutes. {size.note}"]
+    lines += ["", f"{size.name}: about {size.minutes:g} min on two cores. {size.note}"]
     for line in lines:
         typer.echo("\n".join(wrap(line, 98, initial_indent="# ", subsequent_indent="#   ")) or "#")
     for part in size.parts:
@@ -170,10 +170,10 @@ def run(
         if not quiet:
             errors.print(words)
 
-    tell(f"{preset.title}: {size.name}, about {size.minutes:g} minutes. {size.note}")
+    tell(f"{preset.title}: {size.name}, about {size.minutes:g} min on two cores. {size.note}")
 
     @contextmanager
-    def watching(cells: Sequence[Cell]) -> Iterator[Watcher]:
+    def watching(cells: Sequence[Cell]) -> Generator[Watcher]:
         from fedrift.cli.contest_view import watcher
 
         watch = watcher(cells, silent=quiet)

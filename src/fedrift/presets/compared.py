@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from fedrift.presets.relations import DIVERGED
 from fedrift.report import spelling
 from fedrift.report.selection import select
 from fedrift.report.tables import convention, measure
+from fedrift.results import MODEL
 from fedrift.statistics import findings as statistics
 from fedrift.statistics.estimates import Estimate, counted, estimate, series
 from fedrift.statistics.findings import Finding
@@ -85,7 +87,7 @@ def _best(found: statistics.Findings) -> list[Table]:
     title = f"Test {measure(found)}, best round"
     if len(found.settings) > 1:
         return [_by_setting(found, title, cell)]
-    only = found.settings[0]
+    only = next(iter(found.settings))
     return [
         Table(title, ["method", "best"], [[m, cell(found.get(m, only))] for m in found.methods])
     ]
@@ -136,7 +138,7 @@ def _loss(found: statistics.Findings) -> list[Table]:
     title = f"Test loss, {convention(found)}"
     if len(found.settings) > 1:
         return [_by_setting(found, title, cell)]
-    only = found.settings[0]
+    only = next(iter(found.settings))
     return [
         Table(title, ["method", "loss"], [[m, cell(found.get(m, only))] for m in found.methods])
     ]
@@ -186,14 +188,18 @@ def _target(found: statistics.Findings) -> list[Table]:
 
 
 def _same(found: statistics.Findings) -> list[Table]:
-    """Equal fingerprints mean equal weights and equal curves, bit for bit."""
+    """Equal hashes mean equal weights, bit for bit."""
 
     def table(setting: Setting, title: str) -> Table:
         held = found.by_setting[setting]
-        rows = [[one.method, " ".join(run.fingerprint for run in one.group.runs)] for one in held]
-        return Table(title, ["method", "fingerprint"], rows)
+        rows = [[one.method, " ".join(_hash(run.name) for run in one.group.runs)] for one in held]
+        return Table(title, ["method", "weights"], rows)
 
-    return _each_setting(found, "Fingerprints (equal: the same bits)", table)
+    return _each_setting(found, "Hash of the final weights, seed by seed", table)
+
+
+def _hash(run: str) -> str:
+    return hashlib.sha256((Path(run) / MODEL).read_bytes()).hexdigest()[:12]
 
 
 TABLES: dict[str, Callable[[statistics.Findings], Sequence[Table]]] = {

@@ -47,7 +47,7 @@ def _overview(measured: Sequence[Measured]) -> str:
     for one in measured:
         said = [verdict.held for _, verdict in one.verdicts() if verdict is not None]
         held = f"{sum(said)} of {len(said)}" if said else "–"
-        took = seconds_text(sum(float(r["seconds"]) for r in one.parts.values()))
+        took = _took(one)
         link = f"[`{one.preset.name}`](#{one.anchor})"
         rows.append([link, plain(one.preset.question), one.size, took, held])
     heads = ("preset", "question", "size", "took", "relations that held")
@@ -92,16 +92,25 @@ def _provenance(one: Measured) -> str:
     machine, versions = records[-1]["machine"], records[-1]["versions"]
     dates = sorted({str(r["date"]) for r in records})
     seeds = sorted({", ".join(map(str, r["seeds"])) for r in records})
-    took = seconds_text(sum(float(r["seconds"]) for r in records))
     loads = [float(r["machine"]["load"]) for r in records if r["machine"].get("load") is not None]
     cores = int(machine["cores"])
     busy = bool(loads) and max(loads) > BUSY * cores
-    shared = f", shared with other work (load {max(loads):.1f}), so it took longer" if busy else ""
+    shared = f", shared with other work (load {max(loads):.1f})" if busy else ""
     made = " ".join(f"{name} {version}" for name, version in versions.items())
     return (
         f"`{records[-1]['command']}` · seeds {' / '.join(seeds)} · {' to '.join(dates)} · "
-        f"{took} on {cores} cores of {machine['cpu']}{shared} · {made}\n"
+        f"{_took(one)} on {cores} cores of {machine['cpu']}{shared} · {made}\n"
     )
+
+
+def _took(one: Measured) -> str:
+    """Time on the clock; where one process did it all, also the processor's."""
+    records = one.parts.values()
+    clock = seconds_text(sum(float(r["seconds"]) for r in records))
+    own = [r.get("processor") for r in records]
+    if any(seconds is None for seconds in own):
+        return clock
+    return f"{clock} ({seconds_text(sum(map(float, own)))} of one core)"
 
 
 def _published(one: Measured) -> str:

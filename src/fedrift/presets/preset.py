@@ -46,7 +46,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Size:
-    """One version of a preset. `minutes` is an estimate for two cores, or for one GPU in full."""
+    """One version of a preset. `minutes` is an estimate for two cores of a laptop."""
 
     name: str
     minutes: float

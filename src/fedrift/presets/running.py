@@ -80,8 +80,9 @@ def _part(
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"out '{place}' cannot be made: {error.strerror}") from None
-    before = (read_file(place / ELAPSED) or {}).get("seconds", 0.0)
-    began = time.perf_counter()
+    known = read_file(place / ELAPSED) or {}
+    before = known if known.get("key") == key else {}
+    began, worked = time.perf_counter(), sum(os.times()[:2])
     try:
         findings, seeds = (
             _compare(order, part, place, watching)
@@ -89,8 +90,12 @@ def _part(
             else _study(order, part, place, tell)
         )
     finally:
-        seconds = float(before) + time.perf_counter() - began
-        replace_text(place / ELAPSED, dump({"seconds": seconds}) + "\n")
+        spent: Record = {
+            "key": key,
+            "seconds": before.get("seconds", 0.0) + time.perf_counter() - began,
+            "own": before.get("own", 0.0) + sum(os.times()[:2]) - worked,
+        }
+        replace_text(place / ELAPSED, dump(spent) + "\n")
     record: Record = {
         "key": key,
         "preset": order.preset.name,
@@ -98,7 +103,9 @@ def _part(
         "part": part.name,
         "command": order.command,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "seconds": round(seconds, 1),
+        "seconds": round(spent["seconds"], 1),
+        # Workers' time is not known here; without workers all the work is done in this process.
+        "processor": round(spent["own"], 1) if order.workers == 0 else None,
         "seeds": list(seeds),
         **_surroundings(),
         "findings": findings.record(),
