@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrift import models
+from fedrift.data import places
 from fedrift.data.samples import DataSet
 from fedrift.errors import InputError, unknown
 from fedrift.features import Extractor, cached, extractor
@@ -68,8 +69,9 @@ def model_text(text: str, data: Path | None) -> str:
     named = parse(text, "model")
     if named.name != "mobilenet-v2" or "weights" in named.options:
         return text
-    found = None if data is None else data / WEIGHTS
-    if found is None or not found.is_file():
+    folders = [place.folder for place in places.given(data)]
+    found = next((f / WEIGHTS for f in folders if (f / WEIGHTS).is_file()), None)
+    if found is None:
         raise Missing(
             f"model '{text}': there is no {WEIGHTS} in the data folder; put torchvision's weights "
             "there, or write weights=FILE"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrift.data import datasets
+from fedrift.data import datasets, places
 from fedrift.data.samples import DataSet
 from fedrift.data.sizes import above
 from fedrift.errors import InputError, unknown
@@ -57,8 +57,9 @@ def shape_of(name: str) -> Shape:
 
 def real(name: str, data: Path | None, size: int) -> DataSet | None:
     """The published collection, if its table and images are in the data folder."""
-    path = None if data is None else data / shape_of(name).file
-    if path is None or not path.is_file():
+    files = [place.folder / shape_of(name).file for place in places.given(data)]
+    path = next((file for file in files if file.is_file()), None)
+    if path is None:
         return None
     found = datasets.load(f"csv:{path},root={path.parent},size={size}", data)
     if found.users is None:
