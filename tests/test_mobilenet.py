@@ -95,7 +95,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 @needs_weights
 @pytest.mark.slow
 def test_published_weights_know_photographs() -> None:
-    """Trucks and ships of CIFAR-10 are taken for vehicles of ImageNet: wrong wiring would not."""
+    """Cars and trucks of CIFAR-10 are taken for vehicles of ImageNet, 29 of its 1,000 classes."""
     data = datasets.load("cifar10:test=200", Path(DATA or "."))
     make = factory(
         f"mobilenet-v2:weights={FILE},size=160", (3, 32, 32), 1000, (data.mean, data.std)
@@ -106,4 +106,4 @@ def test_published_weights_know_photographs() -> None:
         found = net(torch.from_numpy(data.x_test[chosen])).argmax(1).numpy()
     vehicles = [407, 436, 468, 511, 555, 569, 575, 609, 627, 656, 661, 675, 705, 717, 734, 751]
     vehicles += [779, 817, 829, 847, 864, 867, 874, 803, 565, 654, 581, 479, 586]
-    assert np.isin(found, vehicles).mean() > 0.6
+    assert np.isin(found, vehicles).mean() > 0.4  # by chance: 0.03
