@@ -91,12 +91,12 @@ def matched(chain: Chain, a: Vec, b: Vec, seed: int = 0) -> dict[str, Order]:
 
     widths = chain.widths()
     orders = {layer: np.arange(width) for layer, width in widths.items()}
-    ours = {name: t.double() for name, t in chain.layout.named(a).items()}
+    ours, theirs = ({name: t.double() for name, t in chain.layout.named(w).items()} for w in (a, b))
     rng = stream(seed, "matching")
     for _ in range(MOST_SWEEPS):
         changed = False
         for layer in rng.permutation(np.array(chain.hidden)).tolist():
-            gain = _gain(chain, ours, b, orders, layer)
+            gain = _gain(chain, ours, theirs, orders, layer)
             found = linear_sum_assignment(gain, maximize=True)[1].astype(np.int64)
             now = gain[np.arange(len(found)), orders[layer]].sum()
             new = gain[np.arange(len(found)), found].sum()
@@ -108,23 +108,31 @@ def matched(chain: Chain, a: Vec, b: Vec, seed: int = 0) -> dict[str, Order]:
 
 
 def _gain(
-    chain: Chain, ours: Mapping[str, Tensor], b: Vec, orders: Mapping[str, Order], layer: str
+    chain: Chain,
+    ours: Mapping[str, Tensor],
+    theirs: Mapping[str, Tensor],
+    orders: Mapping[str, Order],
+    layer: str,
 ) -> npt.NDArray[np.float64]:
     """What it is worth to put neuron j of b's layer in the place of neuron i of a's."""
-    others = {name: order for name, order in orders.items() if name != layer}
-    theirs = {n: t.double() for n, t in chain.layout.named(chain.renumbered(b, others)).items()}
-    following = chain.layers[chain.layers.index(layer) + 1]
-    width = len(orders[layer])
+    place, width = chain.layers.index(layer), len(orders[layer])
+    before = orders.get(chain.layers[place - 1]) if place else None
+    following = chain.layers[place + 1]
+    after = orders.get(following)
+    entering, leaving = theirs[f"{layer}.weight"], _inputs(theirs[f"{following}.weight"], width)
+    if before is not None:
+        entering = _inputs(entering, len(before))[:, torch.from_numpy(before)]
+    if after is not None:
+        leaving = leaving[torch.from_numpy(after)]
+    pairs = [
+        (ours[f"{layer}.weight"], entering),
+        (_inputs(ours[f"{following}.weight"], width).transpose(0, 1), leaving.transpose(0, 1)),
+    ]
+    if f"{layer}.bias" in ours:
+        pairs.append((ours[f"{layer}.bias"], theirs[f"{layer}.bias"]))
     total = torch.zeros(width, width, dtype=torch.float64)
-    for kind in ("weight", "bias"):
-        if f"{layer}.{kind}" in ours:
-            mine, other = (t[f"{layer}.{kind}"].reshape(width, -1) for t in (ours, theirs))
-            total += mine @ other.T
-    mine, other = (
-        _inputs(t[f"{following}.weight"], width).transpose(0, 1).reshape(width, -1)
-        for t in (ours, theirs)
-    )
-    total += mine @ other.T
+    for mine, other in pairs:
+        total.addmm_(mine.reshape(width, -1), other.reshape(width, -1).T)
     return total.numpy()
 
 
