@@ -55,7 +55,7 @@ if __name__ == "__main__":
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     counts: dict[str, float] = {}
     for name, statement in COUNTED.items():
-        stats = Timer(statement, setup=SETUP).collect_callgrind(number=5)
+        stats = Timer(statement, setup=SETUP).collect_callgrind(number=5)  # type: ignore[call-overload]
         counts[name] = stats.counts(denoise=True) / 5
         console.print(f"{name}: {counts[name]:,.0f} instructions")
     ratio = counts["20 local steps"] / counts["20 bare steps"]

@@ -1,26 +1,47 @@
 """Draws the pictures of the documentation from real runs: run it as `make docs-images`.
 
-The picture of a report needs Chromium; without it the old one stays.
+    python docs/make_images.py [front|explain|microscope ...]
+
+The picture of a report needs Chromium, those of the microscope MNIST in the folder FEDRIFT_DATA;
+without them the old ones stay.
 """
 
 from __future__ import annotations
 
+import io
+import os
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
+from PIL import Image
+
 from fedrift.cli import code_of
+from fedrift.explain import explain
 from fedrift.report import write
 
 IMAGES = Path(__file__).resolve().parent / "images"
 COMPARISON = """fedavg fedprox:mu=0.3 scaffold --data digits --partition dirichlet --alpha 0.1,1
     --rounds 30 --lr 0.1 --seeds 3 --workers 0 --quiet --out"""
 WIDTH, HEIGHT = 1100, 760  # of the picture of a report
+EXPLAINED = ("fedavg", "scaffold", "fedprox", "fedsam", "fedgf", "fedhbm")
+COLOURS, PAGE, MOST = 80, 1000, 80_000  # of a shrunk picture: colours, pixels across, bytes
+
+# One class per client, a tenth of them in each round; docs/analysis.md shows these lines.
+TASK = """--data mnist:train=10000,test=2000 --partition hsu:0 --model cnn --clients 100
+    --per-round 10 --batch-size 20 --lr 0.05 --rounds 80 --workers 0 --quiet --out"""
+FLAT = ("fedavg", "fedsam", "fedasam", "fedgf")
+LOOKED_AT = {
+    "hessian,sharpness --images 1000": (
+        FLAT,
+        ("hessian-eigenvalues", "hessian-density", "sharpness-rises", "sharpness-discrepancy"),
+    ),
+    "classes": (("fedavg", "fed3r"), ("classes-recency", "classes-over-rounds")),
+}
 
 
-def main() -> None:
-    IMAGES.mkdir(exist_ok=True)
+def front() -> None:
     split = ["partition", "dirichlet:0.1", "--data", "digits", "--clients", "10"]
     _call([*split, "--picture", str(IMAGES / "partition.png")])
     with tempfile.TemporaryDirectory() as place:
@@ -30,6 +51,45 @@ def main() -> None:
         shutil.copy(page.with_name("report-over-rounds.png"), IMAGES / "compared.png")
         shutil.copy(page.with_name("report-differences.png"), IMAGES / "differences.png")
         _screenshot(page, IMAGES / "report.png")
+
+
+def explained() -> None:
+    for name in EXPLAINED:
+        path = IMAGES / f"explain-{name}.png"
+        print(explain(name, path).words)
+        shrink(path, path)
+
+
+def microscope() -> None:
+    if "FEDRIFT_DATA" not in os.environ:
+        print("no FEDRIFT_DATA: the microscope's pictures stay as they are", file=sys.stderr)
+        return
+    with tempfile.TemporaryDirectory() as place:
+        runs = Path(place)
+        for name in dict.fromkeys((*FLAT, "fed3r")):
+            _call(["run", name, *TASK.split(), str(runs / name)])
+        for i, (what, (names, figures)) in enumerate(LOOKED_AT.items()):
+            out = runs / f"figures-{i}"
+            folders = [str(runs / name) for name in names]
+            options = ["--figures", "png", "--out", str(out)]
+            _call(["analyse", *folders, "--what", *what.split(), *options])
+            for figure in figures:
+                shrink(out / f"{figure}.png", IMAGES / f"{figure}.png")
+
+
+def shrink(path: Path, to: Path) -> None:
+    """Few colours and at most a page's width: the picture has no more to say."""
+    picture = Image.open(path).convert("RGB")
+    wide = min(PAGE, picture.width)
+    size = wide, round(wide * picture.height / picture.width)
+    picture = picture.resize(size, Image.Resampling.LANCZOS)
+    # an octree keeps rare colours, which are the arrows; the median cut would grey them out
+    small = picture.quantize(COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    content = io.BytesIO()
+    small.save(content, "PNG", optimize=True)
+    if content.tell() > MOST:
+        raise SystemExit(f"{path} has {content.tell():,} bytes; at most {MOST:,} are wanted")
+    to.write_bytes(content.getvalue())
 
 
 def _call(words: list[str]) -> None:
@@ -53,5 +113,9 @@ def _screenshot(page: Path, picture: Path) -> None:
         browser.close()
 
 
+PARTS = {"front": front, "explain": explained, "microscope": microscope}
+
 if __name__ == "__main__":
-    main()
+    IMAGES.mkdir(exist_ok=True)
+    for chosen in sys.argv[1:] or PARTS:
+        PARTS[chosen]()

@@ -150,6 +150,20 @@ def test_epsilon_of_a_run_is_the_librarys() -> None:
     assert fixed.epsilon > 2 * found.epsilon and "2 × clip" in fixed.basis
 
 
+@pytest.mark.parametrize(
+    ("share", "noise", "delta"), [(1.0, math.sqrt(3), 0.126936), (0.2, 0.5, 0.15594)]
+)
+def test_epsilon_of_runs_that_are_examples_of_the_library(
+    share: float, noise: float, delta: float
+) -> None:
+    """Three rounds each, ε = 1: `gaussian_basic` and `poisson_subsampled_gaussian` of the tests
+    of dp-accounting's PLDAccountant."""
+    pytest.importorskip("dp_accounting")
+    how: dict[str, Any] = {"weights": "uniform", "sampling": "bernoulli", "fraction": share}
+    how |= {"per_round": None, "rounds": 3, "privacy": f"gaussian:{noise!r},clip=2,delta={delta}"}
+    assert small_run("fedavg", **how).summary()["epsilon"] == pytest.approx(1.0, abs=1e-3)
+
+
 def test_a_private_run_says_what_it_guarantees() -> None:
     pytest.importorskip("dp_accounting")
     how: dict[str, Any] = {"weights": "uniform", "sampling": "bernoulli", "fraction": 0.3}

@@ -152,7 +152,27 @@ def test_long_work_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
     watch.begin("Hessian products", 45, 90.0)
     watch.begin("gradients", 10, 1.0)  # short work is not worth a word
     told = capsys.readouterr().err
-    assert told.splitlines() == ["fedavg: hessian: about 45 Hessian products, about 1 min 30 s"]
+    assert told.splitlines() == ["fedavg: hessian: 45 Hessian products, about 1 min 30 s"]
+
+
+def test_work_of_unknown_length_is_announced_from_its_pace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedrift.cli import analyse_watch
+
+    now = [0.0]
+    monkeypatch.setattr(analyse_watch.time, "perf_counter", lambda: now[0])
+    watch = analyse_watch.Watch(silent=False)
+    watch.turn("fedavg", "drift")
+    watch.begin("local models", 10, 0.0)
+    for _ in range(10):
+        now[0] += 0.6
+        watch.step()
+    watch.begin("client gradients", 3, 0.0)  # 1.8 s in all
+    for _ in range(3):
+        now[0] += 0.6
+        watch.step()
+    assert capsys.readouterr().err.splitlines() == ["fedavg: drift: 10 local models, about 6.0 s"]
 
 
 def test_analyse_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ CORE = f"{LOOP} problem requests site faults exchange algorithm"
 PLACES = f"{CORE} together profiling shared ledger rows store data.resident"
 ENGINE = f"{PLACES} unbroken backends backends.* participation checkpoint aggregation rounds engine"
 FOLDERS = "experiment records run_files run_folder results origin"
-RUNS = f"{ENGINE} metrics {FOLDERS} keeping figures result room planning"
+RUNS = f"{ENGINE} metrics {FOLDERS} keeping figures result room memory planning"
 GRIDS = "grid validation comparison task"
 READ = (
     "experiment records run_files run_folder results figures quantities pictures pictures.* tuned "
@@ -60,7 +60,9 @@ ALLOWED = {
     "data.*": f"{WORDS} flat data.*",
     "resnet": WORDS,
     "own_code": "errors",
-    "models": f"{WORDS} model_names own_code resnet",
+    "mobilenet": f"{WORDS} model_names",
+    "random_convolutions": "model_names",
+    "models": f"{WORDS} model_names own_code resnet mobilenet random_convolutions",
     "metrics": f"{WORDS} flat",
     "pieces": VECTORS,
     "local": LOOP,
@@ -99,9 +101,11 @@ ALLOWED = {
     "keeping": f"{ENGINE} version records experiment run_files run_folder results",
     "result": f"{ENGINE} records experiment run_files run_folder results keeping figures",
     "room": f"{ENGINE}",
+    "memory": f"{ENGINE} data.given protection",
     "planning": RUNS,
     "continuing": RUNS,
     "session": f"{RUNS} continuing",
+    "features": f"{RUNS} session data.places",
     "tuned": "errors",
     "grid": f"{INPUT} experiment tuned",
     "search": f"{INPUT} experiment grid",

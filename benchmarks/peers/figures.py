@@ -64,6 +64,12 @@ class Figures:
             return None
         return float(getattr(theirs, what)) / float(getattr(ours, what))
 
+    @property
+    def others(self) -> tuple[float, float]:
+        """Cores that other processes used just before a run: median and most."""
+        used = [float(run["others"]) for run in self.content["runs"] if "others" in run]
+        return (median(used), max(used)) if used else (0.0, 0.0)
+
     def distance(self, row: str, peer: str) -> float | None:
         return self.content["rows"][row].get("distances", {}).get(peer)
 

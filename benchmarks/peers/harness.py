@@ -89,6 +89,7 @@ class Harness:
         run: Run = {"row": row.row, "peer": peer.name, "repeat": repeat}
         if python is None:
             return run | {"error": "its environment could not be made"}
+        run["others"] = watch.others()
         with tempfile.TemporaryDirectory() as place:
             out = Path(place) / "notes.json"
             rest = ["-m", "peers", peer.name, row.row, str(out), "--seed", str(repeat)]

@@ -29,6 +29,19 @@ class Ran:
     said: str
 
 
+def others(seconds: float = 0.3) -> float:
+    """Cores that other processes keep busy just now."""
+
+    def used() -> int:
+        first = Path("/proc/stat").read_text().splitlines()[0].split()[1:8]
+        user, nice, system, _idle, _waiting, interrupts, soft = map(int, first)
+        return user + nice + system + interrupts + soft
+
+    before = used()
+    time.sleep(seconds)
+    return (used() - before) / os.sysconf("SC_CLK_TCK") / seconds
+
+
 def run(
     command: Sequence[str], *, folder: Path, env: Mapping[str, str], log: Path, limit: float
 ) -> Ran:

@@ -55,11 +55,11 @@ ROWS = {
     work.row: work
     for work in (
         Work("a", "MLP", "mlp", MNIST, 100, 500, 10, 32, 0.05, 0.2, 20, 4, repeats=3),
-        Work("b", "CNN", "cnn-mcmahan", MNIST, 100, 500, 10, 32, 0.05, 0.2, 6, 2, repeats=2),
-        Work("c", "LeNet", "lenet", CIFAR, 1000, 50, 50, 10, 0.1, 0.5, 6, 2, repeats=2),
-        Work("d", "logistic", "logistic", MNIST, 1000, 60, 100, 10, 0.02, 0.2, 10, 2, repeats=3),
+        Work("b", "CNN", "cnn-mcmahan", MNIST, 100, 500, 10, 32, 0.05, 0.2, 5, 2, repeats=2),
+        Work("c", "LeNet", "lenet", CIFAR, 1000, 50, 50, 10, 0.1, 0.5, 5, 2, repeats=2),
+        Work("d", "logistic", "logistic", MNIST, 1000, 60, 100, 10, 0.02, 0.2, 10, 2, repeats=2),
         Work(
-            "e", "SCAFFOLD, CNN", "cnn-mcmahan", MNIST, 100, 500, 10, 32, 0.05, 0.2, 6, 2,
+            "e", "SCAFFOLD, CNN", "cnn-mcmahan", MNIST, 100, 500, 10, 32, 0.05, 0.2, 5, 2,
             repeats=1, algorithm="scaffold",
         ),
     )

@@ -20,6 +20,8 @@ from fedrift.messages import hints, rebuilt, reduced_values, reductions
 from fedrift.protection import Privacy, Robustness
 from fedrift.streams import torch_seed
 
+COORDINATES = 1 << 18  # that are sorted at once
+
 
 class RobustReducer:
     """Keeps all replies and reduces them together. Krum: Blanchard et al., NeurIPS 2017; median
@@ -46,12 +48,18 @@ class RobustReducer:
             if not held:
                 continue
             is_tensor = isinstance(held[0], Tensor)
-            stack = torch.stack([torch.as_tensor(v, dtype=torch.float64) for v in held])
             if how == "gather":
-                reduced[name] = torch.stack(held) if is_tensor else stack
+                reduced[name] = torch.stack(held if is_tensor else _numbers(held))
                 continue
-            value = self._centre(stack) * (1 if how == "mean" else self.replies)
-            reduced[name] = value.to(held[0].dtype) if is_tensor else float(value)
+            scale = 1 if how == "mean" else self.replies
+            flat = [v.reshape(-1) for v in (held if is_tensor else _numbers(held))]
+            # Some coordinates at a time: all replies at once, in float64 and sorted, are many.
+            pieces = zip(*(v.split(COORDINATES) for v in flat), strict=True)
+            found = [self._centre(torch.stack([v.double() for v in p])) * scale for p in pieces]
+            value = torch.cat(found) if found else torch.zeros(0)
+            reduced[name] = (
+                value.reshape(held[0].shape).to(held[0].dtype) if is_tensor else float(value)
+            )
         return rebuilt(self.cls, reduced)
 
     def _centre(self, stack: Tensor) -> Tensor:
@@ -118,6 +126,10 @@ class PrivateReducer:
             total = total / self.how.expected if how == "mean" else total
             reduced[name] = total.to(self._like[name])
         return rebuilt(self.cls, reduced)
+
+
+def _numbers(values: Sequence[float]) -> list[Tensor]:
+    return [torch.tensor(value, dtype=torch.float64) for value in values]
 
 
 def _flat(values: dict[str, Any]) -> Tensor:

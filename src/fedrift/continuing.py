@@ -69,6 +69,7 @@ def begin(
     folder.cut({} if point is None else point.lines)
     if point is None:
         return start, notes
+    notes += keeping.elsewhere(folder, point.round)
     record = load_folder(folder.path)
     return Progress(
         point.server,

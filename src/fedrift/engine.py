@@ -16,6 +16,7 @@ from torch import Tensor
 from fedrift.algorithm import Algorithm, Cohort
 from fedrift.backends.visit import Backend, Done, Evaluator, Pending
 from fedrift.checkpoint import Checkpoint
+from fedrift.errors import is_overflow
 from fedrift.exchange import Exchange, NoReply, Outcome, Shown
 from fedrift.flat import Vec, is_finite
 from fedrift.ledger import Cost, Entry
@@ -196,6 +197,10 @@ class Engine:
         except NoReply as nobody:
             self.store.discard()
             return progress.state, progress.buffers, tuple(able), bool(nobody.nonfinite)
+        except (RuntimeError, OverflowError) as error:
+            if not is_overflow(error):
+                raise
+            return progress.state, progress.buffers, tuple(able), True
         if once:
             progress.counted.update(cohort.clients)
         return new, cohort.buffers, tuple(able), False

@@ -22,3 +22,8 @@ def unknown(kind: str, value: str, known: Iterable[str]) -> InputError:
     close = difflib.get_close_matches(value.lower(), names, n=1, cutoff=CLOSE)
     hint = f": did you mean '{close[0]}'?" if close else ""
     return InputError(f"unknown {kind} '{value}'{hint} (known: {', '.join(names)})")
+
+
+def is_overflow(error: Exception) -> bool:
+    """A number went beyond what the run's precision holds: what Python or torch says of it."""
+    return isinstance(error, OverflowError) or "without overflow" in str(error)

@@ -1,4 +1,4 @@
-"""Which code of somebody's own a spec would import."""
+"""Which code of somebody's own a spec would import, and which machines it would give work to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ IN_PYTHON = "python"  # stands for data and model that were given as objects
 
 
 def foreign(spec: Spec) -> list[str]:
-    """`module:name` of the algorithm, the data, the model and the loss, where they are foreign."""
+    """`module:name` of the algorithm, the data, the model and the loss, where they are foreign.
+
+    So is a cluster by its address: whoever owns it sends pickled replies.
+    """
     found = catalogue.own_code(parse(spec.algorithm, "algorithm"))
     data = parse(spec.data, "data")
     found += [spec.data] if data.name not in DATA and spec.data != IN_PYTHON else []
@@ -20,4 +23,4 @@ def foreign(spec: Spec) -> list[str]:
         model = choose(spec.model)
         found += [] if model.attribute is None else [model.text]
     found += [spec.loss] if spec.loss is not None and spec.loss not in loss_names.NAMES else []
-    return found
+    return found + ([spec.backend] if spec.backend.startswith("ray:") else [])

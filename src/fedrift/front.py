@@ -155,7 +155,9 @@ def run(
     )
 
 
-def _appointed(analyse: str | During | None, out: str | Path | None) -> session.Appoint | None:
+def _appointed(
+    analyse: str | During | None, out: str | Path | None, observer: Observer | None = None
+) -> session.Appoint | None:
     """Who measures during the run; what is found goes to the run's folder."""
     if analyse is None:
         return None
@@ -163,7 +165,8 @@ def _appointed(analyse: str | During | None, out: str | Path | None) -> session.
         raise InputError(f"analyse='{analyse}' needs a folder for what it finds; give out")
     from fedrift.analysis.during import appointed
 
-    return appointed(during(analyse) if isinstance(analyse, str) else analyse)
+    plan = during(analyse) if isinstance(analyse, str) else analyse
+    return appointed(plan, getattr(observer, "measuring", None))
 
 
 def settled(algorithm: Entrant, given_: Mapping[str, Any]) -> session.Task:
@@ -236,7 +239,7 @@ def run_spec(
         workers=spec.workers,
         backend=spec.backend,
         out=folder,
-        appoint=_appointed(analyse, folder),
+        appoint=_appointed(analyse, folder, observer),
         profile=profile,
     )
     return following(

@@ -143,6 +143,33 @@ def environment(identity: str, notes: tuple[str, ...] = ()) -> dict[str, Any]:
     }
 
 
+DECISIVE = ("fedrift", "torch", "numpy", "python", "machine", "instructions")
+"""What of an environment may move the last bits of a result."""
+
+
+def moved(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+    """What has changed since a run began, in words."""
+    return tuple(
+        f"{name} was {before[name]!s:.40}, is {now[name]} now"
+        for name in DECISIVE
+        if name in before and before[name] != now[name]
+    )
+
+
+def elsewhere(folder: RunFolder, round: int) -> tuple[str, ...]:
+    """A note if a run goes on under other circumstances than before; its folder keeps them."""
+    known = read_file(folder.path / ENVIRONMENT) or {}
+    places = known.get("resumed")
+    past = [p for p in places if isinstance(p, dict)] if isinstance(places, list) else []
+    now = environment("")
+    changes = moved({**known, **(past[-1] if past else {})}, now)
+    if not changes:
+        return ()
+    place = {"after_round": round, **{name: now[name] for name in DECISIVE}}
+    folder.write_environment({**known, "resumed": [*past, place]})
+    return (f"{'; '.join(changes)}: the last bits may be others than without an interruption",)
+
+
 def identity(
     algorithm: Algorithm[Any, Any], problem: Problem, split: Split, settings: Mapping[str, Any]
 ) -> str:

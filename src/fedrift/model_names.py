@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fedrift.errors import InputError, unknown
 from fedrift.grammar import Named, number, parse
@@ -16,13 +17,29 @@ NAMES: dict[str, str] = {
     "niid-cnn": "conv 6 and conv 16 (5×5, pooled), FC 120 and 84 (NIID-Bench)",
     "resnet20": "ResNet-20 with 2-group GroupNorm and option-A shortcuts (GHBM)",
     "resnet18": "ResNet-18 with 2-group GroupNorm (FL-Simulator)",
+    "mobilenet-v2": "MobileNetV2 with BatchNorm; weights=FILE loads torchvision's (safetensors)",
+    "random-conv": "frozen random 6×6 filters, pooled to 4×4, and a linear layer (Fed3R)",
 }
+
+MOBILE_SIZE, RANDOM_FILTERS = 128, 64
 
 GRAMMAR: dict[str, str] = {
     **{name: name for name in NAMES},
     "mlp": "mlp[:hidden=200]",
     "resnet18": "resnet18[:stem=imagenet|cifar]",
+    "mobilenet-v2": f"mobilenet-v2[:weights=FILE,size={MOBILE_SIZE}]",
+    "random-conv": f"random-conv[:filters={RANDOM_FILTERS}]",
 }
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "mlp": ("hidden",),
+    "resnet18": ("stem",),
+    "mobilenet-v2": ("weights", "size"),
+    "random-conv": ("filters",),
+}
+
+LEAST = {"hidden": 1, "size": 32, "filters": 1}
+"""Options that are whole numbers, and the smallest that makes sense."""
 
 OWN = "package.module:Class"
 
@@ -75,20 +92,29 @@ def _own(named: Named) -> Choice:
 
 
 def _options(named: Named) -> dict[str, int | str]:
-    known = {"mlp": ("hidden",), "resnet18": ("stem",)}.get(named.name, ())
+    known = OPTIONS.get(named.name, ())
     options: dict[str, int | str] = {}
     for key, text in named.options.items():
         if not known:
             raise InputError(f"model '{named}': {named.name} has no option '{key}'; remove it")
         if key not in known:
             raise unknown(f"option of {named.name}", key, known)
-        if key == "hidden":
-            options[key] = number(text, "option hidden of mlp", kind=int, low=1)
+        if key in LEAST:
+            field = f"option {key} of {named.name}"
+            options[key] = number(text, field, kind=int, low=LEAST[key])
+        elif key == "weights":
+            options[key] = _file(text, named.name)
         elif text in STEMS:
             options[key] = text
         else:
             raise InputError(f"option stem of resnet18 must be imagenet or cifar, not '{text}'")
     return options
+
+
+def _file(text: str, model: str) -> str:
+    if not Path(text).expanduser().is_file():
+        raise InputError(f"option weights of {model}: there is no file '{text}'; give its path")
+    return str(Path(text).expanduser())
 
 
 def side_after(side: int, padding: int) -> int:
@@ -104,6 +130,8 @@ def fits(name: str, input_shape: tuple[int, ...]) -> bool:
         return len(input_shape) >= 1 and min(input_shape) >= 1
     if len(input_shape) != 3 or min(input_shape) < 1:
         return False
+    if name == "mobilenet-v2":
+        return input_shape[0] in (1, 3)
     if name not in CONV_PADDING:
         return True
     return min(side_after(side, CONV_PADDING[name]) for side in input_shape[1:]) >= 1
@@ -121,6 +149,8 @@ def check_shape(name: str, input_shape: tuple[int, ...]) -> None:
         needs += f", of at least {smallest}×{smallest} pixels"
     elif name in ("logistic", "mlp"):
         needs = "at least one feature"
+    elif name == "mobilenet-v2":
+        needs += ", of 1 or 3 channels"
     raise InputError(
         f"model '{name}' needs {needs}, but a sample's shape is {shape}"
         + (f"; models that fit: {others}" if others else "")

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from fedrift import model_names, own_code
 from fedrift.errors import InputError
+from fedrift.mobilenet import Scale, mobilenet_v2
 from fedrift.model_names import CONV_PADDING, side_after
+from fedrift.random_convolutions import RandomConvolutions
 from fedrift.resnet import resnet18, resnet20
 
 
@@ -106,17 +108,27 @@ NAMES: dict[str, ModelEntry] = {
     "niid-cnn": ModelEntry(_conv_net("niid-cnn", (6, 16), 120, 84), model_names.NAMES["niid-cnn"]),
     "resnet20": ModelEntry(resnet20, model_names.NAMES["resnet20"]),
     "resnet18": ModelEntry(resnet18, model_names.NAMES["resnet18"]),
+    "mobilenet-v2": ModelEntry(mobilenet_v2, model_names.NAMES["mobilenet-v2"]),
+    "random-conv": ModelEntry(RandomConvolutions, model_names.NAMES["random-conv"]),
 }
 
 
-def factory(text: str, input_shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
-    """A picklable function that builds the named model for samples of this shape."""
+def factory(
+    text: str, input_shape: tuple[int, ...], classes: int, data: Scale | None = None
+) -> Callable[[], nn.Module]:
+    """A picklable function that builds the named model for samples of this shape.
+
+    data: mean and deviation the samples were normalised with, for weights that expect others.
+    """
     if classes < 1:
         raise InputError(f"model '{text}' needs at least 1 class, not {classes}")
     shape = tuple(int(side) for side in input_shape)
     choice = model_names.choose(text, shape)
     if choice.attribute is None:
-        return partial(NAMES[choice.name].make, shape, classes, **choice.options)
+        options: dict[str, Any] = dict(choice.options)
+        if choice.name == "mobilenet-v2":
+            options["data"] = data
+        return partial(NAMES[choice.name].make, shape, classes, **options)
     _arguments(choice.text, _load(choice.name, choice.attribute), shape, classes)
     return partial(build_own, choice.name, choice.attribute, shape, classes)
 

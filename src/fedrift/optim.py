@@ -12,6 +12,8 @@ from torch import Tensor
 from fedrift.flat import Vec
 from fedrift.messages import shaped, state
 
+SMALLEST = 1e-30  # rate that a schedule comes down to
+
 
 @state
 class OptState:
@@ -191,7 +193,7 @@ class Staircase:
 
 @dataclass(frozen=True)
 class Cosine:
-    """From lr towards lr·floor over `total` rounds; never 0, since formulas divide by the rate."""
+    """From lr towards lr·floor over `total` rounds."""
 
     lr: float
     total: int
@@ -203,12 +205,12 @@ class Cosine:
 
 
 def rate(lr: float | Schedule, round: int, step: int = 0) -> float:
-    """The client rate of a round."""
-    return float(lr) if isinstance(lr, (int, float)) else lr.at(round, step)
+    """The client rate of a round; a schedule never reaches 0, since formulas divide by the rate."""
+    return float(lr) if isinstance(lr, (int, float)) else max(lr.at(round, step), SMALLEST)
 
 
 def rates_of(lr: float | Schedule, round: int, done: int, steps: int) -> list[float]:
     """The client rates of a visit, whose optimizer has made some steps before."""
     if isinstance(lr, (int, float)):
         return [float(lr)] * steps
-    return [lr.at(round, done + k) for k in range(steps)]
+    return [rate(lr, round, done + k) for k in range(steps)]

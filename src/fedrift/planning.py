@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from fedrift import backends
@@ -19,16 +18,17 @@ from fedrift.errors import InputError, unknown
 from fedrift.experiment import Spec
 from fedrift.faults import Faults
 from fedrift.flat import count
+from fedrift.memory import Work, client_methods, few_samples
 from fedrift.participation import Participation
 from fedrift.problem import Problem
 from fedrift.rounds import Plan
 from fedrift.shared import tensor_digest
 from fedrift.site import Augment
-from fedrift.store import States
+from fedrift.store import States, Store
 
 WORTH_WORKERS = 3.0  # seconds of work below which starting workers costs more than they save
 KINDS = ("auto", "in-process", "processes", "wire", "ray")
-PROCESS_BYTES = 160 << 20  # what an idle process with torch holds for itself
+LOOKED_AT = 100  # clients, to see whether their visits differ in length
 
 UserMetric = Callable[[Any, Any], Any]
 
@@ -103,9 +103,8 @@ def workers_for(task: Task, workers: int | str, kind: str) -> int:
 
 def _seconds(task: Task) -> float:
     """A guess at the time the whole run would take in one process."""
-    biggest = int(task.split.sizes.argmax())
-    size = min(32, int(task.split.sizes[biggest]))
-    batch = task.split.view(biggest).batch(np.arange(size))
+    batch = few_samples(task.split, 32)
+    size = count(batch[0])
     model = task.problem.model
     model.module.eval()  # moves no running statistics
     model.w.copy_(task.problem.w0)
@@ -138,21 +137,28 @@ def plan(
     task: Task, store: States, workers: int, resumed_from: int, said: tuple[str, ...] = ()
 ) -> Plan:
     """What the run will hold in memory and on disk."""
-    vector = task.problem.w0.nbytes
-    data = sum(t.nbytes for t in _leaves((task.split.x, task.split.y, task.test)))
-    cohort = task.participation.size
-    state = store.row_bytes()
-    server = 12 * vector
-    memory = PROCESS_BYTES * (workers + 1) + data * (2 if workers else 1) + server
-    memory += max(1, workers) * 10 * vector
+    who = task.participation
+    some = {cost_of(task)(c, 0) for c in range(min(len(task.split), LOOKED_AT))}
+    robust = None if task.aggregation is None else task.aggregation.robust
+    work = Work(
+        task.algorithm,
+        task.problem,
+        task.split,
+        task.test,
+        cohort=who.size,
+        workers=workers,
+        is_equal=len(some) == 1,
+        robust=robust,
+        is_here=isinstance(store, Store) and task.problem.device == "cpu",
+    )
     return Plan(
         parameters=task.problem.layout.size,
         clients=task.problem.population,
         samples=int(task.split.sizes.sum()),
-        cohort=cohort,
+        cohort=who.size,
         workers=workers,
-        memory_bytes=memory,
-        disk_bytes=state * rows_of(task),
+        memory_bytes=work.total(),
+        disk_bytes=store.row_bytes() * rows_of(task),
         resumed_from=resumed_from,
         notes=(*task.notes, *said),
     )
@@ -170,7 +176,8 @@ def rows_of(task: Task) -> int:
         came = min(float(len(who.everybody())), who.size * rounds)
     again = max(0.0, who.size * rounds - came)
     window = ROUNDS_HELD * who.size * came / who.population
-    return math.ceil(came + who.size + min(again, window, 2 * came))
+    exchanges = sum(1 for _ in client_methods(task.algorithm))  # each writes rows of its own
+    return math.ceil(came + who.size * exchanges + min(again, window, 2 * came))
 
 
 def _leaves(tree: Any) -> list[Tensor]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -82,10 +84,24 @@ def replace_bytes(path: Path, content: bytes) -> None:
         raise
 
 
+LARGEST = 2 << 30  # bytes; a run's lines are far fewer
+
+
+def read_plain(path: Path, most: int = LARGEST) -> bytes:
+    """The bytes of a plain file; a pipe or a device, which may never end, is an OSError."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        there = os.fstat(file.fileno())
+        if not stat.S_ISREG(there.st_mode):
+            raise OSError(errno.EINVAL, "it is not a plain file")
+        if there.st_size > most:
+            raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes")
+        return file.read()
+
+
 def read_file(path: Path) -> Record | None:
     """One record; None if there is no such file."""
     try:
-        found = load(path.read_text(encoding="utf-8"))
+        found = load(read_plain(path).decode("utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -98,7 +114,7 @@ def read_file(path: Path) -> Record | None:
 def read_lines(path: Path) -> tuple[list[Record], bool]:
     """The records of a file, and whether its last line was torn (and is left out)."""
     try:
-        whole, _, tail = path.read_bytes().rpartition(b"\n")
+        whole, _, tail = read_plain(path).rpartition(b"\n")
     except FileNotFoundError:
         return [], False
     except OSError as error:

@@ -70,11 +70,18 @@ def remove_beginnings(path: Path) -> None:
 
 def check_own(path: Path) -> None:
     """Refuses a folder with links or devices in it: through them a run would write elsewhere."""
-    for place in (path, path / "clients", path / ANALYSIS):
-        for entry in place.iterdir() if place.is_dir() else ():
-            is_folder = stat.S_ISDIR(entry.lstat().st_mode) and entry.name in ("clients", ANALYSIS)
-            if not (stat.S_ISREG(entry.lstat().st_mode) or (is_folder and place == path)):
-                raise InputError(f"'{entry}' is not a plain file of a run; remove it first")
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    try:
+        for place, folders, files in os.walk(path, onerror=fail):
+            for entry in (Path(place) / name for name in (*folders, *files)):
+                mode = entry.lstat().st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    raise InputError(f"'{entry}' is not a plain file of a run; remove it first")
+    except OSError as error:
+        raise InputError(f"'{error.filename}' cannot be read: {error.strerror}") from None
 
 
 def crc_of(path: Path, most: int | None = None) -> tuple[int, int]:

@@ -152,5 +152,7 @@ def skeleton(tree: Any) -> Any:
 def tensor_digest(x: Tensor) -> str:
     """Short hash of a tensor's shape, sum and a few hundred rows: hashing all takes seconds."""
     few = x[:: max(1, len(x) // 256)].contiguous().cpu().numpy()
-    total = x.sum(dtype=torch.float64 if x.is_floating_point() else torch.int64).item()
+    kind = torch.float64 if x.is_floating_point() else torch.int64
+    # Some samples at a time: summed at once, they would be copied in that type.
+    total = sum(part.sum(dtype=kind).item() for part in x.split(1024)) if x.dim() else x.item()
     return hashlib.sha256(repr((tuple(x.shape), total)).encode() + few.tobytes()).hexdigest()[:16]

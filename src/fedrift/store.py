@@ -21,6 +21,8 @@ from fedrift.problem import Problem
 from fedrift.rows import RowLayout, Rows
 from fedrift.shared import anonymous_file, grow
 
+MOST_MORE = 64 << 20  # bytes by which a file grows at once
+
 
 class Table:
     """The states of one algorithm's clients: which slot is whose, and which are free."""
@@ -53,8 +55,8 @@ class Table:
         if self._free:
             return self._free.pop()
         if self.high >= self.rows.holds():
-            room = max(self.high + 1, min(2 * self.high, self.high + 64))
-            grow(self.rows.descriptor, room * self.rows.layout.nbytes)
+            more = max(1, min(self.high, 64, MOST_MORE // self.rows.layout.nbytes))
+            grow(self.rows.descriptor, (self.high + more) * self.rows.layout.nbytes)
         self.high += 1
         return self.high - 1
 

@@ -41,7 +41,8 @@ def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task
         whole = Split(x, y, (), scheme, lazy.make, lazy.sizes)
     test = held.of(data.x_test, kind, floats), held.of(data.y_test, kind)
     black = tuple(-m / s for m, s in zip(data.mean, data.std, strict=True))
-    make = models.factory(ready.model, ready.x.shape[1:], data.classes)
+    was = (data.mean, data.std) if data.mean else None
+    make = models.factory(ready.model, ready.x.shape[1:], data.classes, was)
     remarks = checks.gaps(data.y, data.classes)
     return of_split(replace(spec, model=ready.model), make, whole, test, black, remarks)
 

@@ -18,7 +18,7 @@ from greenlet import getcurrent, greenlet
 
 from fedrift.chain import Chain, chain_of
 from fedrift.data.resident import whole
-from fedrift.errors import InputError
+from fedrift.errors import InputError, is_overflow
 from fedrift.problem import Problem
 from fedrift.requests import Kind, Meet, Request, Trained, kind_of, room_of
 from fedrift.stacked import train
@@ -62,7 +62,12 @@ class Together:
     def alone(self, request: Request) -> Trained | None:
         """Train one request, as a stack of one; None if it cannot be."""
         kind = self._kind(request)
-        return None if kind is None else self._trained([(kind, request)])[0]
+        if kind is None:
+            return None
+        trained = self._trained([(kind, request)])[0]
+        if isinstance(trained, Exception):
+            raise trained
+        return trained
 
     def run(self, visits: Sequence[Callable[[Meet], T]]) -> list[T]:
         """The results of visits, in their order; they are begun and ended in it too."""
@@ -74,7 +79,8 @@ class Together:
         grad = torch.is_grad_enabled()
 
         def go(i: int, given: Any) -> None:
-            said = running[i].switch(given)
+            failed = isinstance(given, Exception)
+            said = running[i].throw(given) if failed else running[i].switch(given)
             if torch.is_grad_enabled() != grad:  # it stopped inside a context of its own
                 torch.set_grad_enabled(grad)
             if running[i].dead:
@@ -146,18 +152,24 @@ class Together:
                 self._known[id(held)] = known
         return known[1]
 
-    def _trained(self, asked: Sequence[Asked]) -> list[Trained]:
+    def _trained(self, asked: Sequence[Asked]) -> list[Trained | Exception]:
+        """What came of each; a number beyond the precision is for the visit to deal with."""
         kinds: dict[int, list[int]] = {}
         for i, (kind, _) in enumerate(asked):
             kinds.setdefault(kind, []).append(i)
-        done: dict[int, Trained] = {}
+        done: dict[int, Trained | Exception] = {}
         for places in kinds.values():
             places.sort(key=lambda i: -len(asked[i][1].rates))  # alike in length, little to wait
             cuts = np.linspace(0, len(places), -(-len(places) // self._width) + 1).astype(int)
             for begin, end in itertools.pairwise(cuts.tolist()):
                 some = places[begin:end]
-                made = train(self._chain, self._problem.layout, [asked[i][1] for i in some])
-                done.update(zip(some, made, strict=True))
+                try:
+                    made = train(self._chain, self._problem.layout, [asked[i][1] for i in some])
+                    done.update(zip(some, made, strict=True))
+                except (RuntimeError, OverflowError) as error:
+                    if not is_overflow(error):
+                        raise
+                    done |= dict.fromkeys(some, error)
         return [done[i] for i in range(len(asked))]
 
 

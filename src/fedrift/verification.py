@@ -99,11 +99,6 @@ def compared(
 
 
 def _hints(record: RunRecord) -> tuple[str, ...]:
-    from fedrift.keeping import environment
+    from fedrift.keeping import environment, moved
 
-    now = environment("")
-    return tuple(
-        f"{name} was {record.environment[name]}, is {now[name]} now"
-        for name in ("fedrift", "torch", "numpy", "python", "machine", "instructions")
-        if name in record.environment and record.environment[name] != now[name]
-    )
+    return moved(record.environment, environment(""))

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedrift.analysis.patience import Unwatched, Watch
 from fedrift.analysis.rehearsal import Visited, rehearse
 from fedrift.errors import InputError
 from fedrift.exchange import Shown
-from fedrift.flat import Batch, FlatModel, Vec, count, take
+from fedrift.flat import Batch, FlatModel, Vec, count, map_tree, take
 from fedrift.planning import Task
 from fedrift.problem import Problem
 from fedrift.records import Record
@@ -24,6 +25,8 @@ from fedrift.streams import stream
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+PATIENCE = 1000  # rounds that are looked ahead for one in which somebody takes part
+
 Draw = Callable[["Figure"], None]
 """Draws on an empty figure with constrained layout."""
 DrawTogether = Callable[["Figure", Mapping[str, Record]], None]
@@ -32,23 +35,6 @@ DrawTogether = Callable[["Figure", Mapping[str, Record]], None]
 
 class NotMeasured(Exception):
     """This run has nothing of the kind that was to be measured; the message says why."""
-
-
-class Watch(Protocol):
-    """Is told before a long piece of work how long it may take, and after every step of it."""
-
-    def begin(self, what: str, steps: int, seconds: float) -> None: ...
-    def step(self) -> None: ...
-
-
-class Unwatched:
-    """Nobody looks."""
-
-    def begin(self, what: str, steps: int, seconds: float) -> None:
-        return None
-
-    def step(self) -> None:
-        return None
 
 
 @dataclass(frozen=True)
@@ -158,10 +144,24 @@ class Case:
     def pooled(self, limit: int = 0) -> Batch:
         """The samples of all clients, or `limit` of them."""
         split = self.task.split
+        if split.make is not None:
+            return self._gathered(limit)
         index = np.sort(np.concatenate(split.parts))
         chosen = _chosen(len(index), limit, "train sample")
         where = torch.from_numpy(index if chosen is None else index[chosen])
         return take(split.x, where), take(split.y, where)
+
+    def _gathered(self, limit: int) -> Batch:
+        """The samples of clients in random order until there are enough; made as they are read."""
+        split, parts, number = self.task.split, list[Batch](), 0
+        for client in stream(0, "train sample").permutation(len(split)).tolist():
+            if split.sizes[client]:
+                parts.append(split.view(client).batch(None))
+                number += int(split.sizes[client])
+            if 0 < limit <= number:
+                break
+        whole = map_tree(lambda *tensors: torch.cat(tensors), *parts)
+        return take(whole, slice(0, limit or None))
 
     def client(self, client: int, limit: int = 0) -> Batch:
         """The samples of one client, or `limit` of them."""
@@ -181,24 +181,38 @@ class Case:
         drawn = who.draw(self.round, self.task.seed)
         if not drawn and who.schedule:
             drawn = who.schedule[-1]
+        later = self.round
+        while not drawn and later < self.round + PATIENCE:  # nobody may have thrown heads
+            later += 1
+            drawn = who.draw(later, self.task.seed)
         return tuple(c for c in drawn if sizes[c])
 
     def few(self, limit: int) -> tuple[int, ...]:
         """At most `limit` clients of the cohort."""
         return self.cohort[:limit] if limit else self.cohort
 
-    def trained(self, clients: Sequence[int]) -> dict[int, Visited]:
+    def trained(self, clients: Sequence[int], watch: Watch | None = None) -> dict[int, Visited]:
         """Local models of these clients after the coming round's work, computed once."""
         key = tuple(sorted(clients))
         if key not in self._trained:
             if self.state is None:
                 raise NotMeasured("its checkpoint is missing, so clients cannot be trained from it")
-            found = rehearse(self.task, self.state, self.buffers, self.store, self.round, key)
+            if watch is not None:
+                watch.begin("local models", len(key), self._pace() * len(key))
+            found = rehearse(
+                self.task, self.state, self.buffers, self.store, self.round, key, watch
+            )
             if not found:
                 kind = type(self.task.algorithm).__name__
                 raise NotMeasured(f"{kind} trains no local models in the coming round")
             self._trained[key] = found
         return self._trained[key]
+
+    def _pace(self) -> float:
+        """Seconds that the run took for a client and round; 0 if it did not tell."""
+        last = self.history[-1] if self.history else {}
+        visits = last.get("round", 0) * len(last.get("cohort") or ())
+        return float(last.get("seconds") or 0.0) / visits if visits else 0.0
 
 
 def _chosen(n: int, limit: int, purpose: str) -> np.ndarray | None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedrift.analysis.patience import Unwatched, Watch
 from fedrift.flat import FlatModel, Inputs, Vec, count, take
 
 CHUNK = 250
@@ -44,9 +45,11 @@ def layers(model: FlatModel) -> list[str]:
 
 
 @torch.no_grad()
-def grams(model: FlatModel, w: Vec, x: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
+def grams(
+    model: FlatModel, w: Vec, x: Inputs, names: Sequence[str], watch: Watch | None = None
+) -> dict[str, Tensor]:
     """The Gram matrix of every layer's output for the inputs, in evaluation mode."""
-    caught: dict[str, list[Tensor]] = {}
+    watch, caught = watch or Unwatched(), dict[str, list[Tensor]]()
 
     def keep(name: str, output: object) -> None:
         if isinstance(output, Tensor):
@@ -62,6 +65,7 @@ def grams(model: FlatModel, w: Vec, x: Inputs, names: Sequence[str]) -> dict[str
     try:
         for start in passes:
             model.logits(w, take(x, slice(start, start + CHUNK)))
+            watch.step()
     finally:
         for hook in hooks:
             hook.remove()

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedrift.analysis.patience import Unwatched, Watch
 from fedrift.exchange import Shown
 from fedrift.flat import Batch, FlatModel, count, take
 from fedrift.problem import Problem
@@ -72,12 +73,24 @@ def _mean(values: Floats) -> float:
     return float(values.mean()) if values.size else float("nan")
 
 
-def outputs(model: FlatModel, shown: Shown, data: Batch) -> tuple[Floats, npt.NDArray[np.int64]]:
+def is_labelled(target: object) -> bool:
+    """One class for each sample: not one for each position, not several, not values."""
+    return isinstance(target, torch.Tensor) and target.dim() == 1 and not target.is_floating_point()
+
+
+def passes(data: Batch) -> int:
+    """Steps that `outputs` takes for one model."""
+    return -(-count(data[0]) // CHUNK)
+
+
+def outputs(
+    model: FlatModel, shown: Shown, data: Batch, watch: Watch | None = None
+) -> tuple[Floats, npt.NDArray[np.int64]]:
     """Logits of all samples and what is predicted from them; the model stands ready."""
-    parts = [
-        model.logits(shown.w, take(data[0], slice(start, start + CHUNK)))
-        for start in range(0, count(data[0]), CHUNK)
-    ]
+    watch, parts = watch or Unwatched(), list[torch.Tensor]()
+    for start in range(0, count(data[0]), CHUNK):
+        parts.append(model.logits(shown.w, take(data[0], slice(start, start + CHUNK))))
+        watch.step()
     logits = torch.cat(parts)
     masked = logits
     if shown.allowed is not None:

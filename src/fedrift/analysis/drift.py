@@ -10,6 +10,8 @@ import torch
 
 from fedrift.flat import Vec, cosine, dot, norm
 
+BLOCK = 1 << 16  # weights
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -45,9 +47,19 @@ def geometry(updates: Sequence[Vec], weights: Sequence[float]) -> Geometry:
     return Geometry(
         distances=tuple(float(norm(u)) for u in updates),
         to_average=tuple(float(cosine(u, average)) for u in updates),
-        pairs=tuple(tuple(float(cosine(u, v)) for v in updates) for u in updates),
+        pairs=tuple(map(tuple, _cosines(updates))),
         length=float(norm(average)),
     )
+
+
+def _cosines(updates: Sequence[Vec]) -> list[list[float]]:
+    """Of every two; 0 with a vector of zeros. Block by block: all in float64 would not fit."""
+    total = torch.zeros(len(updates), len(updates), dtype=torch.float64)
+    for start in range(0, updates[0].numel(), BLOCK):
+        part = torch.stack([u[start : start + BLOCK] for u in updates]).double().cpu()
+        total += part @ part.T
+    lengths = total.diagonal().sqrt()
+    return (total / torch.outer(lengths, lengths).clamp_min(1e-24)).tolist()
 
 
 def _average(vectors: Sequence[Vec], weights: Sequence[float]) -> Vec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from fedrift.analysis.drift import Running
 from fedrift.analysis.examine import keep
 from fedrift.analysis.folder import ROUNDS, keep_weights, observed, place
 from fedrift.analysis.measures import MEASURES
+from fedrift.analysis.patience import Unwatched, Watch
 from fedrift.examinations import PLAN, During
 from fedrift.exchange import Exchange, Shown
 from fedrift.flat import Vec
@@ -35,25 +36,47 @@ BRIEF = Options(images=500, clients=3, curved=0, steps=30)
 """A run must not wait long for what is measured on the way."""
 
 
-def appointed(plan: During) -> Appoint:
+def appointed(plan: During, watch: Watch | None = None) -> Appoint:
     """What `session.execute` calls when everything else stands."""
-    return partial(_begin, plan)
+    return partial(_begin, plan, watch or Unwatched())
 
 
-def _begin(plan: During, task: Task, store: Store, folder: Path | None, start: Progress) -> Analyst:
+def _begin(
+    plan: During, watch: Watch, task: Task, store: Store, folder: Path | None, start: Progress
+) -> Analyst:
     if folder is None:
         raise ValueError("a run without a folder cannot keep what is measured")
-    return Watcher(plan, task, store, folder, start)
+    return Watcher(plan, task, store, folder, start, watch)
+
+
+@dataclass(frozen=True)
+class _InRound:
+    """Says of which round it is that something is measured."""
+
+    watch: Watch
+    round: int
+
+    def begin(self, what: str, steps: int, seconds: float) -> None:
+        self.watch.begin(f"{what} after round {self.round}", steps, seconds)
+
+    def step(self) -> None:
+        self.watch.step()
 
 
 class Watcher:
     """Writes one line to `analysis/rounds.jsonl` for every round it looks at."""
 
     def __init__(
-        self, plan: During, task: Task, store: Store, folder: Path, progress: Progress
+        self,
+        plan: During,
+        task: Task,
+        store: Store,
+        folder: Path,
+        progress: Progress,
+        watch: Watch,
     ) -> None:
         self.plan, self.task, self.store, self.folder = plan, task, store, folder
-        self.progress = progress
+        self.progress, self._watch = progress, watch
         self._running: dict[int, Running] = {}
         counts = keeping.clients(task.split, task.problem.classes)["counts"]
         self._counts = None if counts is None else np.array(counts, np.float64)
@@ -89,11 +112,12 @@ class Watcher:
             views = self.task.problem.layout.views(report.weights)
             keep_weights(self.folder, report.round, self.task.problem.layout.names, views)
             return {}
-        case = self._case(report)
+        case, watch = self._case(report), _InRound(self._watch, report.round)
         if what == "gradients":
-            return against_gradients(case, report.cohort, report.weights)
+            watch.begin("client gradients", len(report.cohort), 0.0)
+            return against_gradients(case, report.cohort, report.weights, watch.step)
         try:
-            return MEASURES[what](case, BRIEF).numbers
+            return MEASURES[what](case, replace(BRIEF, watch=watch)).numbers
         except NotMeasured as reason:
             return {"not_measured": str(reason)}
 

@@ -14,14 +14,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedrift.analysis.case import Unwatched, Watch
+from fedrift.analysis.case import NotMeasured
 from fedrift.analysis.objective import Objective
-from fedrift.flat import Vec, dot, norm
+from fedrift.analysis.patience import Unwatched, Watch
+from fedrift.flat import Vec, dot, is_finite, norm
+from fedrift.pictures.spectrum import smoothed
 from fedrift.streams import stream
 
 Floats = npt.NDArray[np.float64]
 TOLERANCE = 1e-3  # relative, of an eigenvalue
 PRODUCTS = 45  # that the top five usually take, for estimates of time
+RESTARTS = 40  # of ARPACK at most, some 15 products each
 BASIS_BYTES = 1 << 30  # that the Lanczos vectors may take together
 BREAKDOWN = 1e-10  # relative: the Krylov space is exhausted
 
@@ -40,15 +43,7 @@ class Density:
 
     def curve(self, points: int = 400, width: float | None = None) -> tuple[Floats, Floats]:
         """The density smoothed by Gaussians, on a grid that covers all nodes."""
-        low, high = min(n.min() for n in self.nodes), max(n.max() for n in self.nodes)
-        span = max(high - low, 1e-12)
-        sigma = width if width is not None else span / 100
-        grid = np.linspace(low - 4 * sigma, high + 4 * sigma, points)
-        total = np.zeros(points)
-        for nodes, weights in zip(self.nodes, self.weights, strict=True):
-            bells = np.exp(-0.5 * ((grid[:, None] - nodes) / sigma) ** 2)
-            total += bells @ weights / (sigma * np.sqrt(2 * np.pi))
-        return grid, total / len(self.nodes)
+        return smoothed(self.nodes, self.weights, width, points)
 
 
 def _rademacher(size: int, probe: int, like: Vec) -> Vec:
@@ -67,14 +62,17 @@ def dense(product: Callable[[Vec], Vec], like: Vec) -> Floats:
 def top_eigenvalues(
     objective: Objective, w: Vec, k: int = 5, watch: Watch | None = None
 ) -> list[float]:
-    """The k eigenvalues of largest size, with their signs, the largest first."""
-    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+    """The k eigenvalues of largest size, with their signs, the largest first.
+
+    There may be fewer: what has not converged after many restarts is left out.
+    """
+    from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigsh
 
     watch, size = watch or Unwatched(), objective.size
     krylov = max(2 * k + 1, 20)
 
     def apply(v: Vec) -> Vec:
-        made = objective.product(w, v)
+        made = _product(objective, w, v)
         watch.step()
         return made
 
@@ -89,12 +87,23 @@ def top_eigenvalues(
         start = stream(0, "eigenvalues").standard_normal(size)
         matrix = LinearOperator((size, size), product, dtype=np.float64)  # type: ignore[call-arg]
         try:
-            options: dict[str, Any] = {"which": "LM", "tol": TOLERANCE}
+            options: dict[str, Any] = {"which": "LM", "tol": TOLERANCE, "maxiter": RESTARTS}
             found = eigsh(matrix, k, v0=start, return_eigenvectors=False, **options)
         except ArpackNoConvergence as partly:
             found = partly.eigenvalues
+        except ArpackError:  # nowhere to go from the start vector: nothing is curved
+            if product(start).any():
+                raise
+            found = np.zeros(k)
     order = np.argsort(-np.abs(found), kind="stable")
     return [float(x) for x in np.asarray(found)[order][:k]]
+
+
+def _product(objective: Objective, w: Vec, v: Vec) -> Vec:
+    made = objective.product(w, v)
+    if not is_finite(made):
+        raise NotMeasured("the curvature of its loss is infinite or not a number")
+    return made
 
 
 def lanczos_steps(size: int, steps: int, like: Vec) -> int:
@@ -131,7 +140,7 @@ def _lanczos(
     beside: list[float] = []
     for j in range(steps):
         basis[j] = v
-        r = objective.product(w, v)
+        r = _product(objective, w, v)
         watch.step()
         diagonal.append(float(dot(r, v)))
         known = basis[: j + 1]
@@ -154,7 +163,7 @@ def trace(
     values: list[float] = []
     for probe in range(probes):
         v = _rademacher(objective.size, 1000 + probe, w)
-        values.append(float(dot(v, objective.product(w, v))))
+        values.append(float(dot(v, _product(objective, w, v))))
         watch.step()
     return _mean(values)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedrift import metrics
-from fedrift.analysis.case import Unwatched, Watch
+from fedrift.analysis.patience import Unwatched, Watch
 from fedrift.backends.visit import Evaluator
 from fedrift.errors import InputError
 from fedrift.exchange import Shown

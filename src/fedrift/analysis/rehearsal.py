@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedrift.algorithm import Cohort, owner_of
+from fedrift.analysis.patience import Unwatched, Watch
 from fedrift.backends.visit import Call, Fold, Visitor
 from fedrift.exchange import Exchange, NoReply, Outcome
 from fedrift.flat import Vec
@@ -42,11 +44,12 @@ def rehearse(
     store: Store | None,
     round: int,
     clients: Sequence[int],
+    watch: Watch | None = None,
 ) -> dict[int, Visited]:
     """Local models of the clients that trained in the round; empty if none did."""
     from fedrift.session import one_thread
 
-    stage = _Stage(task, store, task.algorithm.model(state))
+    stage = _Stage(task, store, task.algorithm.model(state), watch or Unwatched())
     cohort = Cohort(
         task.algorithm,
         task.problem,
@@ -67,12 +70,13 @@ def rehearse(
 class _Stage:
     """Delivers exchanges in this process. What clients would keep is held until the end."""
 
-    def __init__(self, task: Task, store: Store | None, model: Vec) -> None:
-        self.task, self._model = task, model
+    def __init__(self, task: Task, store: Store | None, model: Vec, watch: Watch) -> None:
+        self.task, self._model, self._watch = task, model, watch
         self.visited: dict[int, Visited] = {}
         alone = replace(task.problem, stack="off")  # so that the bound vector tells where it ended
         self._visitor = Visitor(task.algorithm, alone, task.split, task.augment)
         self._store = store or Store(task.algorithm, task.problem)
+        self._start: Vec | None = None
         self._kept: dict[tuple[str, int], Any] = {}
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
@@ -92,6 +96,8 @@ class _Stage:
                     seen = self._seen(problem, client, reply.buffers, reply.work.steps)
                     before = self.visited.get(client, seen)
                     self.visited[client] = replace(seen, start=before.start)
+            if reply.work.steps:
+                self._watch.step()
         return fold.outcome()
 
     def _seen(
@@ -99,11 +105,14 @@ class _Stage:
     ) -> Visited:
         # training binds the model's vector: it stands where the last local step has left it
         step, whole = problem.step, self.task.problem
-        start, w = step.start.clone(), step.w.clone()
+        start, w = step.start, step.w.clone()
         if problem.layout != whole.layout:
             start, w = (_embedded(v, problem, whole, self._model) for v in (start, w))
+        # most algorithms send the same model to all: it is kept once
+        if self._start is None or not torch.equal(self._start, start):
+            self._start = start.clone()
         n = int(self.task.split.sizes[client])
-        return Visited(client, n, start, w, buffers, steps)
+        return Visited(client, n, self._start, w, buffers, steps)
 
 
 def _embedded(part: Vec, problem: Problem, whole: Problem, model: Vec) -> Vec:

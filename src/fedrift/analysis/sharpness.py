@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedrift.analysis.case import Unwatched, Watch
 from fedrift.analysis.objective import Objective
+from fedrift.analysis.patience import Unwatched, Watch
 from fedrift.flat import Layout, Vec, norm
 from fedrift.streams import stream
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedrift.algorithm import Algorithm, local_of, owner_of, resolve
 from fedrift.backends.corruption import corrupted
+from fedrift.errors import is_overflow
 from fedrift.exchange import Exchange, Outcome, Shown
 from fedrift.faults import Trouble
 from fedrift.flat import count, is_finite, take
@@ -189,7 +190,12 @@ class Visitor:
         private, mine, is_away = caller.private, caller.mine, problem.device != "cpu"
         if is_away:  # server, messages and states are the host's; only training is elsewhere
             down, private, mine = (placed(v, problem.device) for v in (down, private, mine))
-        up, new = method(site, down, mine, *(() if private is None else (private,)))
+        try:
+            up, new = method(site, down, mine, *(() if private is None else (private,)))
+        except (RuntimeError, OverflowError) as error:
+            if not is_overflow(error):
+                raise
+            return Reply(None, caller.mine, (), site.work, is_finite=False)
         if is_away:
             up, new = placed(up, "cpu"), placed(new, "cpu")
         if trouble is not None and trouble.how is not None and client in trouble.corrupted:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedrift.cli.resume import TRUST
 from fedrift.errors import InputError
 from fedrift.examinations import WHAT, wanted
 
@@ -48,6 +49,9 @@ def analyse(
     data_dir: Annotated[
         str | None, _flag(LOOK, "Where data files are looked for first.", "FOLDER")
     ] = None,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help=TRUST, rich_help_panel=LOOK)
+    ] = False,
     figures: Annotated[str, _flag(OUTPUT, "Formats of the figures.", "svg,png,pdf")] = "svg,png",
     out: Annotated[
         Path | None,
@@ -77,7 +81,7 @@ def analyse(
         raise InputError("name the runs: run folders, comparison folders, or folders of these")
     names = tuple(WHAT) if what.strip() == "all" else wanted(what)
     endings = _endings(figures)
-    folders, beside = named_runs(runs)
+    folders, beside = named_runs(runs, trust_code)
     numbers = _numbers(locals())
     if data not in ("train", "test"):
         raise InputError(f"data must be train or test, not '{data}'")

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedrift import results
+from fedrift.cli.start import check_trust
 from fedrift.errors import InputError
 
 COMPARISON = "compare.toml"
 
 
-def named_runs(given: Sequence[Path]) -> tuple[dict[str, Path], Path | None]:
+def named_runs(given: Sequence[Path], trust: bool) -> tuple[dict[str, Path], Path | None]:
     """Run folders by name, and where figures of several runs go: None for a single run."""
     folders: list[Path] = []
     for path in given:
@@ -20,7 +21,7 @@ def named_runs(given: Sequence[Path]) -> tuple[dict[str, Path], Path | None]:
         if not inside:
             raise InputError(f"'{path}' holds no run folder: there is no {results.SPEC} in it")
         folders += [folder for folder in inside if folder not in folders]
-    algorithms = [results.read_spec(folder).algorithm_named for folder in folders]
+    algorithms = [check_trust(folder, trust)[0].algorithm_named for folder in folders]
     specs = [one.name if one.inner is None else str(one) for one in algorithms]
     if len(set(specs)) < len(specs):  # the options tell them apart
         specs = [str(one) for one in algorithms]

@@ -34,13 +34,13 @@ def fork(
     [cyan]fedrift fork runs/a --at-round 300 --set lr=0.01 --out runs/b[/cyan]
     """
     from fedrift.cli.start import IN_PYTHON, check_trust, execute  # --help need not wait for it
-    from fedrift.origin import forked, read_origin
-    from fedrift.run_files import check_free, read_spec
+    from fedrift.origin import forked
+    from fedrift.run_files import check_free
 
-    spec = read_spec(folder)
+    spec, before = check_trust(folder, trust_code)
     if spec.data == IN_PYTHON:
         raise InputError(f"'{folder}' was made in Python; only runs of the command line are forked")
-    if read_origin(folder) is not None:
+    if before is not None:
         raise InputError(f"'{folder}' is a fork itself; fork the run it comes from")
     changes: dict[str, str] = {}
     for text in change or []:
@@ -49,6 +49,5 @@ def fork(
             raise InputError(f"--set '{text}' must be KEY=VALUE, such as lr=0.01")
         changes[key.strip().replace("-", "_")] = value.strip()
     new, origin = forked(spec, at_round, changes)
-    check_trust(spec, folder, trust_code)
     check_free(Path(out))
     execute(new, out, as_json=as_json, quiet=quiet, origin=origin)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fedrift.cli.analyse_watch import Watch
 from fedrift.cli.screen import bytes_text, console, loss_text, seconds_text
 from fedrift.experiment import Spec
 
@@ -40,6 +41,7 @@ class Lines:
     def __init__(self, spec: Spec) -> None:
         self.counter = Silent(spec)
         self.screen = console(errors=True)
+        self.measuring = Watch(silent=False, beside=self.screen)
         self.since = time.perf_counter()
 
     @property
@@ -79,6 +81,7 @@ class Live:
     def __init__(self, spec: Spec) -> None:
         self.counter = Silent(spec)
         self.screen = console(errors=True)
+        self.measuring = Watch(silent=False, beside=self.screen)
         self.bar: Progress | None = None
 
     @property

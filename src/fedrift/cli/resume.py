@@ -11,7 +11,7 @@ import typer
 from fedrift.cli.run import TRACK
 from fedrift.errors import InputError
 
-TRUST = "Allow the folder's spec to import the code it names (package.module:name)."
+TRUST = "Allow the folder's spec to use the code (package.module:name) or cluster it names."
 
 
 def resume(
@@ -35,12 +35,12 @@ def resume(
     from fedrift.cli.start import IN_PYTHON, check_trust, execute, report
     from fedrift.examinations import planned
     from fedrift.experiment import FIELDS
-    from fedrift.origin import read_origin
     from fedrift.records import read_file
-    from fedrift.run_files import SUMMARY, read_spec
+    from fedrift.run_files import SUMMARY
     from fedrift.track import tracks
 
-    spec, summary = read_spec(folder), read_file(folder / SUMMARY) or {}
+    spec, origin = check_trust(folder, trust_code)
+    summary = read_file(folder / SUMMARY) or {}
     if spec.data == IN_PYTHON:
         raise InputError(
             f"'{folder}' was made in Python; to continue, make the same call there once more"
@@ -53,7 +53,6 @@ def resume(
         console(errors=True).print(f"'{folder}' is finished; nothing is left to do")
         report(summary, str(folder), as_json=as_json)
         return
-    check_trust(spec, folder, trust_code)
     tracks(track)
     execute(
         spec,
@@ -62,5 +61,5 @@ def resume(
         quiet=quiet,
         track=track or [],
         analyse=planned(folder),
-        origin=read_origin(folder),
+        origin=origin,
     )

@@ -19,12 +19,11 @@ from fedrift.foreign import foreign
 from fedrift.origin import Origin, read_origin
 from fedrift.records import dump
 from fedrift.results import read_spec
-from fedrift.run_files import SPEC, check_free
+from fedrift.run_files import SPEC, check_free, check_own
 from fedrift.track import tracks
 
 INTERRUPTED = 130
 IN_PYTHON = "python"  # stands for data and model that were given as objects
-TRUST = "Allow the folder's spec to import the code it names (package.module:name)."
 # A flag takes the place of what says the same in another way in the file.
 RIVALS = {
     "per_round": ("fraction", "participants"),
@@ -80,6 +79,7 @@ def _is_same(spec: Spec, folder: Path) -> bool:
     """The folder holds the beginning of this very run: the same command goes on with it."""
     if not (folder / SPEC).is_file():
         return False
+    check_own(folder)
     if read_origin(folder) is not None:
         return False
     there = read_spec(folder)
@@ -88,13 +88,18 @@ def _is_same(spec: Spec, folder: Path) -> bool:
     return same and spec.model in (None, there.model)
 
 
-def check_trust(spec: Spec, folder: Path, trust: bool) -> None:
-    """A folder may come from anybody: code that its spec names runs only when that is wanted."""
-    named = foreign(spec)
-    if named and not trust and spec.data != IN_PYTHON:
-        raise InputError(
-            f"'{folder}' would run the code '{named[0]}'; if you trust it, add --trust-code"
-        )
+def check_trust(folder: Path, trust: bool) -> tuple[Spec, Origin | None]:
+    """What a folder says it is. It may come from anybody: links in it are not followed, and code
+    or clusters that its specs name are used only when that is wanted."""
+    spec = read_spec(folder)
+    check_own(folder)
+    origin = read_origin(folder)
+    if spec.data == IN_PYTHON:  # the caller says what is possible with it
+        return spec, origin
+    named = foreign(spec) + ([] if origin is None else foreign(origin.spec))
+    if named and not trust:
+        raise InputError(f"'{folder}' would use '{named[0]}'; if you trust it, add --trust-code")
+    return spec, origin
 
 
 def execute(

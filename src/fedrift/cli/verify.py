@@ -27,12 +27,11 @@ def verify(
     Exit code 0 if all agrees to the last bit, 1 if not.
     """
     from fedrift.cli.start import check_trust  # --help need not wait for it
-    from fedrift.run_files import read_spec
     from fedrift.verification import again, consistent
 
     if rounds is not None and rounds < 1:
         raise InputError(f"rounds must be a whole number of at least 1, not {rounds}")
-    check_trust(read_spec(folder), folder, trust_code)
+    check_trust(folder, trust_code)
     found = again(consistent(folder), rounds, workers, quiet)
     if found.differences:
         raise RunError("; ".join([found.differences[0], *found.hints]))

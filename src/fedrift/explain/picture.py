@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ def draw(story: Story, told: Told) -> Figure:
     left.set_title(f"Round {turn.number}, step by step", fontsize=11)
     right.set_title(f"{len(story.turns)} rounds, and where they lead", fontsize=11)
     _heading(figure, story, told)
-    _legend(figure, story, told)
+    _legend(figure, story, told, turn)
     return figure
 
 
@@ -185,7 +186,7 @@ def _way(axis: Axes, story: Story) -> None:
 
 def _heading(figure: Figure, story: Story, told: Told) -> None:
     """Title, rules and verdict, above the panels."""
-    rules = f"client:  {plain(told.step)}\nserver:  {plain(told.server)}"
+    rules = typeset(f"client:  {plain(told.step)}\nserver:  {plain(told.server)}")
     tall = figure.get_figheight()
     title: dict[str, Any] = {"fontsize": 16, "fontweight": "bold", "color": INK}
     figure.text(0.012, 1 - 0.08 / tall, told.title, va="top", **title)
@@ -194,7 +195,17 @@ def _heading(figure: Figure, story: Story, told: Told) -> None:
     figure.text(0.99, 1 - 0.1 / tall, ends, fontsize=10, va="top", ha="right", color="#59636e")
 
 
-def _legend(figure: Figure, story: Story, told: Told) -> None:
+HIGH, LOW = str.maketrans("ᵗ⁺⁻¹²", "t+-12"), str.maketrans("ᵢₐₛ₁₂", "ias12")
+
+
+def typeset(rule: str) -> str:
+    """Small letters as real indices: those of the font cannot be read in print."""
+    rule = re.sub("[ᵗ⁺⁻¹²]+(?:(?<=⁻)τ)?", lambda m: f"$^{{{m[0].translate(HIGH)}}}$", rule)
+    rule = re.sub("[ᵢₐₛ₁₂]+", lambda m: f"$_{{{m[0].translate(LOW)}}}$", rule)
+    return re.sub(r"(?<=[a-zρ])_([a-z])\b", r"$_{\1}$", rule)
+
+
+def _legend(figure: Figure, story: Story, told: Told, turn: Turn) -> None:
     from matplotlib.lines import Line2D
 
     def key(colour: str, label: str, **style: Any) -> Line2D:
@@ -202,9 +213,14 @@ def _legend(figure: Figure, story: Story, told: Told) -> None:
 
     keys = [key(c, f"client {i}") for i, c in enumerate(CLIENTS, start=1)]
     for i, piece in enumerate(pieces(story, told)):
-        keys.append(key(TERMS[min(i, 1)], told.term(piece)[0], linewidth=2.4))
+        keys.append(key(TERMS[min(i, 1)], typeset(told.term(piece)[0]), linewidth=2.4))
+    if any(climb(v, k) is not None for v in turn.visits for k in range(len(v.strides))):
+        open_ = {"linestyle": ":", "marker": "D", "markersize": 4, "markerfacecolor": "white"}
+        keys.append(key("#59636e", "where the gradient is taken", **open_))
     if any(math.dist(turn.mean, turn.end) > 1e-9 for turn in story.turns):
         keys.append(key(EXTRA, told.extra or "server's own step", linewidth=2.4))
+    if sum(bool(visit.strides) for visit in turn.visits) > 1:
+        keys.append(key(GREY, "between the local models", linestyle="--", linewidth=1))
     keys.append(key(INK, "server", marker="o", markersize=4))
     if story.other is not None:
         keys.append(key(GREY, "FedAvg", linestyle="--", marker="o", markersize=3.5))

@@ -128,12 +128,12 @@ class Loopback:
         if done.returncode:
             raise RunError(f"node {name} could not be registered: {done.stdout.decode()[-300:]}")
 
-    def start_app(self, folder: Path, config: Mapping[str, Any]) -> str:
+    def start_app(self, folder: Path, config: Mapping[str, Any], *more: str) -> str:
         """`flwr run`, following its log; the name of its process."""
         said = " ".join(f"{k}={_quoted(v)}" for k, v in config.items())
         name = f"app {len(self.started)}"
-        more = ["--run-config", said] if said else []
-        self._start(name, "flwr", "run", str(folder), NAME, "--stream", *more)
+        how = ["--run-config", said] if said else []
+        self._start(name, "flwr", "run", str(folder), NAME, "--stream", *how, *more)
         return name
 
     def _start(self, name: str, command: str, *arguments: str) -> None:

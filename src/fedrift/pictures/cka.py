@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrift.pictures.style import colour, legend, names, panels, table, title
+from fedrift.pictures.style import both_ways, colour, legend, names, panels, table, title
 from fedrift.records import Record
 
 if TYPE_CHECKING:
@@ -42,8 +42,5 @@ def last_layer(figure: Figure, runs: Mapping[str, Record]) -> None:
         values = np.array(found["pairs"])
         clients = [str(c) for c in numbers["clients"]]
         table(axis, values, f"linear CKA, layer {layer}", low=min(0.9, values.min()), high=1.0)
-        axis.set_xticks(range(len(clients)), clients)
-        axis.set_yticks(range(len(clients)), clients)
-        axis.set_xlabel("client")
-        axis.set_ylabel("client")
+        both_ways(axis, clients, "client")
         title(axis, numbers, name)

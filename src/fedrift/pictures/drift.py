@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrift.pictures.style import colour, legend, names, panels, table, title
+from fedrift.pictures.style import both_ways, colour, legend, names, panels, table, title
 from fedrift.records import Record
 
 if TYPE_CHECKING:
@@ -50,10 +50,7 @@ def pairs(figure: Figure, runs: Mapping[str, Record]) -> None:
             high=1,
             map="RdBu_r",
         )
-        axis.set_xticks(range(len(clients)), clients)
-        axis.set_yticks(range(len(clients)), clients)
-        axis.set_xlabel("client")
-        axis.set_ylabel("client")
+        both_ways(axis, clients, "client")
         title(axis, numbers, name)
 
 

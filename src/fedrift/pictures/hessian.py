@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedrift.pictures.spectrum import SHARE, smoothed, span
 from fedrift.pictures.style import colour, legend, panels
 from fedrift.records import Record
 
@@ -40,9 +41,11 @@ def density(figure: Figure, runs: Mapping[str, Record]) -> None:
     """Share of eigenvalues per unit, on a logarithmic scale."""
     (axis,) = panels(figure, 1)
     highest = 0.0
+    # one width for all: the heights of curves of different smoothness cannot be compared
+    width = max(span(numbers["global"]["nodes"]) for numbers in runs.values()) / SHARE
     for place, (name, numbers) in enumerate(runs.items()):
-        found = numbers["global"]["density"]
-        grid, curve = np.array(found["grid"]), np.array(found["density"])
+        found = numbers["global"]
+        grid, curve = smoothed(found["nodes"], found["weights"], width)
         highest = max(highest, float(curve.max()))
         axis.semilogy(grid, np.maximum(curve, 1e-300), color=colour(place), label=name, lw=1.5)
     axis.set_ylim(highest * FLOOR, highest * 2)

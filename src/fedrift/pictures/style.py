@@ -17,6 +17,7 @@ WIDTH, HEIGHT = 4.6, 3.4  # inches of one panel
 ROW = 0.2  # inches of one more line of a legend
 LETTERS = 13  # that fit into an inch
 LONGEST = 22  # letters of a name below an axis
+ACROSS = 3  # panels side by side; four stand two by two
 MOST_NAMED = 24  # rows or columns of a table whose cells are labelled
 
 
@@ -31,9 +32,14 @@ def sheet() -> Figure:
 
 
 def panels(figure: Figure, count: int, height: float = HEIGHT, width: float = WIDTH) -> list[Axes]:
-    """Quiet axes side by side."""
-    figure.set_size_inches(width * count, height)
-    axes = list(figure.subplots(1, count, squeeze=False)[0])
+    """Quiet axes side by side, in rows if there are many."""
+    across = count if count <= ACROSS else (2 if count == 4 else ACROSS)
+    down = -(-count // across)
+    figure.set_size_inches(width * across, height * down)
+    made: list[Axes] = list(figure.subplots(down, across, squeeze=False).ravel())
+    axes, spare = made[:count], made[count:]
+    for axis in spare:
+        axis.remove()
     for axis in axes:
         axis.grid(alpha=0.25)
         axis.set_axisbelow(True)
@@ -72,13 +78,27 @@ def legend(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
 def names(axis: Axes, labels: Sequence[str]) -> None:
     """Names along the horizontal axis."""
     short = [n if len(n) <= LONGEST else f"{n[: LONGEST - 1]}…" for n in labels]
-    axis.set_xticks(range(len(labels)), short, parse_math=False)
+    thin = -(-len(short) // MOST_NAMED)
+    short = short[::thin]
+    axis.set_xticks(range(0, len(labels), thin), short, parse_math=False)
     longest = max(map(len, short), default=0)
     if longest > 8:
         figure: Any = axis.figure
         figure.set_figheight(max(figure.get_figheight(), HEIGHT + 0.05 * longest))
         for label in axis.get_xticklabels():
             label.set(rotation=30, ha="right")
+
+
+def both_ways(axis: Axes, labels: Sequence[str], about: str) -> None:
+    """The same labels along both sides of a table, as many as can be read."""
+    thin = -(-len(labels) // MOST_NAMED)
+    places, shown = range(0, len(labels), thin), labels[::thin]
+    axis.set_xticks(places, shown)
+    axis.set_yticks(places, shown)
+    if max(map(len, shown)) * len(shown) > MOST_NAMED:
+        axis.tick_params(axis="x", rotation=90)
+    axis.set_xlabel(about)
+    axis.set_ylabel(about)
 
 
 def table(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import numpy as np
 
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
-from fedrift.analysis.cka import alike, grams, layers
+from fedrift.analysis.cka import CHUNK, alike, grams, layers
 from fedrift.flat import count
 from fedrift.pictures import cka as pictures
 from fedrift.pictures.gallery import TOGETHER
@@ -21,18 +20,18 @@ def measure(case: Case, options: Options) -> Finding:
     """CKA per layer between client models and to the global one, on the same test images."""
     limit = min(options.images or IMAGES, IMAGES)
     x = case.test(limit)[0]
-    local = case.trained(case.few(options.clients))
+    local = case.trained(case.few(options.clients), options.watch)
     if len(local) < 2:
         raise NotMeasured("the coming round has a single client, so there is no pair to compare")
     names = layers(case.model())
-    start = time.perf_counter()
-    server = grams(case.model(), case.weights, x, names)
-    each = time.perf_counter() - start
-    options.watch.begin("models", len(local), len(local) * each)
-    clients = []
-    for seen in local.values():
-        clients.append(grams(case.model(seen.buffers), seen.w, x, names))
-        options.watch.step()
+    passes = -(-count(x) // CHUNK)
+    options.watch.begin("batches of test samples", (1 + len(local)) * passes, 0.0)
+    server = grams(case.model(), case.weights, x, names, options.watch)
+    if not server:
+        raise NotMeasured("no layer of its model is called once for each sample")
+    clients = [
+        grams(case.model(seen.buffers), seen.w, x, names, options.watch) for seen in local.values()
+    ]
     found: Record = {}
     for name in server:
         pairs, to_global = alike(clients, server, name)

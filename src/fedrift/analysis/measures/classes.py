@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from fedrift import keeping
 from fedrift.analysis import classes
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
 from fedrift.pictures import classes as pictures
@@ -18,18 +17,18 @@ from fedrift.records import Record
 def measure(case: Case, options: Options) -> Finding:
     """From the recorded rounds, and one pass of the final model over the test set."""
     rows = [row for row in case.history if row.get("classes")]
-    count = case.problem.classes
-    if not rows or count is None:
+    count, data = case.problem.classes, case.task.test
+    if not rows or count is None or data is None:
         raise NotMeasured("it has no accuracy per class: there is no test set or no class")
+    if not classes.is_labelled(data[1]):
+        raise NotMeasured("its samples have not one class each")
     accuracy = np.array([row["classes"] for row in rows], np.float64)
     cohorts = [row["cohort"] for row in rows]
-    counts = keeping.clients(case.task.split, count)["counts"]
-    table = np.zeros((len(case.task.split), count)) if counts is None else np.array(counts)
-    share = classes.presence(cohorts, table)
+    share = _presence(case, cohorts, count)
     recent = classes.recency(accuracy, classes.held(share))
     forgotten = classes.forgetting(accuracy)
-    data = case.test()
-    logits, predicted = classes.outputs(case.model(), case.shown, data)
+    options.watch.begin("batches of test samples", classes.passes(data), 0.0)
+    logits, predicted = classes.outputs(case.model(), case.shown, data, options.watch)
     mean_logits = logits.mean(axis=0)
     norms = classes.head_norms(case.problem, case.weights)
     numbers: Record = {
@@ -74,3 +73,15 @@ def measure(case: Case, options: Options) -> Finding:
     figures = {name: partial(draw, runs={case.name: numbers}) for name, draw in drawn.items()}
     together = {n: draw for n, draw in TOGETHER["classes"].items() if has_lift or n != "recency"}
     return Finding("Classes", tuple(about), numbers, figures, together)
+
+
+def _presence(case: Case, cohorts: list[list[int]], count: int) -> classes.Floats:
+    """From the labels of those clients alone that have taken part: there may be a million more."""
+    split = case.task.split
+    place = {client: i for i, client in enumerate(sorted({c for some in cohorts for c in some}))}
+    table = np.zeros((len(place), count))
+    for client, i in place.items():
+        held = split.view(client).batch(None)[1] if split.make else split.y[split.parts[client]]
+        labels = held.cpu().numpy()
+        table[i] = np.bincount(labels[labels >= 0], minlength=count)[:count]
+    return classes.presence([[place[c] for c in some] for some in cohorts], table)

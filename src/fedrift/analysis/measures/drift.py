@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import Any
 
@@ -13,10 +12,12 @@ from fedrift.pictures import drift as pictures
 from fedrift.pictures.gallery import TOGETHER
 from fedrift.records import Record
 
+MOST = 100  # local models that are held at once
+
 
 def measure(case: Case, options: Options) -> Finding:
     """Lengths and angles of updates; with passes over client data, gradients and controls too."""
-    local = case.trained(case.cohort)
+    local = case.trained(case.few(MOST), options.watch)
     uniform = case.task.algorithm.weighting() == "uniform"
     shares = [1.0 if uniform else float(seen.samples) for seen in local.values()]
     found = geometry([seen.delta for seen in local.values()], shares)
@@ -30,12 +31,7 @@ def measure(case: Case, options: Options) -> Finding:
         **means,
         "server_controls": server_lengths(case),
     }
-    about = [
-        f"The {len(local)} clients of the round after round {case.round} end on average "
-        f"{means['distance']:.4g} away from the model they were sent. Their updates have a mean "
-        f"cosine of {means['cosine_to_average']:.3f} with the average update and of "
-        f"{means['cosine_between']:.3f} with each other."
-    ]
+    about = [_said(case, means)]
     if options.passes:
         about += _gradients(case, options, numbers, list(local))
     drawn: dict[str, Any] = {"updates": pictures.updates}
@@ -45,19 +41,27 @@ def measure(case: Case, options: Options) -> Finding:
     return Finding("Drift", tuple(about), numbers, figures, TOGETHER["drift"])
 
 
+def _said(case: Case, means: dict[str, float]) -> str:
+    number, all_ = int(means["count"]), len(case.cohort)
+    if number == 1:
+        return (
+            f"The client of the round after round {case.round} ends {means['distance']:.4g} away "
+            "from the model it was sent."
+        )
+    some = f"{number:,}" if number == all_ else f"{number:,} of {all_:,}"
+    return (
+        f"The {some} clients of the round after round {case.round} end on average "
+        f"{means['distance']:.4g} away from the model they were sent. Their updates have a mean "
+        f"cosine of {means['cosine_to_average']:.3f} with the average update and of "
+        f"{means['cosine_between']:.3f} with each other."
+    )
+
+
 def _gradients(case: Case, options: Options, numbers: Record, clients: list[int]) -> list[str]:
     """True client gradients at the global model: they cost a pass over the clients' data."""
-    w, start, done = case.task.algorithm.model(case.state), time.perf_counter(), 0
-
-    def after_each() -> None:
-        nonlocal done
-        done += 1
-        if done == 1:
-            each = time.perf_counter() - start
-            options.watch.begin("client gradients", len(clients), each * len(clients))
-        options.watch.step()
-
-    found = against_gradients(case, clients, w, after_each)
+    w = case.task.algorithm.model(case.state)
+    options.watch.begin("client gradients", len(clients), 0.0)
+    found = against_gradients(case, clients, w, options.watch.step)
     numbers |= found
     said = [
         f"Their true gradients at the global model differ by B = "

@@ -28,7 +28,7 @@ def measure(case: Case, options: Options) -> Finding:
     w, watch = case.weights, options.watch
     try:
         number = min(options.curved, options.clients or options.curved)
-        local = case.trained(case.few(number)) if number else {}
+        local = case.trained(case.few(number), watch) if number else {}
         why = ""
     except NotMeasured as reason:
         local, why = {}, f" No local models: {reason}."
@@ -36,6 +36,8 @@ def measure(case: Case, options: Options) -> Finding:
     products = PRODUCTS * (1 + len(local)) + steps * options.probes + TRACE_PROBES
     watch.begin("Hessian products", products, products * objective.seconds(w))
     values = top_eigenvalues(objective, w, options.top, watch)
+    if not values:
+        raise NotMeasured("no eigenvalue of its Hessian converged")
     density = spectral_density(objective, w, steps=steps, probes=options.probes, watch=watch)
     total, error = trace(objective, w, TRACE_PROBES, watch)
     grid, curve = density.curve()

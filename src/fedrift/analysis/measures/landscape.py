@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
@@ -30,12 +29,12 @@ def measure(case: Case, options: Options) -> Finding:
     data, said = case.data(options)
     score = landscape.scorer(case.problem, data, case.shown)
     try:
-        local, why = case.trained(case.few(MODELS)), ""
+        local, why = case.trained(case.few(MODELS), options.watch), ""
     except NotMeasured as reason:
         local, why = {}, f"Local models are not shown: {reason}."
     pairs = _pairs(case.weights, local)
     points = len(ALONG) * len(pairs) + SIDE**2 * (1 + (len(local) > 1))
-    options.watch.begin("models evaluated", points, points * _seconds(score, case.weights))
+    options.watch.begin("points where the loss is taken", points, 0.0)
     lines = {
         name: landscape.line(score, *ends, ALONG.tolist(), options.watch)
         for name, ends in pairs.items()
@@ -63,13 +62,6 @@ def _pairs(w: Vec, local: dict[int, Visited]) -> dict[str, tuple[Vec, Vec]]:
     for a, b in pairwise(local):
         pairs[f"client {a} to client {b}"] = local[a].w, local[b].w
     return pairs
-
-
-def _seconds(score: landscape.Score, w: Vec) -> float:
-    score(w)  # warms up
-    start = time.perf_counter()
-    score(w)
-    return time.perf_counter() - start
 
 
 def _around(case: Case, score: landscape.Score, options: Options) -> Record:

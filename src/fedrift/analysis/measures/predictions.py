@@ -21,26 +21,26 @@ IMAGES = 10  # shown, one of each class in turn
 def measure(case: Case, options: Options) -> Finding:
     """The same images for every model; a client's model is the one after its local steps."""
     data = case.test(options.images)
-    if case.problem.classes is None or not isinstance(data[1], torch.Tensor):
-        raise NotMeasured("it has no classes to predict")
+    if case.problem.classes is None or not classes.is_labelled(data[1]):
+        raise NotMeasured("it has no classes to predict, one for each sample")
     if not predictions.is_image(data[0]):
         raise NotMeasured("its inputs are not images")
     true = data[1].cpu().numpy().astype(np.int64)
     shown = predictions.chosen(true, IMAGES)
     try:
-        local, why = case.trained(case.few(options.clients)), ""
+        local, why = case.trained(case.few(options.clients), options.watch), ""
     except NotMeasured as reason:
         local, why = {}, f"Only the global model is shown: {reason}."
     models: dict[str, tuple[Vec, Shown]] = {"global": (case.weights, case.shown)}
     for client, seen in local.items():
         own = replace(case.shown, w=seen.w, buffers=seen.buffers or case.shown.buffers)
         models[f"client {client}"] = seen.w, own
-    options.watch.begin("models", len(models), 0.0)
+    number = len(models) * classes.passes(data)
+    options.watch.begin("batches of test images", number, 0.0)
     rows: Record = {}
     for name, (_, model) in models.items():
-        _, labels = classes.outputs(case.model(model.buffers), model, data)
+        _, labels = classes.outputs(case.model(model.buffers), model, data, options.watch)
         rows[name] = asdict(predictions.predicted(labels, true, shown))
-        options.watch.step()
     images = predictions.pixels(take(data[0], torch.tensor(shown)))
     numbers: Record = {
         "round": case.round,

@@ -25,7 +25,7 @@ def measure(case: Case, options: Options) -> Finding:
     temperature = case.shown.temperature
     objective = Objective(case.problem, data, moved=case.moved, temperature=temperature)
     try:
-        local, why = case.trained(case.few(options.clients)), ""
+        local, why = case.trained(case.few(options.clients), options.watch), ""
     except NotMeasured as reason:
         local, why = {}, f" Local models are not compared: {reason}."
     works = WORK * (2 + len(local)) if local else WORK

@@ -1,0 +1,67 @@
+"""Figures of studies: curves and bars in panels, as png and svg."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedrift.analysis.examine import draw_file
+from fedrift.pictures.style import colour, legend, names, panels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ENDINGS = ("png", "svg")
+Curve = tuple[Sequence[float], Sequence[float]]
+
+
+def draw(folder: Path, name: str, picture: Callable[[Figure], None]) -> str:
+    """A figure as png and svg; returns its name."""
+    for ending in ENDINGS:
+        draw_file(picture, folder / f"{name}.{ending}")
+    return name
+
+
+def curves(
+    figure: Figure,
+    shown: Mapping[str, Mapping[str, Curve]],
+    x: str,
+    y: str,
+    *,
+    marks: bool = False,
+    dashed: Callable[[str], bool] = lambda label: False,
+    limits: tuple[float, float] | None = None,
+) -> None:
+    """A panel for each title, a curve for each label; one label has one colour everywhere."""
+    axes = panels(figure, len(shown))
+    labels = list(dict.fromkeys(label for by_label in shown.values() for label in by_label))
+    for axis, (title, by_label) in zip(axes, shown.items(), strict=True):
+        for label, (at, values) in by_label.items():
+            style = ("s" if dashed(label) else "o") if marks else ""
+            style += "--" if dashed(label) else "-"
+            axis.plot(
+                at, values, style, color=colour(labels.index(label)), label=label, ms=3.5, lw=1.6
+            )
+        axis.set_title(title, fontsize=10, parse_math=False)
+        axis.set_xlabel(x)
+        if limits is not None:
+            axis.set_ylim(*limits)
+    axes[0].set_ylabel(y)
+    legend(figure, axes, 4)
+
+
+def bars(
+    figure: Figure, shown: Mapping[str, Mapping[str, float]], y: str, *, log: bool = False
+) -> None:
+    """A panel for each title, a bar for each label."""
+    axes = panels(figure, len(shown))
+    for axis, (title, values) in zip(axes, shown.items(), strict=True):
+        places = range(len(values))
+        axis.bar(places, list(values.values()), 0.65, color=[colour(i) for i in places])
+        names(axis, list(values))
+        axis.set_title(title, fontsize=10, parse_math=False)
+        axis.grid(axis="x", visible=False)
+        if log:
+            axis.set_yscale("log")
+    axes[0].set_ylabel(y)

@@ -1,0 +1,246 @@
+"""Fed3R, then fine-tuning: Fanì, Camoriano, Caputo, Ciccone, ICML 2024, in three variants.
+
+From a pre-trained extractor: FedAvg with a fresh head, with the extractor frozen or not, against
+Fed3R alone and Fed3R followed by training everything (FT), the head (FT_LP) or the extractor
+(FT_FEAT). What the extractors have learned is measured by ridge regression on their features.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedrift.comparison import Item
+from fedrift.data.resident import Split
+from fedrift.data.samples import DataSet
+from fedrift.dividing import split
+from fedrift.features import extract, extractor
+from fedrift.presets.findings import Findings, Table, Tell
+from fedrift.presets.studies.drawing import Curve, curves, draw
+from fedrift.presets.studies.extracting import (
+    accuracy,
+    body,
+    fresh_head,
+    pooled_ridge,
+    read,
+)
+from fedrift.presets.studies.making import (
+    chosen,
+    cores,
+    from_objects,
+    load,
+    mean,
+    percent,
+    run_all,
+    seeds,
+)
+from fedrift.problem import define
+from fedrift.result import Result
+from fedrift.streams import torch_seed
+
+USUAL: dict[str, Any] = {
+    "extractor": {
+        "name": "cnn of Fashion-MNIST",
+        "data": "mnist:train=10000,test=2000",
+        "model": "cnn",
+        "pretrained_on": "fashion-mnist:train=20000",
+        "epochs": 2,
+    },
+    "partitions": ["dirichlet:0", "iid"],
+    "per_round": 10,
+    "rounds": 40,
+    "epochs": 1,
+    "batch_size": 64,
+    "lr": 0.01,
+    "fresh_lr": 0.1,
+    "weight_decay": 4e-5,
+    "ridge": 0.01,
+    "temperature": 0.1,
+    "last": 5,
+}
+FRESH, PROBE, CLOSED = "FedAvg", "FedAvg, head only", "Fed3R"
+TUNED = {"Fed3R+FT": "all", "Fed3R+FT_LP": "head", "Fed3R+FT_FEAT": "features"}
+
+
+@dataclass(frozen=True)
+class Start:
+    """The pre-trained network with a fresh head, and the data it is to be used on."""
+
+    network: nn.Module
+    head: str
+    held: DataSet
+    clients: int
+
+    def frozen(self) -> nn.Module:
+        """The same with everything but the head frozen."""
+        network = copy.deepcopy(self.network).requires_grad_(False)
+        network.get_submodule(self.head).requires_grad_(True)
+        return network
+
+
+def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Tell) -> Findings:
+    """Every variant on every division, all from the same extractor."""
+    said = chosen(settings, USUAL)
+    results: dict[tuple[str, str], list[Result]] = {}
+    quality: dict[tuple[str, str], list[float]] = {}
+    before: list[float] = []
+    for seed in seeds(said):
+        start = _start(said, data, folder, seed, tell)
+        items: dict[tuple[str, str], Item] = {}
+        for scheme in said["partitions"]:
+            held = start.held
+            clients = split(held.x, held.y, scheme, clients=start.clients, seed=seed)
+            items |= {
+                (scheme, row): _item(row, scheme, start, clients, said, folder, seed)
+                for row in (FRESH, PROBE, CLOSED, *TUNED)
+            }
+        made = run_all(list(items.values()), said, tell)
+        before.append(_quality(start.network, start, said))
+        for (scheme, row), result in zip(items, made, strict=True):
+            results.setdefault((scheme, row), []).append(result)
+            if row in (FRESH, "Fed3R+FT", "Fed3R+FT_FEAT"):
+                tell(f"ridge on the features of {row}, {scheme}")
+                found = _quality(result.module(), start, said)
+                quality.setdefault((scheme, row), []).append(found)
+    return _findings(folder, said, results, quality, before)
+
+
+def _start(
+    said: Mapping[str, Any], data: Path | None, folder: Path, seed: int, tell: Tell
+) -> Start:
+    one = read(said["extractor"])
+    held = load(one["data"], data, one["classes"])
+    network = body(one, held, data, folder, seed, tell)
+    make = (lambda: network) if isinstance(network, nn.Module) else network
+    problem = define(
+        make,
+        nn.functional.cross_entropy,
+        (torch.from_numpy(held.x[:2]), torch.zeros(2, dtype=torch.int64)),
+        init_seed=torch_seed(seed, "init"),
+        population=1,
+        participation=1.0,
+        rounds=1,
+    )
+    problem.head_names()  # refuses a model without one
+    head = problem.head or ""
+    module = problem.module(problem.w0, {})
+    made = fresh_head(module, head, held.classes, torch_seed(seed, "fresh head"))
+    return Start(made, head, held, int(one["clients"]))
+
+
+def _item(
+    row: str,
+    scheme: str,
+    start: Start,
+    clients: Split,
+    said: Mapping[str, Any],
+    folder: Path,
+    seed: int,
+) -> Item:
+    closed = _closed(len(clients), said)
+    algorithm, rate, network = "fedavg", said["fresh_lr"], start.network
+    if row == PROBE:
+        network = start.frozen()
+    elif row == CLOSED:
+        algorithm = f"fed3r:ridge={said['ridge']}"
+    elif row in TUNED:
+        algorithm = (
+            f"fed3rft(fedavg):ridge={said['ridge']},train={TUNED[row]},"
+            f"temperature={said['temperature']}"
+        )
+        rate = said["lr"]
+    local = {} if row == CLOSED else {key: said[key] for key in ("epochs", "batch_size")}
+    if row != CLOSED:
+        local |= {"lr": rate, "weight_decay": said["weight_decay"]}
+    return from_objects(
+        f"{row}, {scheme}",
+        algorithm,
+        folder,
+        seed,
+        model=network,
+        head=start.head,
+        clients=clients,
+        test=(start.held.x_test, start.held.y_test),
+        rounds=closed + said["rounds"],
+        per_round=min(said["per_round"], len(clients)),
+        **local,
+    )
+
+
+def _closed(clients: int, said: Mapping[str, Any]) -> int:
+    """Rounds until Fed3R has seen everybody."""
+    return -(-clients // said["per_round"])
+
+
+def _quality(module: nn.Module, start: Start, said: Mapping[str, Any]) -> float:
+    """Accuracy of ridge regression on the features of a network, pooled."""
+    held = start.held
+    source = extractor("tuned", lambda: module, torch.from_numpy(held.x[:2]), head=start.head)
+    train, test = (extract(source, x, cores(said)).double() for x in (held.x, held.x_test))
+    y, y_test = torch.from_numpy(held.y), torch.from_numpy(held.y_test)
+    solved = pooled_ridge(train, y, held.classes, said["ridge"], True)
+    return accuracy(*solved, (test, y_test))
+
+
+def _findings(
+    folder: Path,
+    said: Mapping[str, Any],
+    results: Mapping[tuple[str, str], Sequence[Result]],
+    quality: Mapping[tuple[str, str], Sequence[float]],
+    before: Sequence[float],
+) -> Findings:
+    closed = _closed(int(read(said["extractor"])["clients"]), said)
+    rows: list[list[Any]] = []
+    shown: dict[str, dict[str, Curve]] = {}
+    for (scheme, row), many in results.items():
+        last = [mean(one.accuracy[-said["last"] :]) for one in many]
+        gained = quality.get((scheme, row))
+        rows.append(
+            [
+                f"{row}, {scheme}",
+                percent([one.accuracy[closed - 1] for one in many]),
+                percent(last),
+                percent([max(one.accuracy) for one in many]),
+                percent(gained) if gained else None,
+                mean([one.ledger.total.bytes_up for one in many]) / 1e6,
+            ]
+        )
+        curve = many[0].rounds, [100 * a for a in many[0].accuracy]
+        shown.setdefault(scheme, {})[row] = curve
+    rows.append(["pre-trained, untouched", None, None, None, percent(before), None])
+    columns = (
+        "method",
+        f"after round {closed} (%)",
+        f"mean of the last {said['last']} rounds (%)",
+        "best (%)",
+        "ridge on its features (%)",
+        "MB up in all",
+    )
+    one = read(said["extractor"])
+    return Findings(
+        tables=[Table("Fed3R and fine-tuning", columns, rows)],
+        figures=[
+            draw(
+                folder,
+                "fed3r-finetune",
+                partial(curves, shown=shown, x="round", y="test accuracy (%)"),
+            )
+        ],
+        notes=[
+            f"{one['name']}: {one['model']}, used on {one['data']}"
+            + (f", pre-trained on {one['pretrained_on']}" if one["pretrained_on"] else "")
+            + f"; {one['clients']} clients, {said['per_round']} a round. Fed3R has seen everybody "
+            f"after round {closed}; {said['rounds']} rounds follow.",
+            f"Fine-tuning: FedAvg, rate {said['lr']}, temperature {said['temperature']}; FedAvg "
+            f"with a fresh head: rate {said['fresh_lr']}. FT trains everything, FT_LP the head, "
+            "FT_FEAT everything but the head.",
+        ],
+        facts=shown,
+    )

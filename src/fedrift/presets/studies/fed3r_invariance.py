@@ -1,0 +1,251 @@
+"""Fed3R does not see how data are divided: Fanì, Camoriano, Caputo, Ciccone, ICML 2024.
+
+On the features of frozen extractors, Fed3R at every degree of heterogeneity against ridge
+regression on the pooled data, solved by other code; accuracy against the number of clients seen;
+and gradient methods on the same features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from fedrift.comparison import Item
+from fedrift.data.resident import Split
+from fedrift.dividing import split
+from fedrift.presets.findings import Findings, Table, Tell
+from fedrift.presets.studies.drawing import Curve, curves, draw
+from fedrift.presets.studies.extracting import (
+    Featured,
+    Missing,
+    accuracy,
+    featured,
+    pooled_ridge,
+)
+from fedrift.presets.studies.making import (
+    chosen,
+    from_objects,
+    percent,
+    run_all,
+    seeds,
+)
+from fedrift.result import Result
+
+USUAL: dict[str, Any] = {
+    "extractors": [
+        {
+            "name": "MobileNetV2",
+            "data": "cifar100:train=5000,test=2000",
+            "model": "mobilenet-v2:size=128",
+        },
+    ],
+    "partitions": ["dirichlet:0", "dirichlet:0.1", "dirichlet:1", "iid"],
+    "ridge": 0.01,
+    "per_round": 10,
+    "rivals": ["fedavg", "scaffold"],
+    "rival_rounds": 50,
+    "rival_lr": 0.1,
+}
+POOLED = "pooled ridge"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Fed3R on one division, beside the pooled solution."""
+
+    accuracy: float
+    difference: float
+    """Largest difference of a weight, relative to the largest weight."""
+    agreement: float
+    """Share of test samples for which both predict the same class."""
+    curve: Curve
+
+
+def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Tell) -> Findings:
+    """One table for all extractors; a figure for what grows with the clients seen."""
+    said = chosen(settings, USUAL)
+    found: dict[str, dict[str, list[Compared]]] = {}
+    pooled: dict[str, list[tuple[float, float]]] = {}
+    rivals: dict[str, dict[str, list[Result]]] = {}
+    notes: list[str] = []
+    for one in said["extractors"]:
+        for seed in seeds(said):
+            try:
+                held = featured(one, said, data, folder, seed, tell)
+            except Missing as reason:
+                notes.append(f"Left out: {reason}.")
+                break
+            _compare(held, said, folder, seed, tell, found, pooled, rivals)
+    notes = [*_notes(said, found), *notes]
+    return _findings(folder, said, found, pooled, rivals, notes)
+
+
+def _compare(
+    held: Featured,
+    said: Mapping[str, Any],
+    folder: Path,
+    seed: int,
+    tell: Tell,
+    found: dict[str, dict[str, list[Compared]]],
+    pooled: dict[str, list[tuple[float, float]]],
+    rivals: dict[str, dict[str, list[Result]]],
+) -> None:
+    """All runs on one extractor's features with one seed."""
+    normal = pooled_ridge(*held.train, held.classes, said["ridge"], True)
+    plain = pooled_ridge(*held.train, held.classes, said["ridge"], False)
+    both = accuracy(*normal, held.test), accuracy(*plain, held.test)
+    pooled.setdefault(held.name, []).append(both)
+    clients = {
+        scheme: split(*held.train, scheme, clients=held.said["clients"], seed=seed)
+        for scheme in said["partitions"]
+    }
+    ridge = f"fed3r:ridge={said['ridge']}"
+    items = [_item(held, ridge, scheme, clients, said, folder, seed) for scheme in clients]
+    others = [
+        (rival, scheme)
+        for rival in said["rivals"]
+        for scheme in (next(iter(clients)), list(clients)[-1])
+    ]
+    items += [_item(held, rival, scheme, clients, said, folder, seed) for rival, scheme in others]
+    results = run_all(items, said, tell)
+    for scheme, result in zip(clients, results, strict=False):
+        one = _against(result, normal, held, clients[scheme])
+        found.setdefault(held.name, {}).setdefault(scheme, []).append(one)
+    for (rival, scheme), result in zip(others, results[len(clients) :], strict=True):
+        label = f"{rival}, {scheme}"
+        rivals.setdefault(held.name, {}).setdefault(label, []).append(result)
+
+
+def _item(
+    held: Featured,
+    algorithm: str,
+    scheme: str,
+    clients: Mapping[str, Split],
+    said: Mapping[str, Any],
+    folder: Path,
+    seed: int,
+) -> Item:
+    closed = algorithm.startswith("fed3r")
+    number = len(clients[scheme])
+    more = {} if closed else {"epochs": 1, "batch_size": 50, "lr": said["rival_lr"]}
+    return from_objects(
+        f"{held.name}, {algorithm.partition(':')[0]}, {scheme}",
+        algorithm,
+        folder,
+        seed,
+        model=partial(nn.Linear, held.width, held.classes),
+        clients=clients[scheme],
+        test=held.test,
+        rounds=-(-number // said["per_round"]) if closed else said["rival_rounds"],
+        per_round=min(said["per_round"], number),
+        dtype="float64",
+        **more,
+    )
+
+
+def _against(
+    result: Result, pooled: tuple[np.ndarray, np.ndarray], held: Featured, clients: Split
+) -> Compared:
+    named = result.problem.layout.named(result.weights)
+    weight, bias = named["weight"].numpy(), named["bias"].numpy()
+    largest = max(np.abs(pooled[0]).max(), np.abs(pooled[1]).max())
+    away = max(np.abs(weight - pooled[0]).max(), np.abs(bias - pooled[1]).max())
+    x = held.test[0].numpy()
+    same = (x @ weight.T + bias).argmax(1) == (x @ pooled[0].T + pooled[1]).argmax(1)
+    seen = np.cumsum([len(row["cohort"]) for row in result.metrics]).tolist()
+    curve = seen, [100 * a for a in result.accuracy]
+    return Compared(
+        accuracy(weight, bias, held.test), float(away / largest), float(same.mean()), curve
+    )
+
+
+def _findings(
+    folder: Path,
+    said: Mapping[str, Any],
+    found: Mapping[str, Mapping[str, Sequence[Compared]]],
+    pooled: Mapping[str, Sequence[tuple[float, float]]],
+    rivals: Mapping[str, Mapping[str, Sequence[Result]]],
+    notes: Sequence[str],
+) -> Findings:
+    rows: list[list[Any]] = []
+    for name, by_scheme in found.items():
+        rows.append([f"{name}, {POOLED}", percent([a for a, _ in pooled[name]]), None, None])
+        plain = percent([b for _, b in pooled[name]])
+        rows.append([f"{name}, {POOLED}, not normalised", plain, None, None])
+        for scheme, seen in by_scheme.items():
+            rows.append(
+                [
+                    f"{name}, fed3r, {scheme}",
+                    percent([one.accuracy for one in seen]),
+                    max(one.difference for one in seen),
+                    percent([one.agreement for one in seen]),
+                ]
+            )
+        for label, results in rivals.get(name, {}).items():
+            last = percent([result.accuracy[-1] for result in results])
+            rows.append([f"{name}, {label}", last, None, None])
+    columns = ("method", "accuracy (%)", "largest difference from pooled", "same predictions (%)")
+    seen = {
+        name: {scheme: many[0].curve for scheme, many in by_scheme.items()}
+        for name, by_scheme in found.items()
+    }
+    over = {name: _over_rounds(by, rivals.get(name, {})) for name, by in found.items()}
+    shown = {"clients": seen, "rounds": over}
+    labels = {"clients": "clients seen", "rounds": "round"}
+    figures = [
+        draw(
+            folder,
+            f"fed3r-{key}",
+            partial(curves, shown=one, x=labels[key], y="test accuracy (%)"),
+        )
+        for key, one in shown.items()
+        if one
+    ]
+    return Findings([Table("Fed3R and the pooled solution", columns, rows)], figures, notes, shown)
+
+
+def _over_rounds(
+    closed: Mapping[str, Sequence[Compared]], rivals: Mapping[str, Sequence[Result]]
+) -> dict[str, Curve]:
+    first, last = next(iter(closed)), list(closed)[-1]
+    made: dict[str, Curve] = {}
+    for scheme in dict.fromkeys((first, last)):
+        values = closed[scheme][0].curve[1]
+        made[f"fed3r, {scheme}"] = list(range(1, len(values) + 1)), values
+    for label, results in rivals.items():
+        made[label] = results[0].rounds, [100 * a for a in results[0].accuracy]
+    return made
+
+
+def _notes(
+    said: Mapping[str, Any], found: Mapping[str, Mapping[str, Sequence[Compared]]]
+) -> list[str]:
+    used = [one for one in said["extractors"] if one["name"] in found]
+    notes = [
+        f"λ = {said['ridge']}, bias column, class weights normalised, float64; the pooled solution "
+        "is computed by a Cholesky factorisation of all samples at once, outside the algorithm.",
+        "Features: " + "; ".join(_described(one) for one in used) + ".",
+    ]
+    worst = max(
+        (c.difference for by in found.values() for many in by.values() for c in many), default=0
+    )
+    notes.append(
+        f"Over all extractors and divisions Fed3R's weights differ from the pooled ones by at most "
+        f"{worst:.1e} of the largest weight."
+    )
+    return notes
+
+
+def _described(one: Mapping[str, Any]) -> str:
+    before = one.get("pretrained_on")
+    trained = f" pre-trained on {before}" if before else ""
+    some = one.get("pretrained_classes")
+    trained += f", classes {', '.join(map(str, some))}" if some else ""
+    target = f", classes {', '.join(map(str, one['classes']))}" if one.get("classes") else ""
+    return f"{one['name']} = {one['model']}{trained}, on {one['data']}{target}"

@@ -1,0 +1,233 @@
+"""Flat minima, centralised and one class per client: Caldarola, Caputo, Ciccone, ECCV 2022.
+
+SAM, ASAM, server-side SWA, Mixup and Cutout, each with one client that holds everything and with
+many that hold one class each; accuracy, its unrest over rounds, and the top Hessian eigenvalue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrift import records
+from fedrift.analysis import Objective, Options, load, top_eigenvalues
+from fedrift.contests import Loader
+from fedrift.errors import unknown
+from fedrift.experiment import Spec
+from fedrift.presets.findings import Findings, Table, Tell
+from fedrift.presets.studies.drawing import Curve, bars, curves, draw
+from fedrift.presets.studies.making import (
+    chosen,
+    from_spec,
+    mean,
+    over_seeds,
+    percent,
+    run_all,
+    seeds,
+)
+from fedrift.result import Result
+from fedrift.session import one_thread
+
+ROWS = ("FedAvg", "SAM", "ASAM", "SWA", "SAM + SWA", "ASAM + SWA", "Mixup", "Cutout")
+CENTRAL, APART = "centralised", "one class per client"
+USUAL: dict[str, Any] = {
+    "data": "cifar10:train=10000,test=2000",
+    "model": "niid-cnn",
+    "rows": list(ROWS),
+    "clients": 100,
+    "per_round": 10,
+    "rounds": 300,
+    "central_rounds": 15,
+    "batch_size": 64,
+    "lr": 0.05,
+    "weight_decay": 4e-4,
+    "rho": 0.02,
+    "rho_a": 0.5,
+    "eta_a": 0.2,
+    "swa_start": 0.75,
+    "swa_cycle": 10,
+    "central_swa_cycle": 1,
+    "swa_lr2": 1e-4,
+    "mixup": 1.0,
+    "cutout": 16,
+    "eval_every": 5,
+    "images": 500,
+}
+EIGENVALUES = "eigenvalues.json"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One row in one place, one seed."""
+
+    accuracies: tuple[float, ...]
+    """Of the last quarter of the rounds that were evaluated."""
+    curve: Curve
+    eigenvalue: float
+
+    @property
+    def unrest(self) -> float:
+        """Standard deviation over those rounds."""
+        return float(np.std(self.accuracies))
+
+
+def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Tell) -> Findings:
+    """Every row in both places; runs are kept in the folder, eigenvalues beside them."""
+    said = chosen(settings, USUAL)
+    for row in said["rows"]:
+        if row not in ROWS:
+            raise unknown("row of the flat-minima table", row, ROWS)
+    loader = Loader()
+    cases = [(p, r, s) for s in seeds(said) for p in (CENTRAL, APART) for r in said["rows"]]
+    items = [
+        from_spec(f"{place}, {row}", _spec(place, row, seed, said, data), folder, loader)
+        for place, row, seed in cases
+    ]
+    results = run_all(items, said, tell)
+    found: dict[str, dict[str, list[Seen]]] = {}
+    for (place, row, _), result in zip(cases, results, strict=True):
+        seen = _seen(result, said, data, tell, f"{place}, {row}")
+        found.setdefault(place, {}).setdefault(row, []).append(seen)
+    return _findings(folder, found, said)
+
+
+def _spec(place: str, row: str, seed: int, said: Mapping[str, Any], data: Path | None) -> Spec:
+    central = place == CENTRAL
+    keys = ("data", "model", "batch_size", "lr", "weight_decay")
+    where = {} if data is None else {"data_dir": str(data)}
+    return Spec.of(
+        {
+            **where,
+            **{key: said[key] for key in keys},
+            "algorithm": _algorithm(row, central, said),
+            "augment": ["crop:4", "flip", *_augment(row, said)],
+            "partition": "iid" if central else "dirichlet:0",
+            "clients": 1 if central else said["clients"],
+            "per_round": 1 if central else said["per_round"],
+            "rounds": said["central_rounds"] if central else said["rounds"],
+            "eval_every": 1 if central else said["eval_every"],
+            "epochs": 1,
+            "seed": seed,
+        }
+    )
+
+
+def _algorithm(row: str, central: bool, said: Mapping[str, Any]) -> str:
+    inner = {
+        "SAM": f"fedsam:rho={said['rho']}",
+        "ASAM": f"fedasam:rho={said['rho_a']},eta_a={said['eta_a']}",
+    }.get(row.partition(" + ")[0], "fedavg")
+    if "SWA" not in row:
+        return inner
+    cycle = said["central_swa_cycle" if central else "swa_cycle"]
+    return f"swa({inner}):start={said['swa_start']},cycle={cycle},lr2={said['swa_lr2']}"
+
+
+def _augment(row: str, said: Mapping[str, Any]) -> list[str]:
+    return {
+        "Mixup": [f"mixup:alpha={said['mixup']}"],
+        "Cutout": [f"cutout:length={said['cutout']}"],
+    }.get(row, [])
+
+
+def _seen(
+    result: Result, said: Mapping[str, Any], data: Path | None, tell: Tell, label: str
+) -> Seen:
+    last = max(1, len(result.accuracy) // 4)
+    return Seen(
+        accuracies=tuple(result.accuracy[-last:]),
+        curve=(result.rounds, [100 * a for a in result.accuracy]),
+        eigenvalue=_eigenvalue(result, said, data, tell, label),
+    )
+
+
+def _eigenvalue(
+    result: Result, said: Mapping[str, Any], data: Path | None, tell: Tell, label: str
+) -> float:
+    """Of the Hessian of the training loss, without augmentation or decay; kept beside the run."""
+    assert result.folder is not None
+    path, images = result.folder.parent / f"{result.folder.name}.{EIGENVALUES}", said["images"]
+    known = records.read_file(path)
+    if known is not None and known["images"] == images:
+        return float(known["top"][0])
+    tell(f"{label}: top Hessian eigenvalue on {images} training images")
+    case = load(result.folder, data_dir=None if data is None else str(data))
+    batch, _ = case.data(Options(data="train", images=images))
+    objective = Objective(case.problem, batch, moved=case.moved)
+    with one_thread():
+        top = top_eigenvalues(objective, case.weights, 1)
+    records.replace_text(path, records.dump({"images": images, "top": top}) + "\n")
+    return top[0]
+
+
+def _findings(
+    folder: Path, found: Mapping[str, Mapping[str, Sequence[Seen]]], said: Mapping[str, Any]
+) -> Findings:
+    rows: list[list[Any]] = []
+    for row in said["rows"]:
+        cells: list[Any] = [row]
+        for place in (CENTRAL, APART):
+            seen, plain = found[place][row], found[place].get("FedAvg")
+            now = [mean(one.accuracies) for one in seen]
+            before = [mean(one.accuracies) for one in plain or ()]
+            gain = [100 * (a - b) for a, b in zip(now, before, strict=False)]
+            cells += [percent(now), over_seeds(gain) if gain else None]
+            if place == APART:
+                cells.append(over_seeds([100 * one.unrest for one in seen]))
+            cells.append(over_seeds([one.eigenvalue for one in seen]))
+        rows.append(cells)
+    columns = (
+        "method",
+        "centralised (%)",
+        "gain centralised",
+        "top eigenvalue centralised",
+        "one class per client (%)",
+        "gain one class",
+        "unrest one class",
+        "top eigenvalue one class",
+    )
+    facts = {
+        place: {
+            row: {"rounds": list(seen[0].curve[0]), "accuracy": list(seen[0].curve[1])}
+            for row, seen in by_row.items()
+        }
+        for place, by_row in found.items()
+    }
+    shown = {
+        place: {row: (one["rounds"], one["accuracy"]) for row, one in by_row.items()}
+        for place, by_row in facts.items()
+    }
+    tops = {
+        place: {row: abs(mean([s.eigenvalue for s in seen])) for row, seen in by_row.items()}
+        for place, by_row in found.items()
+    }
+    return Findings(
+        tables=[Table("Flat minima", columns, rows)],
+        figures=[
+            draw(
+                folder,
+                "flat-minima-rounds",
+                partial(curves, shown=shown, x="round (centralised: epoch)", y="test accuracy (%)"),
+            ),
+            draw(
+                folder,
+                "flat-minima-eigenvalues",
+                partial(bars, shown=tops, y="top Hessian eigenvalue", log=True),
+            ),
+        ],
+        notes=[
+            f"{said['data']}, {said['model']}, {said['clients']} clients of one class, "
+            f"{said['per_round']} a round, {said['rounds']} rounds of one epoch; centralised: one "
+            f"client, {said['central_rounds']} epochs. Rate {said['lr']}, batches of "
+            f"{said['batch_size']}, crop and flip for all rows.",
+            "Accuracy is the mean of the last quarter of the evaluated rounds, unrest their "
+            "standard deviation. Eigenvalues are of the training loss on "
+            f"{said['images']} images without augmentation, at the final model.",
+        ],
+        facts=facts,
+    )

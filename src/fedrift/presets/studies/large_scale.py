@@ -1,0 +1,223 @@
+"""Thousands of users: Fed3R in one pass against gradient methods, as in Hsu, Qi, Brown, ECCV 2020.
+
+Collections with the shape of iNaturalist-User-120k and Landmarks-User-160k; where the real ones are
+in the data folder, the features of a frozen extractor on them, else generated features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedrift.comparison import Item
+from fedrift.data.resident import Split
+from fedrift.dividing import split
+from fedrift.features import cached, extractor
+from fedrift.pictures.style import colour, legend, panels
+from fedrift.presets.findings import Cell, Findings, Table, Tell
+from fedrift.presets.studies.drawing import Curve, curves, draw
+from fedrift.presets.studies.extracting import factory
+from fedrift.presets.studies.making import (
+    chosen,
+    cores,
+    from_objects,
+    mean,
+    over_seeds,
+    percent,
+    run_all,
+    seeds,
+)
+from fedrift.presets.studies.populations import Collection, generated, real, shape_of
+from fedrift.result import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+USUAL: dict[str, Any] = {
+    "collections": ["Landmarks-User-160k"],
+    "algorithms": ["fedavg", "fedavgm"],
+    "scale": 1.0,
+    "width": 128,
+    "sigma": 1.2,
+    "class_sigma": 1.0,
+    "concentration": 5.0,
+    "separation": 0.6,
+    "shift": 0.3,
+    "tests": 5000,
+    "per_round": 50,
+    "rounds": 0,
+    "epochs": 5,
+    "batch_size": 64,
+    "lr": 0.1,
+    "ridge": 0.01,
+    "eval_every": 5,
+    "model": "mobilenet-v2:size=224",
+    "size": 224,
+}
+CLOSED = "fed3r"
+
+
+def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Tell) -> Findings:
+    """Every algorithm on every collection."""
+    said = chosen(settings, USUAL)
+    results: dict[tuple[str, str], list[Result]] = {}
+    sizes: dict[str, np.ndarray] = {}
+    notes: list[str] = []
+    for name in said["collections"]:
+        for seed in seeds(said):
+            held, note = _collection(name, said, data, seed, tell)
+            clients = split(held.x, held.y, "natural", users=held.users, seed=seed)
+            sizes.setdefault(name, clients.sizes)
+            notes += [note] if note not in notes else []
+            algorithms = (CLOSED, *said["algorithms"])
+            items = [_item(name, one, held, clients, said, folder, seed) for one in algorithms]
+            for one, result in zip(algorithms, run_all(items, said, tell), strict=True):
+                results.setdefault((name, one), []).append(result)
+    return _findings(folder, said, results, sizes, notes)
+
+
+def _collection(
+    name: str, said: Mapping[str, Any], data: Path | None, seed: int, tell: Tell
+) -> tuple[Collection, str]:
+    found = real(name, data, said["size"])
+    if found is None:
+        tell(f"{name}: generating features with its shape")
+        held = generated(name, said, seed)
+        said_of = f"Generated features of width {said['width']} with the shape of {name}"
+        return held, (
+            f"{said_of}: {len(np.unique(held.users)):,} users, {held.classes:,} classes, "
+            f"{len(held.y):,} samples; not the photographs, so accuracies cannot be compared with "
+            f"published ones. With {shape_of(name).file} (columns path,label,user,split) and its "
+            "images in the data folder the same command takes those."
+        )
+    example = torch.from_numpy(found.x[:2])
+    source = extractor(said["model"], factory(said["model"], found, data), example, seed=seed)
+    x, x_test = (
+        cached(source, part, cores=cores(said), tell=tell).numpy()
+        for part in (found.x, found.x_test)
+    )
+    assert found.users is not None
+    note = f"{name}: {len(found.y):,} photographs, features of {said['model']}."
+    return Collection(x, found.y, found.users, x_test, found.y_test, found.classes), note
+
+
+def _item(
+    name: str,
+    algorithm: str,
+    held: Collection,
+    clients: Split,
+    said: Mapping[str, Any],
+    folder: Path,
+    seed: int,
+) -> Item:
+    closed = algorithm == CLOSED
+    one_pass = -(-len(clients) // said["per_round"])
+    local = {} if closed else {key: said[key] for key in ("epochs", "batch_size", "lr")}
+    return from_objects(
+        f"{name}, {algorithm}",
+        f"{CLOSED}:ridge={said['ridge']}" if closed else algorithm,
+        folder,
+        seed,
+        model=partial(nn.Linear, held.x.shape[1], held.classes),
+        clients=clients,
+        test=(held.x_test, held.y_test),
+        rounds=one_pass if closed else said["rounds"] or one_pass,
+        per_round=min(said["per_round"], len(clients)),
+        eval_every=said["eval_every"],
+        **local,
+    )
+
+
+def _findings(
+    folder: Path,
+    said: Mapping[str, Any],
+    results: Mapping[tuple[str, str], Sequence[Result]],
+    sizes: Mapping[str, np.ndarray],
+    notes: Sequence[str],
+) -> Findings:
+    rows: list[list[Any]] = []
+    shown: dict[str, dict[str, Curve]] = {}
+    for (name, algorithm), many in results.items():
+        totals = [one.ledger.total for one in many]
+        curve = many[0].rounds, [100 * a for a in many[0].accuracy]
+        near = 0.9 * mean([one.accuracy[-1] for one in results[name, CLOSED]])
+        rows.append(
+            [
+                f"{name}, {algorithm}",
+                many[0].rounds[-1],
+                percent([one.accuracy[-1] for one in many]),
+                _reached(many, near),
+                mean([t.bytes_up for t in totals]) / 1e6,
+                mean([t.bytes_down for t in totals]) / 1e6,
+                mean([t.gradients for t in totals]),
+            ]
+        )
+        shown.setdefault(name, {})[algorithm] = curve
+    columns = (
+        "method",
+        "rounds",
+        "accuracy (%)",
+        "rounds to 90 % of Fed3R's",
+        "MB up",
+        "MB down",
+        "gradient evaluations",
+    )
+    spread = Table(
+        "Users",
+        ("collection", "users", "samples", "median", "largest", "users below 10 samples (%)"),
+        [
+            [
+                name,
+                len(n),
+                int(n.sum()),
+                float(np.median(n)),
+                int(n.max()),
+                100 * float((n < 10).mean()),
+            ]
+            for name, n in sizes.items()
+        ],
+    )
+    figures = [
+        draw(
+            folder,
+            "large-scale-rounds",
+            partial(curves, shown=shown, x="round", y="test accuracy (%)"),
+        ),
+        draw(folder, "large-scale-sizes", partial(_sizes, sizes=sizes)),
+    ]
+    about = (
+        f"{said['per_round']} users a round; gradient methods: {said['epochs']} epochs, batches of "
+        f"{said['batch_size']}, rate {said['lr']}; the model is one linear layer on the features. "
+        "Fed3R's rounds are one pass over all users."
+    )
+    return Findings(
+        [Table("Accuracy and cost", columns, rows), spread], figures, [*notes, about], shown
+    )
+
+
+def _reached(many: Sequence[Result], target: float) -> Cell:
+    """The first evaluated round with that accuracy."""
+    rounds = [
+        next((r for r, a in zip(one.rounds, one.accuracy, strict=True) if a >= target), None)
+        for one in many
+    ]
+    known = [float(r) for r in rounds if r is not None]
+    return over_seeds(known, 0) if len(known) == len(many) else "not reached"
+
+
+def _sizes(figure: Figure, sizes: Mapping[str, np.ndarray]) -> None:
+    """Samples of each user, largest first."""
+    (axis,) = panels(figure, 1)
+    for place, (name, n) in enumerate(sizes.items()):
+        axis.plot(np.arange(1, len(n) + 1), np.sort(n)[::-1], color=colour(place), label=name)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("user, by number of samples")
+    axis.set_ylabel("samples")
+    legend(figure, [axis])

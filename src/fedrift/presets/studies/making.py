@@ -1,0 +1,138 @@
+"""What studies share: their settings, their data, their runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrift import backends
+from fedrift.comparison import Item, Outcome, Runner
+from fedrift.contests import Loader
+from fedrift.data import datasets
+from fedrift.data.samples import DataSet
+from fedrift.engine import Plan, RoundReport
+from fedrift.errors import InputError, RunError, unknown
+from fedrift.experiment import Spec
+from fedrift.front import settled
+from fedrift.grid import seeds_of, slug
+from fedrift.presets.findings import Cell, Tell
+from fedrift.result import Result
+
+COMMON: dict[str, Any] = {"seeds": [0], "workers": "auto"}
+
+
+def chosen(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a study with its usual ones for what is not said."""
+    known = {**COMMON, **usual}
+    for key, value in settings.items():
+        if key not in known:
+            raise unknown("setting of the study", key, known)
+        if isinstance(known[key], list) and not isinstance(value, list):
+            raise InputError(f"setting {key} of the study must be a list, not {value!r}")
+    return {**known, **settings}
+
+
+def seeds(settings: Mapping[str, Any]) -> tuple[int, ...]:
+    return seeds_of(settings["seeds"])
+
+
+def cores(settings: Mapping[str, Any]) -> int:
+    """Processes or threads that may compute at a time."""
+    number = settings["workers"]
+    return backends.cores() if number == "auto" else max(1, int(number))
+
+
+class _Told:
+    """Tells of every run that has ended."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+
+    def started(self, item: Item, plan: Plan) -> None:
+        return None
+
+    def finished_round(self, item: Item, report: RoundReport) -> None:
+        return None
+
+    def finished(self, outcome: Outcome) -> None:
+        result = outcome.result
+        how = outcome.error if result is None else result.status
+        if result is not None and result.accuracy:
+            how += f", accuracy {100 * result.accuracy[-1]:.1f} %"
+        self._tell(f"{outcome.item.label}, seed {outcome.item.seed}: {how}")
+
+
+def run_all(items: Sequence[Item], settings: Mapping[str, Any], tell: Tell) -> list[Result]:
+    """All runs on one pool, in the order given; those that are in their folders are read."""
+    number = settings["workers"]
+    workers = backends.cores() if number == "auto" else int(number)
+    outcomes = Runner(workers, _Told(tell)).run(items)
+    for outcome in outcomes:
+        if outcome.result is None:
+            raise RunError(f"{outcome.item.label}: {outcome.error}")
+    return [outcome.result for outcome in outcomes if outcome.result is not None]
+
+
+def from_spec(label: str, spec: Spec, folder: Path, loader: Loader) -> Item:
+    """A run on named data."""
+    spec.validate()
+    place = folder / "runs" / f"{slug(label)}-s{spec.seed}"
+    return Item(label, {}, spec.seed, partial(loader.task, spec), place, spec.rounds, label)
+
+
+def from_objects(label: str, algorithm: str, folder: Path, seed: int, **said: Any) -> Item:
+    """A run on data and a model that are at hand; what is said is as for `fedrift.run`."""
+    make = partial(settled, algorithm, {**said, "seed": seed})
+    return Item(
+        label,
+        {},
+        seed,
+        make,
+        folder / "runs" / f"{slug(label)}-s{seed}",
+        int(said["rounds"]),
+        label,
+    )
+
+
+def load(text: str, data: Path | None, classes: Sequence[int] = ()) -> DataSet:
+    """A data set by name, or those of its classes that are listed, numbered from 0."""
+    found = datasets.load(text, data)
+    if not classes:
+        return found
+    wrong = [c for c in classes if not 0 <= c < found.classes]
+    if wrong:
+        raise InputError(f"classes: '{text}' has classes 0 to {found.classes - 1}, not {wrong[0]}")
+    number = np.full(found.classes, -1)
+    number[list(classes)] = np.arange(len(classes))
+    train, test = (np.isin(y, classes) for y in (found.y, found.y_test))
+    return replace(
+        found,
+        x=found.x[train],
+        y=number[found.y[train]],
+        x_test=found.x_test[test],
+        y_test=number[found.y_test[test]],
+        classes=len(classes),
+        class_names=tuple(found.class_names[c] for c in classes),
+        users=None,
+    )
+
+
+def mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def over_seeds(values: Sequence[float], digits: int = 2) -> Cell:
+    """A number of one seed; mean ± standard deviation of several."""
+    if len(values) == 1:
+        return float(values[0])
+    return f"{mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f}"
+
+
+def percent(shares: Sequence[float]) -> Cell:
+    """Shares, in per cent."""
+    return over_seeds([100 * share for share in shares])

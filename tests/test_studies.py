@@ -1,0 +1,222 @@
+"""Studies in miniature: what they must find whatever the numbers, and that they go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedrift.errors import InputError
+from fedrift.presets import studies
+from fedrift.presets.findings import Findings, Table
+from fedrift.presets.studies import large_scale, making
+from fedrift.presets.studies.extracting import pooled_ridge
+from fedrift.presets.studies.populations import generated
+from fedrift.records import dump, load
+
+DATA = "digits:train=300,test=100"
+TINY: dict[str, dict[str, Any]] = {
+    "permutation": {
+        "data": DATA,
+        "models": ["mlp"],
+        "clients": 3,
+        "rounds": 2,
+        "epochs": 8,
+        "points": 3,
+    },
+    "flat-minima-table": {
+        "data": DATA,
+        "model": "mlp",
+        "rows": ["FedAvg", "SAM + SWA", "Mixup"],
+        "clients": 10,
+        "per_round": 2,
+        "rounds": 8,
+        "central_rounds": 4,
+        "swa_cycle": 2,
+        "eval_every": 2,
+        "images": 30,
+    },
+    "fed3r-invariance": {
+        "extractors": [
+            {
+                "name": "pretrained",
+                "data": DATA,
+                "model": "mlp",
+                "classes": [5, 6, 7, 8, 9],
+                "pretrained_on": DATA,
+                "pretrained_classes": [0, 1, 2, 3, 4],
+                "clients": 10,
+            },
+            {"name": "random", "data": DATA, "model": "random-conv:filters=4", "clients": 12},
+            {"name": "MobileNetV2", "data": DATA, "model": "mobilenet-v2"},
+        ],
+        "rivals": ["fedavg"],
+        "rival_rounds": 3,
+        "per_round": 4,
+    },
+    "fed3r-finetune": {
+        "extractor": {
+            "name": "half",
+            "data": DATA,
+            "model": "mlp",
+            "pretrained_on": DATA,
+            "pretrained_classes": [0, 1, 2, 3, 4],
+            "clients": 10,
+        },
+        "partitions": ["dirichlet:0"],
+        "per_round": 5,
+        "rounds": 4,
+        "last": 2,
+    },
+    "large-scale": {"scale": 40.0, "width": 20, "tests": 200, "per_round": 10, "eval_every": 1},
+    "classifier-bias": {
+        "data": DATA,
+        "model": "mlp",
+        "partitions": ["dirichlet:0", "iid"],
+        "algorithms": ["fedavg"],
+        "clients": 10,
+        "per_round": 2,
+        "rounds": 8,
+        "images": 50,
+    },
+}
+
+
+Made = Callable[[str], tuple[Findings, list[str], Path]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    """Every study is made once, however many tests look at it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDRIFT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        known: dict[str, tuple[Findings, list[str], Path]] = {}
+
+        def make(name: str) -> tuple[Findings, list[str], Path]:
+            if name not in known:
+                folder, told = tmp_path_factory.mktemp(name), list[str]()
+                settings = {**TINY[name], "workers": 0}
+                known[name] = (
+                    studies.find(name)(folder, settings, None, told.append),
+                    told,
+                    folder,
+                )
+            return known[name]
+
+        yield make
+
+
+def number(table: Table, row: str, column: str) -> float:
+    found = table.cell(row, column)
+    assert isinstance(found, int | float)
+    return float(found)
+
+
+@pytest.mark.parametrize("name", studies.NAMES)
+def test_a_study_ends_and_its_findings_survive_json(name: str, made: Made) -> None:
+    found, told, folder = made(name)
+    assert found.tables and found.notes and told
+    for table in found.tables:
+        assert all(len(row) == len(table.columns) for row in table.rows)
+        assert len({str(row[0]) for row in table.rows}) == len(table.rows)
+    for figure in found.figures:
+        for ending in ("png", "svg"):
+            assert (folder / f"{figure}.{ending}").stat().st_size > 1000
+    assert Findings.of(load(dump(found.record()))).record() == load(dump(found.record()))
+
+
+def test_a_study_goes_on_from_its_folder(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "flat-minima-table"
+    first, _, folder = made(name)
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("what is there is made again")
+
+    monkeypatch.setattr("fedrift.session._execute", never)
+    monkeypatch.setattr("fedrift.presets.studies.flat_minima_table.top_eigenvalues", never)
+    again = studies.find(name)(folder, {**TINY[name], "workers": 0}, None, print)
+    assert again.record() == first.record()
+
+
+def test_renumbered_clients_are_repaired_by_alignment_and_only_by_it(made: Made) -> None:
+    (table,) = made("permutation")[0].tables
+    column, apart = "average after round 1 (%)", "distance of two"
+    shared = number(table, "mlp, shared", column)
+    assert number(table, "mlp, renumbered", column) < shared - 20
+    assert abs(number(table, "mlp, renumbered, aligned", column) - shared) < 3
+    assert number(table, "mlp, different, aligned", apart) < number(table, "mlp, different", apart)
+
+
+def test_fed3r_is_the_pooled_solution_at_every_heterogeneity(made: Made) -> None:
+    found, _, _ = made("fed3r-invariance")
+    (table,) = found.tables
+    rows = [row for row in table.rows if ", fed3r, " in str(row[0])]
+    assert len(rows) == 2 * 4
+    for row in rows:
+        assert isinstance(row[2], float) and row[2] < 1e-7 and row[3] == 100.0
+    assert any("mobilenet_v2-imagenet.safetensors" in note for note in found.notes)
+
+
+def test_the_pooled_ridge_is_the_golden_one() -> None:
+    phi = torch.tensor([[1.0, 2], [0, 1], [3, 1], [2, 2]], dtype=torch.float64)
+    weight, bias = pooled_ridge(phi, torch.tensor([0, 1, 0, 1]), 2, 0.01, False)
+    np.testing.assert_allclose(weight, [[0.200184, 0.002894], [-0.197275, 0.011535]], atol=1e-6)
+    np.testing.assert_allclose(bias, [0.194895, 0.776669], atol=1e-6)
+    weight, bias = pooled_ridge(phi, torch.tensor([0, 1, 0, 1]), 2, 0.01, True)
+    np.testing.assert_allclose(weight[1], [-0.998295, 0.058370], atol=1e-6)
+    np.testing.assert_allclose(bias, [0.973474, 3.930267], atol=1e-6)
+
+
+def test_fine_tuning_starts_where_fed3r_ended(made: Made) -> None:
+    (table,) = made("fed3r-finetune")[0].tables
+    at = {
+        row: number(table, f"{row}, dirichlet:0", "after round 2 (%)")
+        for row in ("Fed3R", "Fed3R+FT", "Fed3R+FT_LP", "Fed3R+FT_FEAT")
+    }
+    assert len(set(at.values())) == 1
+
+
+def test_fed3r_forgets_no_class(made: Made) -> None:
+    _, classes = made("classifier-bias")[0].tables
+    column = "lift of classes just seen"
+    assert number(classes, "fedavg", column) > number(classes, "fed3r", column)
+
+
+def test_a_generated_collection_has_the_published_shape() -> None:
+    said = {**large_scale.USUAL, "width": 2, "tests": 10}
+    found = generated("iNaturalist-User-120k", said, 0)
+    assert len(np.unique(found.users)) == 9_275 and len(found.y) == 120_300
+    assert found.classes == 1_203 and found.y.max() < 1_203
+    held = [len(np.unique(found.y[found.users == user])) for user in range(50)]
+    sizes = np.bincount(found.users)
+    assert np.median(sizes) < sizes.mean() and np.mean(held) < 20
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("permutaton", {}, "did you mean 'permutation'"),
+        ("permutation", {"model": "mlp"}, "unknown setting of the study 'model'"),
+        ("permutation", {"models": "mlp"}, "must be a list"),
+        ("flat-minima-table", {"rows": ["SWAP"]}, "unknown row of the flat-minima table"),
+        ("fed3r-invariance", {"extractors": [{"name": "x", "data": DATA}]}, "setting 'model'"),
+        ("large-scale", {"collections": ["iNaturalist"]}, "unknown collection"),
+    ],
+)
+def test_wrong_settings_are_told(
+    name: str, settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=words):
+        studies.find(name)(tmp_path, settings, None, print)
+
+
+def test_classes_are_numbered_from_zero() -> None:
+    found = making.load("digits", None, [7, 2])
+    assert found.classes == 2 and set(found.y.tolist()) == {0, 1}
+    assert found.class_names == ("7", "2")
+    whole = making.load("digits", None)
+    assert (found.y == 0).sum() == (whole.y == 7).sum()
