@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import shutil
 import signal
 import threading
 import traceback
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
+from multiprocessing.util import get_temp_dir
 from typing import Any
 
 import torch
@@ -195,6 +197,7 @@ def _die_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])
+        shutil.rmtree(get_temp_dir(), ignore_errors=True)  # the parent's, who was killed
         os._exit(1)
 
 
