@@ -69,7 +69,8 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-client, server = ClientApp(), ServerApp()
+client = ClientApp()
+server = ServerApp()
 
 
 @client.train()
@@ -149,8 +150,8 @@ class Bench:
             found = _ends(out / EVENTS)
             news = time.monotonic() if len(found) > len(marks) else news
             marks = found
-            if time.monotonic() - news > PATIENCE:
-                raise SystemExit(f"{name}: no round for {PATIENCE:g} s{net.tail(process)}")
+            if net.started[process].poll() or time.monotonic() - news > PATIENCE:
+                raise SystemExit(f"{name}: no round any more{net.tail(process)}")
         steps = [later - sooner for sooner, later in pairwise(marks)]
         self.intervals.setdefault(name, []).extend(steps)
         console.print(f"{name}: " + " ".join(f"{s:.1f}" for s in steps))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from curved import dense_hessian, net, quadratic, symmetric
+from curved import dense_hessian, net, problem_of, quadratic, symmetric
+from fedrift.analysis import hessian
+from fedrift.analysis.case import NotMeasured
 from fedrift.analysis.hessian import (
     PRODUCTS,
     dense,
@@ -122,6 +125,50 @@ def test_the_trace_of_a_diagonal_is_exact_and_of_others_within_its_error() -> No
     found, error = trace(Objective(problem, data), far(60), 200)
     assert 0 < error < 3
     assert abs(found - 90.0) < 4 * error
+
+
+class Noisy(nn.Module):
+    """Drops and normalises in training, which would make its loss depend on chance and batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop, self.out = nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.drop(self.norm(x)))
+
+
+def test_the_model_is_taken_as_it_is_evaluated() -> None:
+    _, (x, y) = net()
+    loss = nn.functional.cross_entropy
+    problem = problem_of(Noisy, loss, (x[:2], y[:2]), torch.float64)
+    mean, spread = x.mean(0), x.var(0)
+    moved = {"norm.running_mean": mean, "norm.running_var": spread}
+    objective, w = Objective(problem, (x, y), moved=moved), problem.w0
+    named = problem.layout.named(w)
+    scaled = (x - mean) / (spread + 1e-5).sqrt() * named["norm.weight"] + named["norm.bias"]
+    wanted = loss(scaled @ named["out.weight"].T + named["out.bias"], y)
+    assert objective.loss(w) == pytest.approx(float(wanted))
+    v = far(problem.layout.size)
+    assert torch.equal(objective.product(w, v), objective.product(w, v))
+    assert torch.equal(objective.grad(w), objective.grad(w))
+
+
+def test_a_loss_without_curvature_has_eigenvalues_of_zero() -> None:
+    problem, data = quadratic(np.zeros((40, 40)), np.ones(40))
+    assert top_eigenvalues(Objective(problem, data), far(40), 3) == [0.0, 0.0, 0.0]
+
+
+def test_what_does_not_converge_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hessian, "RESTARTS", 1)
+    problem, data = quadratic(symmetric(np.linspace(1, 2, 300)))
+    assert len(top_eigenvalues(Objective(problem, data), far(300), 5)) < 5
+
+
+def test_infinite_curvature_is_no_number() -> None:
+    problem, data = quadratic(np.full((30, 30), np.inf))
+    with pytest.raises(NotMeasured, match="infinite"):
+        top_eigenvalues(Objective(problem, data), far(30), 2)
 
 
 def test_no_data_is_refused() -> None:

@@ -90,8 +90,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ran(words: str) -> int:
     """The run of a kind: what it says of itself takes the place of what is usual."""
-    given = words.split()
-    how: list[str] = HOW.split()
+    given: list[str] = words.split()
+    how: list[str] = str(HOW).split()
     for flag in [word for word in given if word.startswith("--") and word in how]:
         at = how.index(flag)
         del how[at : at + 2]

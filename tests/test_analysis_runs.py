@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,25 @@ def test_the_true_gradient_is_option_ones_control_variate(tmp_path: Path) -> Non
     assert numbers["controls"]["c"]["cosines"] == pytest.approx([1.0] * 6, abs=1e-5)
     lengths, gradients = (numbers["controls"]["c"][k] for k in ("lengths", "gradients"))
     assert lengths == pytest.approx(gradients, rel=1e-4)
+
+
+def test_local_models_are_sharp_on_their_own_data_and_the_global_one_on_the_pooled(
+    folder: Path,
+) -> None:
+    case = Loader().case(folder)
+    numbers = MEASURES["sharpness"](case, replace(FEW, images=0)).numbers
+    local, pooled, samples = case.trained(case.few(3)), 0.0, 0
+    for client, seen in local.items():
+        data = case.client(client)
+        own = numbers["clients"][str(client)]
+        assert own["loss"] == pytest.approx(float(case.model().loss(seen.w, data)), rel=1e-5)
+        pooled += float(case.model().loss(case.weights, data)) * len(data[1])
+        samples += len(data[1])
+    assert numbers["pooled"]["loss"] == pytest.approx(pooled / samples, rel=1e-5)
+    rises = [one["ascent"] for one in numbers["clients"].values()]
+    assert numbers["local_mean"] == pytest.approx(sum(rises) / len(rises))
+    wanted = numbers["pooled"]["ascent"] - numbers["local_mean"]
+    assert numbers["discrepancy"] == pytest.approx(wanted)
 
 
 def test_what_trains_no_local_model_says_so(tmp_path: Path) -> None:

@@ -12,6 +12,19 @@ from fedrift.analysis.sharpness import rises, scale_of, sharpness
 from fedrift.flat import Layout
 
 
+class Counting:
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def begin(self, what: str, steps: int, seconds: float) -> None:
+        return None
+
+    def step(self) -> None:
+        self.steps += 1
+
+
 def test_one_step_on_a_quadratic() -> None:
     a, b = np.diag([4.0, 1.0]), np.array([1.0, 2.0])
     problem, data = quadratic(a, b)
@@ -30,6 +43,17 @@ def test_ascent_finds_the_sharpest_direction_of_a_minimum() -> None:
     _, one, ascent = rises(Objective(problem, data), torch.zeros(4, dtype=torch.float64), 0.2)
     assert ascent == pytest.approx(0.5 * 0.2**2 * 8.0, rel=1e-3)  # ½ρ²λ₁
     assert 0 < one < ascent  # a random direction is not the sharpest
+
+
+def test_ascent_goes_in_fifths_of_the_radius_twenty_times() -> None:
+    # ½·0.2² is the highest point, 0.2 away: the first of five steps to the edge ends there
+    problem, data = quadratic(np.array([[-1.0]]), np.array([0.2]))
+    origin = torch.zeros(1, dtype=torch.float64)
+    _, _, ascent = rises(Objective(problem, data), origin, 1.0)
+    assert ascent == pytest.approx(0.02, abs=1e-12)
+    taken = Counting()
+    rises(Objective(problem, data), origin, 1.0, watch=taken)
+    assert taken.steps == 1 + 1 + 20  # where it begins, one step, the ascent
 
 
 def test_a_linear_loss_rises_by_rho_times_its_slope() -> None:

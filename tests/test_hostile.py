@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedrift.cli import code_of
+from fedrift.results import RunFolder
 
 COMMANDS = {
     "resume": (),
@@ -132,3 +133,18 @@ def test_a_folder_of_a_tracker_is_no_obstacle(folder: Path) -> None:
     (folder / "tensorboard" / "run").mkdir(parents=True)
     (folder / "tensorboard" / "run" / "events").write_bytes(b"x")
     assert code_of(["resume", "run", "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(
+    "words", [["resume", "run"], ["run", "fedavg", "--rounds", "2", "--out", "run"]]
+)
+def test_a_folder_that_somebody_writes_is_refused_at_once(
+    words: list[str],
+    folder: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedrift.prepare.prepare", lambda *_: pytest.fail("data were read"))
+    with RunFolder.reopen(folder):
+        assert code_of([*words, "--quiet"]) == 2
+    assert "another process" in capfd.readouterr().err

@@ -289,10 +289,10 @@ def test_groups_are_a_rule_of_model_and_cohort() -> None:
     stacks = together.together(problem)
     assert stacks is not None
     sizes = np.full(100, 60)
-    assert stacks.group_size(10, sizes) == 25 and stacks.group_size(10, sizes[:3]) == 1
-    assert stacks.group_size(10, np.full(1000, 60)) == together.MOST
+    assert stacks.groups(10, sizes) == 4 and stacks.groups(10, sizes[:3]) == 3
+    assert stacks.groups(10, np.full(1000, 60)) == 16  # of at most 64
     large = replace(problem, layout=Layout(("w",), ((together.CACHED, 1),)))
-    assert together.Together(large, stacks._chain).group_size(10, sizes) == 1
+    assert together.Together(large, stacks._chain).groups(10, sizes) == 100
 
 
 def test_neighbours_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +341,7 @@ def test_a_mistake_of_one_client_ends_the_run_and_the_others() -> None:
     ENDED.clear()
     with pytest.raises(ValueError, match="mine alone"):
         small(Failing(Local(batch_size=16), who=1), lr=None, batch_size="default")
-    assert ENDED == [1, 0] and torch.is_grad_enabled()
+    assert ENDED == [0, 1, 2] and torch.is_grad_enabled()  # 0 was alone, 2 waited beside 1
 
 
 class NoWaiting(TorchDispatchMode):

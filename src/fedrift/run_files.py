@@ -84,6 +84,34 @@ def check_own(path: Path) -> None:
         raise InputError(f"'{error.filename}' cannot be read: {error.strerror}") from None
 
 
+def locked(path: Path) -> int | None:
+    """A descriptor that keeps other processes from writing a folder; None where there are no
+    such locks. Refused if another process has it."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise InputError(
+            f"out '{path}' is being written by another process; wait for it or stop it"
+        ) from None
+    return descriptor
+
+
+def check_idle(path: Path) -> None:
+    """Refuses a folder that may not be written or that somebody is writing: known at once, before
+    data are read."""
+    if not os.access(path, os.W_OK):
+        raise InputError(f"out '{path}' is not writable; copy it to where you may write")
+    descriptor = locked(path)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
 def crc_of(path: Path, most: int | None = None) -> tuple[int, int]:
     """Size and CRC of a file, or of its first `most` bytes."""
     size = crc = 0

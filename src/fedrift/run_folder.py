@@ -29,6 +29,7 @@ from fedrift.run_files import (
     check_free,
     check_own,
     crc_of,
+    locked,
     read_spec,
     remove_beginnings,
 )
@@ -201,15 +202,4 @@ class RunFolder:
 
     def _take(self) -> None:
         """Two processes would mix their lines; the lock ends with the process."""
-        try:
-            import fcntl
-        except ImportError:  # no such lock on this system
-            return
-        self._lock = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.close()
-            raise InputError(
-                f"out '{self.path}' is being written by another process; wait for it or stop it"
-            ) from None
+        self._lock = locked(self.path)

@@ -50,12 +50,14 @@ class Together:
         self._worth = WORTH if problem.stack == "auto" and is_here else math.inf
         self._groups, self._most = (GROUPS, MOST) if is_here else (1, self._width)
 
-    def group_size(self, batch_size: int | None, sizes: np.ndarray) -> int:
-        """Clients whose visits are one task: a rule of model and cohort, never of who computes."""
-        room = room_of(int(sizes.max()), batch_size)
-        if self._size * room > self._worth:
-            return 1
-        return max(1, min(self._most, -(-len(sizes) // self._groups), self._width))
+    def groups(self, batch_size: int | None, sizes: np.ndarray) -> int:
+        """Into how many tasks visits are put: a rule of model and cohort, never of who computes."""
+        number, room = len(sizes), room_of(int(sizes.max()), batch_size)
+        most = min(self._most, self._width)
+        if self._size * room > self._worth or most == 1:
+            return number
+        tasks = -(-number // most)
+        return min(number, -(-tasks // self._groups) * self._groups)
 
     def alone(self, request: Request) -> Trained | None:
         """Train one request, as a stack of one; None if it cannot be."""

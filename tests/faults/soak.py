@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from family import Family, Held
 
 ALGORITHMS = ("fedavg", "scaffold")
-LOOK = 0.15  # seconds between two looks
+LOOK = 0.1  # seconds between two looks
 BROKEN = 60  # rounds of the runs that are interrupted and killed
 WARM = 0.2  # of the rounds, until caches and lines are as they stay
-SETTINGS = """--data digits --partition dirichlet:0.3 --clients 20 --per-round 6 --lr 0.05
-    --workers 2 --seed 1 --json"""
+SETTINGS = """--data digits --partition dirichlet:0.3 --clients 20 --per-round 3 --steps 2 --lr 0.05
+    --model mlp:hidden=32 --eval-every 10 --workers 2 --seed 1 --json"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def start(algorithm: str, rounds: int, place: Path, name: str) -> Family:
 
 def finished(folder: Path) -> int:
     """Rounds that a run has written down."""
-    path = folder / "rounds.jsonl"
+    path = folder / "ledger.jsonl"  # one line a round, evaluated or not
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 

@@ -73,7 +73,8 @@ class _Stage:
     def __init__(self, task: Task, store: Store | None, model: Vec, watch: Watch) -> None:
         self.task, self._model, self._watch = task, model, watch
         self.visited: dict[int, Visited] = {}
-        self._visitor = Visitor(task.algorithm, task.problem, task.split, task.augment)
+        alone = replace(task.problem, stack="off")  # so that the bound vector tells where it ended
+        self._visitor = Visitor(task.algorithm, alone, task.split, task.augment)
         self._store = store or Store(task.algorithm, task.problem)
         self._start: Vec | None = None
         self._kept: dict[tuple[str, int], Any] = {}

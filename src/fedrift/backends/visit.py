@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -113,10 +114,11 @@ class Visitor:
             local_of(self.root),
             sorted(clients),
         )
-        size = 1
-        if stacks is not None and local is not None:
-            size = stacks.group_size(local.batch_size, self.clients.sizes[cohort])
-        return [cohort[i : i + size] for i in range(0, len(cohort), size)]
+        if stacks is None or local is None or not cohort:
+            return [[client] for client in cohort]
+        number = stacks.groups(local.batch_size, self.clients.sizes[cohort])
+        ends = [len(cohort) * i // number for i in range(number + 1)]
+        return [cohort[a:b] for a, b in pairwise(ends)]
 
     def visit(
         self,

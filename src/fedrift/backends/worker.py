@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import shutil
 import signal
 import threading
 import traceback
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
+from multiprocessing.util import get_temp_dir
 from time import perf_counter
 from typing import Any
 
@@ -243,6 +245,7 @@ def _die_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])
+        shutil.rmtree(get_temp_dir(), ignore_errors=True)  # the parent's, who was killed
         os._exit(1)
 
 

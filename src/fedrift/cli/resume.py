@@ -36,7 +36,7 @@ def resume(
     from fedrift.examinations import planned
     from fedrift.experiment import FIELDS
     from fedrift.records import read_file
-    from fedrift.run_files import SUMMARY
+    from fedrift.run_files import SUMMARY, check_idle
     from fedrift.track import tracks
 
     spec, origin = check_trust(folder, trust_code)
@@ -53,6 +53,7 @@ def resume(
         console(errors=True).print(f"'{folder}' is finished; nothing is left to do")
         report(summary, str(folder), as_json=as_json)
         return
+    check_idle(folder)
     tracks(track)
     execute(
         spec,

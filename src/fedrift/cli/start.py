@@ -19,7 +19,7 @@ from fedrift.foreign import foreign
 from fedrift.origin import Origin, read_origin
 from fedrift.records import dump
 from fedrift.results import read_spec
-from fedrift.run_files import SPEC, check_free, check_own
+from fedrift.run_files import SPEC, check_free, check_idle, check_own
 from fedrift.track import tracks
 
 INTERRUPTED = 130
@@ -84,8 +84,10 @@ def _is_same(spec: Spec, folder: Path) -> bool:
         return False
     there = read_spec(folder)
     usual = {name: None for name in ("out", "model")} | {"workers": "auto", "backend": "auto"}
-    same = replace(there, **usual) == replace(spec, **usual)
-    return same and spec.model in (None, there.model)
+    same = replace(there, **usual) == replace(spec, **usual) and spec.model in (None, there.model)
+    if same:
+        check_idle(folder)
+    return same
 
 
 def check_trust(folder: Path, trust: bool) -> tuple[Spec, Origin | None]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEAST = 0.1  # of an even share: fewer samples than that are not marked
+MOST_TICKS = 12
 MOST_DOTS = 4000  # cells of the table over rounds that can still be marked
 
 
@@ -40,13 +41,19 @@ def over_rounds(figure: Figure, runs: Mapping[str, Record]) -> None:
             of_class, at = np.nonzero(present * len(present) >= LEAST)
             sizes = 4 + 30 * present[of_class, at]
             axis.scatter(at, of_class, sizes, "white", edgecolors="black", linewidths=0.6)
-        rounds = numbers["rounds"]
-        ticks = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), 9)).astype(int))
-        axis.set_xticks(ticks, [str(rounds[t]) for t in ticks])
+        ticks = _even(numbers["rounds"])
+        axis.set_xticks(list(ticks), [str(round) for round in ticks.values()])
         _classes(axis.set_yticks, len(accuracy))
-        axis.set_xlabel("round (dot: class held by the cohort, larger: more of its samples)")
         axis.set_ylabel("class")
         axis.set_title(name, fontsize=10, parse_math=False)
+    axes[-1].set_xlabel("round (dot: class held by the cohort, larger: more of its samples)")
+
+
+def _even(rounds: list[int]) -> dict[int, int]:
+    """Where the first and every so many-th round stand, in steps of 1, 2, 5, 10, 20, …"""
+    steps = (digit * 10**power for power in range(9) for digit in (1, 2, 5))
+    step = next(s for s in steps if sum(r % s == 0 for r in rounds) <= MOST_TICKS)
+    return {0: rounds[0], **{i: r for i, r in enumerate(rounds) if r % step == 0}}
 
 
 def _classes(set_ticks: Any, count: int) -> None:
@@ -82,7 +89,7 @@ def recency(figure: Figure, runs: Mapping[str, Record]) -> None:
     for place, (name, numbers) in enumerate(runs.items()):
         values = [100 * a for a in numbers["recency"]["by_age"]]
         axis.plot(range(len(values)), values, "o-", color=colour(place), label=name)
-    axis.set_ylim(0, 100)
+    axis.set_ylim(-3, 103)  # a mark on the edge is seen whole
     axis.set_xlabel("evaluated rounds since the cohort held the class")
     axis.set_ylabel("mean test accuracy of the class (%)")
     legend(figure, [axis], 3)

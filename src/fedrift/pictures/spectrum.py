@@ -11,6 +11,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 SHARE = 100  # a bell's width is this part of the spectrum's span
 POINTS = 400
+AROUND = 7  # widths beyond the outermost nodes: their bells end below what is drawn
 
 
 def span(nodes: Sequence[Any]) -> float:
@@ -24,7 +25,7 @@ def smoothed(
     """The mean over probes of Gaussians at their nodes, on a grid that covers all of them."""
     sigma = span(nodes) / SHARE if width is None else width
     low, high = min(map(np.min, nodes)), max(map(np.max, nodes))
-    grid = np.linspace(low - 4 * sigma, high + 4 * sigma, points)
+    grid = np.linspace(low - AROUND * sigma, high + AROUND * sigma, points)
     total = np.zeros(points)
     for at, share in zip(nodes, weights, strict=True):
         bells = np.exp(-0.5 * ((grid[:, None] - np.asarray(at)) / sigma) ** 2)

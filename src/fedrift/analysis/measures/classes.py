@@ -58,9 +58,9 @@ def measure(case: Case, options: Options) -> Finding:
     has_lift = isinstance(lift, float) and lift == lift
     if isinstance(lift, float) and has_lift:
         about.append(
-            f"Classes that the cohort of a round held are {100 * lift:.1f} points more accurate "
-            "after it than those it did not hold: the higher, the more the model leans to what it "
-            "saw last."
+            f"Classes that the cohort of a round held are {100 * abs(lift):.1f} points "
+            f"{'more' if lift >= 0 else 'less'} accurate after it than those it did not hold: the "
+            "more, the more the model leans to what it saw last."
         )
     else:
         about.append("Every cohort held every class, so nothing can be said about recency.")

@@ -171,7 +171,8 @@ def _findings(
             partial(
                 curves,
                 shown=by_layer,
-                x=f"layer: {', '.join(f'{i} = {name}' for i, name in enumerate(layers))}",
+                x="layer, from input to output",
+                ticks=layers,
                 y="linear CKA between clients",
                 marks=True,
             ),

@@ -31,9 +31,14 @@ def curves(
     *,
     marks: bool = False,
     dashed: Callable[[str], bool] = lambda label: False,
-    limits: tuple[float, float] | None = None,
+    ticks: Sequence[str] = (),
 ) -> None:
-    """A panel for each title, a curve for each label; one label has one colour everywhere."""
+    """A panel for each title, a curve for each label; one label has one colour everywhere.
+
+    ticks: what 0, 1, … on the horizontal axis are called.
+    """
+    from matplotlib.ticker import MaxNLocator
+
     axes = panels(figure, len(shown))
     labels = list(dict.fromkeys(label for by_label in shown.values() for label in by_label))
     for axis, (title, by_label) in zip(axes, shown.items(), strict=True):
@@ -45,8 +50,10 @@ def curves(
             )
         axis.set_title(title, fontsize=10, parse_math=False)
         axis.set_xlabel(x)
-        if limits is not None:
-            axis.set_ylim(*limits)
+        if ticks:
+            names(axis, ticks)
+        elif all(float(at).is_integer() for along, _ in by_label.values() for at in along):
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylabel(y)
     legend(figure, axes, 4)
 
