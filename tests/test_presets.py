@@ -292,7 +292,6 @@ def test_known_tables_and_figures_can_be_made() -> None:
     assert (tuple(TABLES), tuple(FIGURES)) == (reading.TABLES, reading.FIGURES)
 
 
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WANTED.split())
 def test_every_method_of_a_preset_starts_with_its_settings(name: str) -> None:
