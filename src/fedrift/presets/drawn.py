@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrift.figures import save
+from fedrift.figures import COLOURS, save
 from fedrift.pictures import style
-from fedrift.report import drawings
 from fedrift.statistics.estimates import series
 from fedrift.statistics.findings import Findings
-from fedrift.statistics.measured import Floats, Measured
+from fedrift.statistics.measured import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ENDINGS = ("png", "svg")
+LINES = ("-", "--", ":")  # of the methods beyond the number of colours
+WIDE = 6.4  # inches of a single panel
 
 
 def draw(found: Findings, folder: Path, names: Sequence[str]) -> list[str]:
@@ -32,23 +33,39 @@ def draw(found: Findings, folder: Path, names: Sequence[str]) -> list[str]:
 
 
 def _rounds(found: Findings) -> Figure:
-    return drawings.curves(found, found.settings, "rounds")
+    return _over(found, "rounds")
 
 
 def _bytes(found: Findings) -> Figure:
-    return drawings.curves(found, found.settings, "bytes")
+    return _over(found, "bytes")
 
 
 def _loss(found: Findings) -> Figure:
-    """Test loss over rounds, one panel for each setting; a logarithmic axis shows small ones."""
+    """A logarithmic axis shows small differences of small losses."""
+    figure = _over(found, "rounds", loss=True)
+    for axis in figure.axes:
+        axis.set_yscale("log")
+    return figure
+
+
+def _over(found: Findings, cost: str, loss: bool = False) -> Figure:
+    """One panel for each setting, one line for each method."""
+    from matplotlib.ticker import EngFormatter
+
     figure = style.sheet()
-    axes = style.panels(figure, len(found.settings))
+    axes = style.panels(
+        figure, len(found.settings), width=WIDE if len(found.settings) == 1 else 4.6
+    )
     for axis, setting in zip(axes, found.settings, strict=True):
         for one in found.by_setting[setting]:
-            colour = style.colour(found.methods.index(one.method))
-            _seeds(axis, one.group.runs, one.method, colour, [run.loss for run in one.group.runs])
-        _label(axis, setting.label if len(axes) > 1 else "", False)
-        axis.set_yscale("log")
+            runs = [run for run in one.group.runs if not run.is_blank]
+            values = [run.loss if loss else series(run) for run in runs]
+            place = found.methods.index(one.method)
+            _seeds(axis, [getattr(r, cost) for r in runs], values, one.method, place)
+        _label(axis, setting.label if len(axes) > 1 else "", found.has_accuracy and not loss)
+        if cost == "bytes":
+            axis.set_xlabel("bytes sent")
+            axis.xaxis.set_major_formatter(EngFormatter("B"))
     style.legend(figure, axes)
     return figure
 
@@ -62,23 +79,27 @@ def _settings(found: Findings) -> Figure:
             one = found.get(method, setting)
             if one is not None:
                 runs = one.group.runs
-                _seeds(axis, runs, setting.label, style.colour(place), [series(r) for r in runs])
+                rounds, values = [r.rounds for r in runs], [series(r) for r in runs]
+                _seeds(axis, rounds, values, setting.label, place)
         _label(axis, method if len(axes) > 1 else "", found.has_accuracy)
     style.legend(figure, axes)
     return figure
 
 
 def _seeds(
-    axis: Axes, runs: Sequence[Measured], label: str, colour: str, values: Sequence[Floats]
+    axis: Axes, costs: Sequence[Any], values: Sequence[Floats], label: str, place: int
 ) -> None:
     """Mean of the seeds as far as all of them go, with their range."""
-    shortest = min(len(run.rounds) for run in runs)
+    shortest = min(map(len, values), default=0)
+    if not shortest:
+        return
     held = np.array([one[:shortest] for one in values])
-    rounds = runs[0].rounds[:shortest]
-    axis.plot(rounds, held.mean(axis=0), color=colour, label=label, linewidth=1.8)
+    x = np.mean([one[:shortest] for one in costs], axis=0)
+    colour, line = style.colour(place), LINES[place // len(COLOURS) % len(LINES)]
+    axis.plot(x, held.mean(axis=0), color=colour, linestyle=line, label=label, linewidth=1.6)
     if len(held) > 1:
         low, high = held.min(axis=0), held.max(axis=0)
-        axis.fill_between(rounds, low, high, color=colour, alpha=0.16, lw=0)
+        axis.fill_between(x, low, high, color=colour, alpha=0.16, lw=0)
 
 
 def _label(axis: Axes, title: str, has_accuracy: bool) -> None:

@@ -107,10 +107,8 @@ def _took(one: Measured) -> str:
     """Time on the clock; where one process did it all, also the processor's."""
     records = one.parts.values()
     clock = seconds_text(sum(float(r["seconds"]) for r in records))
-    own = [r.get("processor") for r in records]
-    if any(seconds is None for seconds in own):
-        return clock
-    return f"{clock} ({seconds_text(sum(map(float, own)))} of one core)"
+    own = [float(r["processor"]) for r in records if r.get("processor") is not None]
+    return f"{clock} ({seconds_text(sum(own))} of one core)" if len(own) == len(records) else clock
 
 
 def _published(one: Measured) -> str:

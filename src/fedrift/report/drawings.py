@@ -36,7 +36,7 @@ def draw(findings: Findings, stem: Path, endings: Sequence[str]) -> list[Path]:
     pages = [settings[i : i + MOST_PANELS] for i in range(0, len(settings), MOST_PANELS)]
     for number, page in enumerate(pages, start=1):
         part = f"-{number}" if len(pages) > 1 else ""
-        made: dict[str, Figure] = {f"over-{axis}": curves(findings, page, axis) for axis in LABELS}
+        made: dict[str, Figure] = {f"over-{axis}": _curves(findings, page, axis) for axis in LABELS}
         if any(one.spread is not None for setting in page for one in findings.by_setting[setting]):
             made["clients"] = _clients(findings, page)
         if any(one.difference is not None for s in page for one in findings.by_setting[s]):
@@ -84,7 +84,7 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
         text.set_parse_math(False)
 
 
-def curves(findings: Findings, settings: Sequence[Setting], axis: str) -> Figure:
+def _curves(findings: Findings, settings: Sequence[Setting], axis: str) -> Figure:
     """Mean of the seeds as far as all of them go, with their range."""
     from matplotlib.ticker import EngFormatter
 
