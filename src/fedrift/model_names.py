@@ -26,6 +26,7 @@ GRAMMAR: dict[str, str] = {
 
 OWN = "package.module:Class"
 
+WIDEST = 20_000  # units of a hidden layer; two of them have 400 million weights between them
 STEMS = ("imagenet", "cifar")
 
 CONV_PADDING = {"cnn": 0, "cnn-mcmahan": 2, "lenet": 0, "niid-cnn": 0}
@@ -83,7 +84,7 @@ def _options(named: Named) -> dict[str, int | str]:
         if key not in known:
             raise unknown(f"option of {named.name}", key, known)
         if key == "hidden":
-            options[key] = number(text, "option hidden of mlp", kind=int, low=1)
+            options[key] = number(text, "option hidden of mlp", kind=int, low=1, high=WIDEST)
         elif text in STEMS:
             options[key] = text
         else:
