@@ -30,7 +30,7 @@ from fedrift.federation.told import EVENTS
 from fedrift.prepare import prepare
 
 TARGET = 1.2
-PATIENCE = 120.0  # seconds without a round after which the measurement is given up
+PATIENCE = 600.0  # seconds without a round after which the measurement is given up
 console = Console()
 
 PYPROJECT = """\

@@ -24,7 +24,7 @@ needs only the mean or the sum over the cohort, so that masking could hide the s
 others it needs as they are. What a client keeps never leaves its node.
 
 Besides, in every federation: the server tells a node the experiment's hash, its client id, phase,
-round, seed, temperature and the version of its state; the node tells, once, its client id and its
+round, seed, temperature and versions of its state; the node tells, once, its client id and its
 number of samples, and with each reply how many examples it differentiated or passed forward, how
 many steps it made, and whether its new state is finite. Running statistics of batch normalisation
 (`buffers`) travel both ways where the model has them, parameters frozen during the run (`frozen`)

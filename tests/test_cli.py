@@ -62,6 +62,7 @@ class Front:
         track: Any = (),
         analyse: Any = None,
         origin: Any = None,
+        profile: bool = False,
     ) -> Any:
         assert prepared.model == spec.model
         assert analyse is None

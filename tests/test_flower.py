@@ -146,7 +146,7 @@ def test_data_that_only_the_sites_know_are_not_made_up(tmp_path: Path) -> None:
     (tmp_path / "fedrift.toml").write_text(charter.to_toml())
     again = Charter.read(tmp_path / "fedrift.toml")
     assert test_samples(again, {"test": ""}) is None
-    with pytest.raises(fr.InputError, match=r"put a loader into federated/client\.py"):
+    with pytest.raises(fr.InputError, match="put a loader into federated"):
         site_samples(again, {"partition-id": 0})
     assert settled(again).about["data"] == "python"
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from fedrift import checkpoint
+from fedrift.algorithms.scaffold import Scaffold
 from fedrift.cli import code_of
 from fedrift.results import RunFolder
+from problems import small_run
 
 COMMANDS = {
     "resume": (),
@@ -127,6 +134,64 @@ def test_a_report_does_not_wait_for_them(
     code = code_of(["report", "run", "--out", "page.html"])
     said = capfd.readouterr().err
     assert code in (0, 2) and "Traceback" not in said and "FEDRIFT_DEBUG" not in said, said
+
+
+def forged(**changes: Any) -> checkpoint.Checkpoint:
+    """A checkpoint that a stranger made, its hash being right."""
+    n = torch.zeros(7, dtype=torch.int64)
+    usual: dict[str, Any] = {"round": 1, "server": None, "buffers": (), "rows": {"": n.numpy() - 1}}
+    usual |= {"counted": (), "told": (), "seconds": 0.0, "sums": {"": n.numpy()}}
+    return checkpoint.Checkpoint(**(usual | changes))
+
+
+FORGED: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "rows that are no numbers": {"rows": {"": np.zeros(7)}},
+    "rows of others": {"rows": {"../../x": np.zeros(7, np.int64)}},
+    "strange clients": {"counted": (10**12,)},
+    "negative clients": {"told": (-5,)},
+    "a late round": {"round": 10**9},
+    "lines before the beginning": {"lines": {"rounds.jsonl": (-1, 0)}},
+    "lines elsewhere": {"lines": {"../victim": (0, 0)}},
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_checkpoints_are_passed_over(name: str, tmp_path: Path) -> None:
+    """The run starts anew or from the one before; its result is right all the same."""
+    run, wanted = tmp_path / "run", small_run("scaffold", rounds=2)
+    small_run("scaffold", rounds=2, out=run)
+    (run / "summary.json").unlink()
+    server = Scaffold().server(wanted.problem)
+    checkpoint.write(run, forged(**({"server": server} | FORGED[name])))
+    assert small_run("scaffold", rounds=2, out=run).fingerprint == wanted.fingerprint
+    broken = replace(server, w=torch.zeros(3))
+    checkpoint.write(run, forged(server=broken))
+    (run / "summary.json").unlink()
+    assert small_run("scaffold", rounds=2, out=run).fingerprint == wanted.fingerprint
+
+
+@pytest.mark.parametrize("content", ['{"status": "done"}', '{"status": "done", "rounds": []}'])
+def test_a_summary_without_numbers(
+    content: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "summary.json").write_text(content)
+    assert "damaged" in refused("resume", capfd)
+
+
+@pytest.mark.parametrize("value", ['"x"', "[1]", "1.5", "null", "true"])
+def test_lines_whose_round_is_no_number(
+    value: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = (folder / "rounds.jsonl").read_text().splitlines()[0]
+    first = line.replace('"round": 1', f'"round": {value}')
+    (folder / "rounds.jsonl").write_text(f"{first}\n{line}\n")
+    assert "line 1" in refused("verify", capfd)
+
+
+def test_a_model_that_no_machine_holds(capfd: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["run", "fedavg", "--model", "mlp:hidden=100000000"]) == 2
+    assert "20000" in capfd.readouterr().err
 
 
 def test_a_folder_of_a_tracker_is_no_obstacle(folder: Path) -> None:

@@ -50,6 +50,7 @@ def test_scaffold_shows_two_vectors_and_keeps_one() -> None:
         ("swa(scaffold)", "inner.train", True),
         ("fed3r", "statistics", True),
         ("mime", "gradient", True),
+        ("mimelite", "train", False),  # a gradient that only some replies have
     ],
 )
 def test_what_could_be_masked(text: str, phase: str, masked: bool) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 from fedrift.messages import Packed, pack, unpack
 
 FILE, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
+PEOPLE = ("counted", "told")
 Mark = tuple[int, int]
 """How many bytes of a file count, and their CRC."""
 
@@ -117,6 +118,8 @@ def newest(folder: Path, like: Any) -> Checkpoint | None:
 
 
 def _unpacked(head: dict[str, Any], packed: Packed, like: Any) -> Checkpoint:
+    if not all(path.startswith("server/") for path in head["numbers"]):
+        raise ValueError("it holds numbers where tensors belong")
     packed |= head["numbers"]
     parts: dict[str, Packed] = {"server": {}, "buffers": {}, "rows": {}, "sums": {}}
     for path, leaf in packed.items():
@@ -124,6 +127,8 @@ def _unpacked(head: dict[str, Any], packed: Packed, like: Any) -> Checkpoint:
         if part in parts:
             parts[part][name] = leaf
     _check_server(parts["server"], pack(like))
+    if any(packed[name].dtype != torch.int64 or packed[name].dim() != 1 for name in PEOPLE):
+        raise ValueError("it does not name clients by their numbers")
     if type(head["round"]) is not int or head["round"] < 0:
         raise ValueError("its round is no number")
     return Checkpoint(

@@ -52,6 +52,18 @@ def full(place: str, folder: RunFolder | None) -> str:
     )
 
 
+def _check_model(task: Task, point: Checkpoint) -> None:
+    """ValueError if no model can be had from a checkpoint; its hash may be right all the same."""
+    w0 = task.problem.w0
+    try:
+        w = task.algorithm.model(point.server)
+        fits = w.shape == w0.shape and w.dtype == w0.dtype
+    except (AttributeError, TypeError, KeyError, IndexError, RuntimeError):
+        fits = False
+    if not fits:
+        raise ValueError("it holds no model of this run")
+
+
 def begin(
     task: Task, store: States, folder: RunFolder | None, again: bool
 ) -> tuple[Progress, tuple[str, ...]]:
@@ -63,6 +75,7 @@ def begin(
 
     def accept(point: Checkpoint) -> None:
         keeping.check_point(point, start, task.rounds, task.problem.population)
+        _check_model(task, point)
         store.restore(point.rows, point.sums)
 
     point, notes = keeping.find(folder, state, accept)

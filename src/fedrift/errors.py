@@ -24,6 +24,15 @@ def unknown(kind: str, value: str, known: Iterable[str]) -> InputError:
     return InputError(f"unknown {kind} '{value}'{hint} (known: {', '.join(names)})")
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Python's own error, or what torch's allocators say."""
+    said = str(error)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError)
+        and ("can't allocate memory" in said or "not enough memory" in said)
+    )
+
+
 def is_overflow(error: Exception) -> bool:
     """A number went beyond what the run's precision holds: what Python or torch says of it."""
     return isinstance(error, OverflowError) or "without overflow" in str(error)

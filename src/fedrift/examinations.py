@@ -79,12 +79,14 @@ def during(text: str) -> During:
 
 
 PLAN = "analysis/plan.txt"
+LONGEST_PLAN = 1000  # characters
 
 
 def planned(run: Path) -> During | None:
     """What a run that was interrupted was measuring; None if nothing."""
     try:
-        return during((run / PLAN).read_text(encoding="utf-8").strip())
+        with (run / PLAN).open(encoding="utf-8") as file:
+            return during(file.read(LONGEST_PLAN).strip())
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

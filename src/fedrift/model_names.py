@@ -38,8 +38,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "random-conv": ("filters",),
 }
 
-LEAST = {"hidden": 1, "size": 32, "filters": 1}
-"""Options that are whole numbers, and the smallest that makes sense."""
+WIDEST = 20_000  # units of a hidden layer; two of them have 400 million weights between them
+BOUNDS = {"hidden": (1, WIDEST), "size": (32, 4096), "filters": (1, WIDEST)}
+"""Options that are whole numbers: the smallest and largest that make sense."""
 
 OWN = "package.module:Class"
 
@@ -99,9 +100,9 @@ def _options(named: Named) -> dict[str, int | str]:
             raise InputError(f"model '{named}': {named.name} has no option '{key}'; remove it")
         if key not in known:
             raise unknown(f"option of {named.name}", key, known)
-        if key in LEAST:
-            field = f"option {key} of {named.name}"
-            options[key] = number(text, field, kind=int, low=LEAST[key])
+        if key in BOUNDS:
+            field, (low, high) = f"option {key} of {named.name}", BOUNDS[key]
+            options[key] = number(text, field, kind=int, low=low, high=high)
         elif key == "weights":
             options[key] = _file(text, named.name)
         elif text in STEMS:

@@ -137,4 +137,5 @@ def _line(line: bytes) -> Record | None:
         found = load(line.decode("utf-8"))
     except (ValueError, RecursionError):
         return None
-    return cast(Record, found) if isinstance(found, dict) and "round" in found else None
+    is_line = isinstance(found, dict) and type(cast(Record, found).get("round")) is int
+    return cast(Record, found) if is_line else None

@@ -109,6 +109,8 @@ class Table:
         """ValueError if the rows of a checkpoint are not all there and whole."""
         if index.shape != self.index.shape or sums.shape != index.shape or index.min() < -1:
             raise ValueError("its clients are not those of the run")
+        if index.dtype != np.int64 or sums.dtype != np.int64:
+            raise ValueError("its rows are not numbered")
         used = index[index >= 0]
         if len(used) and (used.max() >= self.rows.holds() or len(np.unique(used)) < len(used)):
             raise ValueError("rows of client state are missing")

@@ -27,7 +27,7 @@ T = TypeVar("T")
 Asked: TypeAlias = tuple[int, Request]
 """The number of its kind, and what is asked."""
 
-WORTH = 1 << 24  # parameters × samples of a batch above which matrix products take all the time
+WORTH = 1 << 24  # parameters × samples of a batch up to which stacks were seen to pay
 CACHED = 1 << 18  # parameters of a stack: what fits into a core's cache is fastest
 DEVICE = 1 << 28  # the same on a GPU, which is the slower the less it has to do at once
 MOST = 64  # clients of a group

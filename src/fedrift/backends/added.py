@@ -12,8 +12,24 @@ from torch import Tensor
 
 from fedrift.algorithm import Algorithm
 from fedrift.backends.codec import NUMBERS, Codec, Form, Refused, plain
-from fedrift.messages import reductions
+from fedrift.messages import hints, reductions
 from fedrift.problem import Problem
+
+
+def unfit(cls: type) -> str:
+    """Why a message needs to be seen by itself; empty if its sum over the cohort will do."""
+    how, own = reductions(cls), hints(cls)
+    if any("derived" in f.metadata for f in fields(cls)):
+        return f"{cls.__name__} is folded with fields computed from single replies"
+    for f in fields(cls):
+        kind, optional = plain(own[f.name])
+        if how.get(f.name) not in ("mean", "sum"):
+            return f"field '{f.name}' is needed from each client by itself"
+        if optional:
+            return f"field '{f.name}' is not in every reply"
+        if kind is not Tensor and kind not in NUMBERS:
+            return f"field '{f.name}' is no array or number"
+    return ""
 
 
 class Added:
@@ -22,14 +38,10 @@ class Added:
     def __init__(self, cls: type, owner: Algorithm[Any, Any], problem: Problem) -> None:
         self._cls, how = cls, reductions(cls)
         self._parts: list[tuple[str, str, Form | None]] = []
-        if any("derived" in f.metadata for f in fields(cls)):
-            raise Refused(f"{cls.__name__} is folded with fields computed from single replies")
+        if why := unfit(cls):
+            raise Refused(why)
         for name, hint, _, form in Codec(cls, owner, problem).sent(cls, ""):
-            kind, optional = plain(hint)
-            known = kind is Tensor or kind in NUMBERS
-            if how.get(name) not in ("mean", "sum") or optional or not known:
-                raise Refused(f"field '{name}' is needed from each client by itself")
-            self._parts.append((name, how[name], form if kind is Tensor else None))
+            self._parts.append((name, how[name], form if plain(hint)[0] is Tensor else None))
 
     @property
     def size(self) -> int:

@@ -24,6 +24,7 @@ from fedrift.algorithm import Algorithm, owner_of
 from fedrift.backends.bundle import bundled
 from fedrift.backends.visit import Call, Caller, ChunkMetric, Evaluator, Reply, Visitor
 from fedrift.data.resident import Make, Split
+from fedrift.errors import is_out_of_memory
 from fedrift.exchange import Shown, Signature
 from fedrift.flat import map_tree
 from fedrift.messages import Packed, pack, unpack
@@ -230,15 +231,6 @@ def _said(reply: Reply) -> Packed:
 def say(pipe: Connection, kind: str, content: Any) -> None:
     """Send a message; plain pickle is several times faster than a connection's own `send`."""
     pipe.send_bytes(pickle.dumps((kind, content), pickle.HIGHEST_PROTOCOL))
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Python's own error, or what torch's allocators say."""
-    said = str(error)
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError)
-        and ("can't allocate memory" in said or "not enough memory" in said)
-    )
 
 
 def _die_with_parent() -> None:

@@ -25,7 +25,7 @@ from fedrift.cli.resume import resume
 from fedrift.cli.run import run
 from fedrift.cli.screen import complain
 from fedrift.cli.verify import verify
-from fedrift.errors import InputError, RunError
+from fedrift.errors import InputError, RunError, is_out_of_memory
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -109,6 +109,9 @@ def code_of(arguments: Sequence[str] | None) -> int:
     except RunError as error:
         return complain(str(error), FAILED, error)
     except Exception as error:
+        if is_out_of_memory(error):
+            fix = "use a smaller model, batch or data set, or fewer workers"
+            return complain(f"the machine has not enough memory; {fix}", FAILED, error)
         hint = "set FEDRIFT_DEBUG=1 to see where"
         return complain(f"{type(error).__name__}: {error}; {hint}", FAILED, error)
     return code if isinstance(code, int) else DONE

@@ -51,7 +51,10 @@ def resume(
     spec.validate()
     if summary.get("status") in ("done", "diverged"):
         console(errors=True).print(f"'{folder}' is finished; nothing is left to do")
-        report(summary, str(folder), as_json=as_json)
+        try:
+            report(summary, str(folder), as_json=as_json)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+            raise InputError(f"'{folder / SUMMARY}' is damaged: numbers are missing") from None
         return
     check_idle(folder)
     tracks(track)

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin
 from torch import Tensor
 
 from fedrift.algorithm import Algorithm, parts
+from fedrift.backends.added import unfit
 from fedrift.backends.codec import Refused, plain
 from fedrift.backends.letters import declared
 from fedrift.exchange import Signature
@@ -66,9 +67,7 @@ def sights(root: Algorithm[Any, Any]) -> list[Sight]:
 
 def can_be_masked(root: Algorithm[Any, Any], phase: str) -> bool:
     """All that goes up is a mean or a sum: the server needs no single client's value."""
-    kinds = declared(root, phase)
-    sent = {name.partition(".")[0] for name, _ in _leaves(kinds.up)}
-    return all(reductions(kinds.up).get(name) in ADDED for name in sent)
+    return not unfit(declared(root, phase).up)
 
 
 def _leaves(cls: Any, path: str = "") -> Iterator[tuple[str, str]]:

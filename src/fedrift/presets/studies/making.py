@@ -101,7 +101,7 @@ def from_objects(label: str, algorithm: str, folder: Path, seed: int, **said: An
 
 def load(text: str, data: Path | None, classes: Sequence[int] = ()) -> DataSet:
     """A data set by name, or those of its classes that are listed, numbered from 0."""
-    found = datasets.load(text, data)
+    found = _anywhere(text, data)
     if not classes:
         return found
     wrong = [c for c in classes if not 0 <= c < found.classes]
@@ -120,6 +120,18 @@ def load(text: str, data: Path | None, classes: Sequence[int] = ()) -> DataSet:
         class_names=tuple(found.class_names[c] for c in classes),
         users=None,
     )
+
+
+def _anywhere(text: str, data: Path | None) -> DataSet:
+    """From the data folder, or where the data set is usually found: one study may need several,
+    and MNIST's files bear the names of Fashion-MNIST's."""
+    try:
+        return datasets.load(text, data)
+    except InputError as refused:
+        try:
+            return datasets.load(text, None)
+        except InputError:
+            raise refused from None
 
 
 def mean(values: Sequence[float]) -> float:
