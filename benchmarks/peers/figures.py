@@ -66,7 +66,7 @@ class Figures:
 
     @property
     def others(self) -> tuple[float, float]:
-        """Cores that other processes used just before a run: median and most."""
+        """Cores that other processes used during a run, about: median and most."""
         used = [float(run["others"]) for run in self.content["runs"] if "others" in run]
         return (median(used), max(used)) if used else (0.0, 0.0)
 

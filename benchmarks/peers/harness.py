@@ -89,12 +89,12 @@ class Harness:
         run: Run = {"row": row.row, "peer": peer.name, "repeat": repeat}
         if python is None:
             return run | {"error": "its environment could not be made"}
-        run["others"] = watch.others()
         with tempfile.TemporaryDirectory() as place:
             out = Path(place) / "notes.json"
             rest = ["-m", "peers", peer.name, row.row, str(out), "--seed", str(repeat)]
             command = [str(python), *peer.launcher, *rest, "--rounds", str(row.rounds)]
             ran = self._watched(peer, command)
+            run["others"] = ran.others
             if ran.code is None:
                 return run | {"error": f"took longer than {self.limit:.0f} s"}
             if ran.code or not out.exists():

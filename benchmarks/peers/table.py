@@ -44,7 +44,7 @@ def _introduction(figures: Figures) -> Iterator[str]:
         f"{machine['memory_bytes'] / 2**30:.0f} GB, {machine['system']}, "
         f"Python {machine['python']}) by `benchmarks/peers/run.py`, which makes each library's "
         "environment, runs all in turns and checks that they did the same work; "
-        "`benchmarks/README.md` says how each is set up. Just before a run, other processes kept "
+        "`benchmarks/README.md` says how each is set up. During a run, other processes kept about "
         f"{usual:.0%} of a core busy (median; at most {most:.0%}). Versions: "
         + ", ".join(f"{name} {number}" for name, number in figures.content["versions"].items())
         + ".\n"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 PAUSE = 0.25  # seconds between two looks at the memory
 SHARE = 0.02  # at most this part of one core's time is spent on looking
+TICKS = os.sysconf("SC_CLK_TCK")
 GRACE = 5.0  # seconds for what a command leaves behind to end by itself
 
 
@@ -27,19 +28,15 @@ class Ran:
     peak_bytes: int
     code: int | None
     said: str
+    others: float = 0.0
+    """Cores that other processes kept busy meanwhile, about."""
 
 
-def others(seconds: float = 0.3) -> float:
-    """Cores that other processes keep busy just now."""
-
-    def used() -> int:
-        first = Path("/proc/stat").read_text().splitlines()[0].split()[1:8]
-        user, nice, system, _idle, _waiting, interrupts, soft = map(int, first)
-        return user + nice + system + interrupts + soft
-
-    before = used()
-    time.sleep(seconds)
-    return (used() - before) / os.sysconf("SC_CLK_TCK") / seconds
+def busy_seconds() -> float:
+    """Processor time that all processes of the machine have used so far."""
+    first = Path("/proc/stat").read_text().splitlines()[0].split()[1:8]
+    user, nice, system, _idle, _waiting, interrupts, soft = map(int, first)
+    return (user + nice + system + interrupts + soft) / TICKS
 
 
 def run(
@@ -47,7 +44,7 @@ def run(
 ) -> Ran:
     """Run it to its end, or until the limit; nothing that it started survives it."""
     with log.open("wb") as output:
-        launched, start = time.time(), time.perf_counter()
+        launched, start, busy = time.time(), time.perf_counter(), busy_seconds()
         process = subprocess.Popen(
             command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )
@@ -61,10 +58,12 @@ def run(
         finally:
             seconds = time.perf_counter() - start
             looking.stop()
+            others = max(0.0, busy_seconds() - busy - sum(looking.used.values())) / seconds
             process.kill()
             process.wait()
             looking.clear_away(0.0 if code is None else GRACE)
-    return Ran(launched, seconds, looking.peak, code, log.read_text(errors="replace"))
+    said = log.read_text(errors="replace")
+    return Ran(launched, seconds, looking.peak, code, said, others)
 
 
 @dataclass
@@ -75,6 +74,8 @@ class Look:
     peak: int = 0
     seen: dict[int, str] = field(default_factory=dict[int, str])
     """Process id and start time of every descendant: together they name a process."""
+    used: dict[int, float] = field(default_factory=dict[int, float])
+    """Processor seconds of each, when it was last seen."""
 
     def __post_init__(self) -> None:
         self._over = threading.Event()
@@ -86,6 +87,7 @@ class Look:
             start = time.thread_time()
             family = dict(descendants(self.root))
             self.seen |= family
+            self.used |= {pid: spent for pid in family if (spent := processor_seconds(pid))}
             self.peak = max(self.peak, sum(held(pid) for pid in family))
             pause = max(PAUSE, (time.thread_time() - start) / SHARE)
 
@@ -115,6 +117,13 @@ def status(pid: int) -> tuple[int, str] | tuple[()]:
         if after_name[0] != "Z":
             return int(after_name[1]), after_name[19]
     return ()
+
+
+def processor_seconds(pid: int) -> float:
+    with suppress(OSError, IndexError):
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(after_name[11]) + int(after_name[12])) / TICKS
+    return 0.0
 
 
 def descendants(root: int) -> Iterator[tuple[int, str]]:
