@@ -134,4 +134,4 @@ def test_code_that_a_folder_names_runs_only_when_it_is_trusted(
     (place / "kinds_own.py").write_text("raise SystemExit('it ran')")
     capsys.readouterr()
     assert code_of(["analyse", "run"]) == 2
-    assert "would run the code 'kinds_own:Normed'" in capsys.readouterr().err
+    assert "would use 'kinds_own:Normed'" in capsys.readouterr().err

@@ -169,7 +169,10 @@ def test_an_image_too_small_names_the_models_that_fit() -> None:
     [
         ("resnet2", "unknown model 'resnet2': did you mean 'resnet20'"),
         ("mlp:hiden=3", "unknown option of mlp 'hiden': did you mean 'hidden'"),
-        ("mlp:hidden=0", "hidden of mlp must be a whole number of at least 1, not '0'"),
+        (
+            "mlp:hidden=0",
+            "hidden of mlp must be a whole number of at least 1 and at most 20000, not '0'",
+        ),
         ("mlp:hidden=2.5", "must be a whole number"),
         ("mlp:200", r"has the value '200'; write mlp\[:hidden=200\]"),
         ("cnn:hidden=3", "cnn has no option 'hidden'"),

@@ -115,7 +115,7 @@ def test_on_the_command_line(beside: Path, capsys: pytest.CaptureFixture[str]) -
     assert load(Path("a")).spec.algorithm == "own_things:Mine:server_lr=0.5"
     again = ran(capsys, "run", "--spec", "a/spec.toml", "--out", "b", "--json")
     assert again["fingerprint"] == other["fingerprint"] != plain["fingerprint"]
-    ran(capsys, "resume", "a", "--json")
+    ran(capsys, "resume", "a", "--json", "--trust-code")
     swa = ran(capsys, "run", "swa(own_things:Mine):start=1,cycle=1", *RUN)
     assert (
         swa["fingerprint"] == ran(capsys, "run", "swa(fedavg):start=1,cycle=1", *RUN)["fingerprint"]
@@ -127,7 +127,7 @@ def test_a_folder_may_not_choose_code(beside: Path, capsys: pytest.CaptureFixtur
     Path("a").mkdir()
     Path("a/spec.toml").write_text(spec.to_toml())
     assert code_of(["resume", "a"]) == 2
-    assert "'a' would run the code 'own_things:Mine'" in capsys.readouterr().err
+    assert "'a' would use 'own_things:Mine'" in capsys.readouterr().err
     charter = Charter(Spec(), (1, 8, 8), 10, 3)
     assert charter.with_changes({"algorithm": "scaffold"}).spec.algorithm == "scaffold"
     with pytest.raises(fr.InputError, match="'own_things:Mine' is code that the charter"):
