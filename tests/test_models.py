@@ -169,7 +169,7 @@ def test_an_image_too_small_names_the_models_that_fit() -> None:
     [
         ("resnet2", "unknown model 'resnet2': did you mean 'resnet20'"),
         ("mlp:hiden=3", "unknown option of mlp 'hiden': did you mean 'hidden'"),
-        ("mlp:hidden=0", "hidden of mlp must be a whole number of at least 1 and at most 20000"),
+        (
             "mlp:hidden=0",
             "hidden of mlp must be a whole number of at least 1 and at most 20000, not '0'",
         ),
