@@ -105,6 +105,7 @@ def _seeds(
 def _label(axis: Axes, title: str, has_accuracy: bool) -> None:
     axis.set_title(title, fontsize=10, parse_math=False)
     axis.set_xlabel("round")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_ylabel("test accuracy" if has_accuracy else "test loss")
     if has_accuracy:
         axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
