@@ -28,7 +28,7 @@ from fedrift.engine import Plan, RoundReport
 
 MODEL, SHAPE, CLASSES = "lenet", (3, 32, 32), 10
 BATCH, TOP, TURNS = 64, 5, 3
-IMAGES = 192  # a product over 2,000 takes some 5 s, and about 40 are needed in every turn
+IMAGES = 128  # a product over 2,000 takes some 5 s, and about 40 are needed in every turn
 CLIENTS, SAMPLES, TEST, ROUNDS = 10, 64, 250, 6  # one step a client: what is added weighs most
 console = Console()
 
