@@ -103,9 +103,11 @@ def _seeds(
 
 
 def _label(axis: Axes, title: str, has_accuracy: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axis.set_title(title, fontsize=10, parse_math=False)
     axis.set_xlabel("round")
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_ylabel("test accuracy" if has_accuracy else "test loss")
     if has_accuracy:
         axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
