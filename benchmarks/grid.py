@@ -17,7 +17,7 @@ import history
 from fedrift import models
 from overhead import BATCH, CLIENTS, COHORT, SAMPLES, WORKERS, console, images, side_by_side
 
-MODEL, ROUNDS, TARGET = "cnn-mcmahan", 2, 1.10
+MODEL, ROUNDS, TARGET = "cnn-mcmahan", 4, 1.10
 ALGORITHMS = ["fedavg", "fedavgm", "fedprox", "fedadam"]
 SEEDS = [0, 1]
 
