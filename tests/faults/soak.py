@@ -117,8 +117,8 @@ def soak(algorithm: str, rounds: int, most: float) -> tuple[Curve, list[str]]:
     print(
         f"{algorithm:<10} {rounds} rounds, {len(curve.held)} looks: memory "
         f"{max(h.memory for h in curve.held) / 1e6:.0f} MB at most, {growth:+.2f} % after the "
-        f"warm-up; {curve.held[-1].files} open files, {files:+.0f}; "
-        f"{curve.held[-1].processes} processes; ended, interrupted, killed: "
+        f"warm-up; {max(h.files for h in curve.held)} open files, {files:+.0f}; "
+        f"{max(h.processes for h in curve.held)} processes; ended, interrupted, killed: "
         f"{'nothing left, same fingerprint' if not wrong else 'see below'}",
         flush=True,
     )
