@@ -164,8 +164,11 @@ class Engine:
                 shown = self._shown(waiting.report.state, waiting.buffers)
                 for name, model in shown.items():
                     waiting.pending[name] = Done(alone.chunks(model))
-        self._settle()
+        late: list[RoundReport] = []
+        self._settle(tell=late.append)
         self.save()
+        for report in late:  # only now: who is told may raise again
+            self._tell(report)
 
     def _round(self, t: int) -> tuple[Any, tuple[Tensor, ...], tuple[int, ...], bool]:
         """New state and buffers; unchanged if nobody could answer. Last: everything was lost."""
@@ -293,7 +296,9 @@ class Engine:
         self._entries = []
         return waiting
 
-    def _settle(self, leave: int = 0) -> Waiting | None:
+    def _settle(
+        self, leave: int = 0, tell: Callable[[RoundReport], None] | None = None
+    ) -> Waiting | None:
         """Finish the rounds that wait for their evaluation, in order, but for the last `leave`.
 
         Stops at the first whose loss is not finite, and returns it.
@@ -305,16 +310,19 @@ class Engine:
             with unbroken():
                 self._waiting.popleft()  # only now: an interruption must not lose the round
                 self._record(report, waiting.entries)
-            if self.observer is not None:
-                self.observer.finished_round(report)
             if self.analyst is not None and self.analyst.is_due(report.round):
                 self.analyst.finished_round(report)
-            if self.on_round is not None:
-                copied = replace(report, weights=report.weights.clone())
-                self._stop = bool(self.on_round(copied)) or self._stop
+            (tell or self._tell)(report)
             if not math.isfinite(metrics.get("loss", 0.0)):
                 return waiting
         return None
+
+    def _tell(self, report: RoundReport) -> None:
+        if self.observer is not None:
+            self.observer.finished_round(report)
+        if self.on_round is not None:
+            copied = replace(report, weights=report.weights.clone())
+            self._stop = bool(self.on_round(copied)) or self._stop
 
     def _record(self, report: RoundReport, entries: Sequence[Entry]) -> None:
         metrics = report.metrics
