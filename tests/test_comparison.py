@@ -111,6 +111,15 @@ def test_an_interrupted_comparison_goes_on(workers: int, tmp_path: Path) -> None
     assert idle.rounds == 0
 
 
+def test_whoever_is_told_cannot_keep_an_interrupted_run_from_saving(tmp_path: Path) -> None:
+    how: dict[str, Any] = {**TASK, "workers": 2, "out": tmp_path}
+    with pytest.raises(KeyboardInterrupt):  # of round 2, and again of 3, which waits behind it
+        fr.compare(["fedavg"], watch=Log(stop_after=2), **how)
+    log = Log()
+    fr.compare(["fedavg"], watch=log, **how)
+    assert log.rounds == 1
+
+
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(fr.InputError, match="did you mean 'rounds'"):
         fr.compare(["fedavg"], round=3, **TASK)

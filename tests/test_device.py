@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedrift import front, models
-from fedrift.chain import chain_of
 from fedrift.flat import Vec, sent
+from fedrift.linking import chain_of
 from fedrift.local import Local
 from fedrift.messages import pack, placed
 from fedrift.optim import SGD, Adagrad, Adam, Momentum, OptState

@@ -14,11 +14,12 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "fedrift"
 
 WORDS = "errors grammar streams"
 INPUT = f"{WORDS} options source catalogue fields workload model_names loss_names faults protection"
-VECTORS = f"{WORDS} flat messages optim"
-LOOP = f"{VECTORS} pieces local data.batches data.augment"
+VECTORS = f"{WORDS} flat messages reducing optim"
+LOOP = f"{VECTORS} flat_model pieces local data.batches data.augment"
 CORE = f"{LOOP} problem requests site faults exchange algorithm"
 PLACES = f"{CORE} together profiling shared ledger rows store data.resident"
-ENGINE = f"{PLACES} unbroken backends backends.* participation checkpoint aggregation rounds engine"
+KEPT = f"{PLACES} unbroken backends backends.* participation checkpoint aggregation rounds books"
+ENGINE = f"{KEPT} engine"
 FOLDERS = "experiment records run_files run_folder results origin"
 RUNS = f"{ENGINE} metrics {FOLDERS} keeping figures result room memory planning"
 GRIDS = "grid validation comparison task"
@@ -54,7 +55,9 @@ ALLOWED = {
     "faults": WORDS,
     "protection": f"{WORDS} participation",
     "flat": WORDS,
+    "flat_model": "flat",
     "messages": f"{WORDS} flat",
+    "reducing": "messages",
     "optim": f"{WORDS} flat messages",
     "data": "",
     "data.*": f"{WORDS} flat data.*",
@@ -68,11 +71,12 @@ ALLOWED = {
     "local": LOOP,
     "problem": LOOP,
     "chain": "flat",
+    "linking": "flat chain",
     "requests": LOOP,
     "minibatches": f"{LOOP} chain requests data.resident",
     "stacked": f"{LOOP} chain requests minibatches",
     "site": f"{LOOP} problem requests",
-    "together": f"{LOOP} problem chain requests stacked data.resident",
+    "together": f"{LOOP} problem chain linking requests stacked data.resident",
     "profiling": f"{LOOP} problem requests site",
     "exchange": f"{LOOP} site faults",
     "algorithm": f"{LOOP} problem site exchange",
@@ -87,6 +91,7 @@ ALLOWED = {
     "backends": PLACES,
     "backends.*": f"{PLACES} records checkpoint backends backends.*",
     "rounds": f"{PLACES} backends backends.* participation checkpoint aggregation",
+    "books": KEPT,
     "engine": ENGINE,
     "losses": f"{WORDS} own_code",
     "own_algorithm": f"{WORDS} options own_code algorithm",
@@ -104,7 +109,9 @@ ALLOWED = {
     "memory": f"{ENGINE} data.given protection",
     "planning": RUNS,
     "continuing": RUNS,
-    "session": f"{RUNS} continuing",
+    "placing": RUNS,
+    "ending": RUNS,
+    "session": f"{RUNS} continuing placing ending",
     "features": f"{RUNS} session data.places",
     "tuned": "errors",
     "grid": f"{INPUT} experiment tuned",
@@ -116,13 +123,13 @@ ALLOWED = {
     "track.*": "errors rounds result track.*",
     "track": "errors grammar rounds result track.*",
     "validation": f"{WORDS} data.samples",
-    "comparison": f"{RUNS} session grid track report",
+    "comparison": f"{RUNS} placing session grid track report",
     "dividing": f"{WORDS} flat data.*",
     "described": f"{LOOP} experiment keeping dividing",
     "checks": f"{CORE} data.resident",
     "guard": f"{CORE} aggregation participation protection",
     "entrant": f"{CORE} experiment build",
-    "converted": f"{WORDS} flat data.given",
+    "converted": f"{WORDS} flat flat_model data.given",
     "task": f"{INPUT} {RUNS} guard data.* models losses build described checks converted "
     "entrant prepare session",
     "analysis.*": f"{INPUT} {RUNS} {SEEN} data.* prepare session task analysis.*",

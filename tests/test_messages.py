@@ -15,7 +15,6 @@ from fedrift.flat import Vec
 from fedrift.messages import (
     Gather,
     Mean,
-    Reducer,
     Size,
     Sum,
     all_finite,
@@ -26,6 +25,7 @@ from fedrift.messages import (
     state,
     unpack,
 )
+from fedrift.reducing import Reducer
 
 
 @state

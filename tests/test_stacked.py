@@ -18,10 +18,10 @@ from fedrift.algorithm import Algorithm, Cohort
 from fedrift.algorithms import NAMES
 from fedrift.algorithms.fedavg import Down, Server, Up
 from fedrift.backends.pool import Pool
-from fedrift.chain import chain_of
 from fedrift.data.batches import batches, table
 from fedrift.data.resident import Split
 from fedrift.flat import Layout
+from fedrift.linking import chain_of
 from fedrift.local import Local
 from fedrift.optim import OptState
 from fedrift.problem import Problem

@@ -121,4 +121,6 @@ def main(row: work.Work, seed: int, notes: Notes) -> bool:
         model_eval_params=evaluation,
         callbacks=[CentralEvaluationCallback(central, evaluation), Watch(notes)],
     )
+    if torch.distributed.is_initialized():  # left open, its threads may abort the process at exit
+        torch.distributed.destroy_process_group()
     return os.environ.get("RANK", "0") == "0"

@@ -16,8 +16,9 @@ from torch import Tensor
 from fedrift.errors import InputError
 from fedrift.exchange import Exchange
 from fedrift.flat import norm
-from fedrift.messages import hints, rebuilt, reduced_values, reductions
+from fedrift.messages import hints, reductions
 from fedrift.protection import Privacy, Robustness
+from fedrift.reducing import rebuilt, reduced_values
 from fedrift.streams import torch_seed
 
 COORDINATES = 1 << 18  # that are sorted at once

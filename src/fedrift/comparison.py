@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedrift import backends, session
+from fedrift import backends, placing, session
 from fedrift.backends.pool import Pool
 from fedrift.engine import Plan, RoundReport
 from fedrift.errors import RunError
@@ -80,9 +80,9 @@ class Runner:
 
     def run(self, items: Sequence[Item]) -> list[Outcome]:
         """All of them, in the order given; one that fails does not stop the others."""
-        with session.one_thread():
+        with placing.one_thread():
             if is_ray(self.backend):
-                with session.on_ray(self.backend, self.workers):
+                with placing.on_ray(self.backend, self.workers):
                     return [self._one(item, None) for item in items]
             if self.workers == 0:
                 return [self._one(item, None) for item in items]

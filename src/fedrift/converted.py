@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedrift.data import given
 from fedrift.errors import InputError
-from fedrift.flat import copied
+from fedrift.flat_model import copied
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 

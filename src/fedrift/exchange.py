@@ -12,7 +12,7 @@ from torch import Tensor
 from fedrift.errors import InputError
 from fedrift.faults import Trouble
 from fedrift.flat import Vec
-from fedrift.messages import Folding, Reducer
+from fedrift.reducing import Folding, Reducer
 from fedrift.site import Work
 
 Weights = Literal["samples", "uniform"]

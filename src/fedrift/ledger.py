@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedrift.errors import InputError
-from fedrift.messages import Size
+from fedrift.exchange import Exchange, Outcome
+from fedrift.messages import Size, nbytes, pack
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,39 @@ class Entry:
             steps=row["steps"],
             dropped=tuple(row.get("dropped", ())),
         )
+
+
+def entry_of(
+    exchange: Exchange,
+    clients: Sequence[int],
+    outcome: Outcome,
+    dropped: tuple[int, ...] = (),
+    strangers: int = 0,
+) -> Entry:
+    """What an exchange cost; frozen parameters are sent once, to strangers, who keep them."""
+    number, sizes = len(clients), nbytes(pack(exchange.down))
+    down = {n: Size(s.tensors * number, s.numbers * number) for n, s in sizes.items()}
+    if exchange.buffers:
+        down["buffers"] = Size(tensors=sum(b.nbytes for b in exchange.buffers) * number)
+    if strangers:
+        size = sum(v.nbytes for v in exchange.frozen.values())
+        down["frozen"] = Size(tensors=size * strangers)
+    for message in exchange.private.values():
+        for name, size in nbytes(pack(message)).items():
+            down[f"private {name}"] = down.get(f"private {name}", Size()) + size
+    return Entry(
+        round=exchange.round + 1,
+        phase=exchange.phase,
+        asked=tuple(clients),
+        replied=outcome.replied,
+        nonfinite=outcome.nonfinite,
+        down={**down, **outcome.down_bytes},
+        up=outcome.up_bytes,
+        gradients=outcome.work.gradients,
+        forwards=outcome.work.forwards,
+        steps=outcome.work.steps,
+        dropped=dropped,
+    )
 
 
 @dataclass

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedrift.data.batches import steps_per_epoch
-from fedrift.flat import Batch, FlatModel, Layout, Vec, add_each, count, norm
+from fedrift.flat import Batch, Layout, Vec, add_each, count, norm
+from fedrift.flat_model import FlatModel
 from fedrift.optim import SGD, Optimizer, OptState, Schedule, rates_of
 from fedrift.pieces import Correction, Gradient, Plain
 from fedrift.streams import stream
@@ -87,20 +88,41 @@ class Run:
     """Mean of the raw gradients, before corrections; only if asked for."""
 
 
-class LocalStep:
+class Buffers:
+    """What the `Step` of one client and that of many have in common."""
+
+    def __init__(self, layout: Layout, w: Vec, start: Vec) -> None:
+        self.layout, self.w, self.start = layout, w, start
+        self.k = self.steps = 0
+        self.lr = 0.0
+        self._used = 0
+        self._pool: list[Vec] = []
+
+    def ahead(self, rho: float, direction: Vec, length: Tensor | None = None) -> Vec:
+        length = norm(direction) if length is None else length
+        scale = (rho / length.clamp_min(1e-12)).to(direction.dtype)  # no number: a GPU would wait
+        return torch.addcmul(self.w, direction, scale, out=self.buffer())
+
+    def buffer(self) -> Vec:
+        if self._used == len(self._pool):
+            self._pool.append(torch.empty_like(self.w))
+        self._used += 1
+        return self._pool[self._used - 1]
+
+    def is_bias(self) -> Tensor:
+        return is_bias(self.layout, self.w.device)
+
+
+class LocalStep(Buffers):
     """The `Step` that pieces see; one object serves all steps of all visits of a model."""
 
     def __init__(self, model: FlatModel) -> None:
+        super().__init__(model.layout, model.w, torch.empty_like(model.w))
         self.model = model
-        self.w = model.w
-        self.start = torch.empty_like(model.w)
-        self.k = self.steps = 0
-        self.lr = 0.0
         self.examples = 0
         self.dropout_seed = 0
         self._batch: Batch
-        self._asked = self._used = 0
-        self._pool: list[Vec] = []
+        self._asked = 0
 
     def begin(self, k: int, lr: float, batch: Batch) -> None:
         """Turn to the next minibatch; all buffers are free again."""
@@ -123,20 +145,6 @@ class LocalStep:
         if held:  # only the first pass of a step moves running statistics
             model.load_buffers(held)
         return g
-
-    def ahead(self, rho: float, direction: Vec, length: Tensor | None = None) -> Vec:
-        length = norm(direction) if length is None else length
-        scale = (rho / length.clamp_min(1e-12)).to(direction.dtype)  # no number: a GPU would wait
-        return torch.addcmul(self.w, direction, scale, out=self.buffer())
-
-    def buffer(self) -> Vec:
-        if self._used == len(self._pool):
-            self._pool.append(torch.empty_like(self.w))
-        self._used += 1
-        return self._pool[self._used - 1]
-
-    def is_bias(self) -> Tensor:
-        return is_bias(self.model.layout, self.w.device)
 
 
 @lru_cache(maxsize=8)

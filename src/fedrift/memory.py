@@ -21,7 +21,8 @@ from fedrift.backends.visit import EVALUATION_CHUNK
 from fedrift.data.given import has_images
 from fedrift.data.resident import Split
 from fedrift.exchange import Signature, signature
-from fedrift.flat import CHUNK, count
+from fedrift.flat import count
+from fedrift.flat_model import CHUNK
 from fedrift.messages import hints, pack, reductions
 from fedrift.problem import Problem
 from fedrift.protection import Robustness

@@ -11,19 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedrift.errors import InputError
-from fedrift.flat import (
-    Batch,
-    FlatModel,
-    Inputs,
-    Layout,
-    Loss,
-    Rest,
-    Vec,
-    call,
-    cloned,
-    flatten,
-    fresh,
-)
+from fedrift.flat import Batch, Inputs, Layout, Loss, Rest, Vec, cloned, flatten
+from fedrift.flat_model import FlatModel, call, fresh
 from fedrift.local import LocalStep
 
 Part = Literal["all", "head", "features"]

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedrift.flat import Batch, FlatModel
+from fedrift.flat import Batch
+from fedrift.flat_model import FlatModel
 from fedrift.local import Run
 from fedrift.requests import Request, Trained
 from fedrift.site import Site, Work

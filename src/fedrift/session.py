@@ -3,61 +3,36 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from fedrift import keeping, metrics
-from fedrift.backends.inprocess import InProcess
 from fedrift.backends.pool import Pool
-from fedrift.backends.processes import Processes, check_sendable
-from fedrift.backends.visit import Backend, Chunk, Evaluator, Visitor
+from fedrift.backends.processes import check_sendable
+from fedrift.backends.visit import Evaluator, Visitor
 from fedrift.continuing import begin, check_fit, full, identity_of, is_complete
-from fedrift.engine import Engine, Finished, Observer, Progress, RoundReport, Settings
+from fedrift.ending import combined, reread, result_of
+from fedrift.engine import Engine, Observer, Progress, RoundReport, Settings
 from fedrift.errors import InputError, RunError
-from fedrift.flat import map_tree
-from fedrift.ledger import Ledger
 from fedrift.origin import Origin
-from fedrift.planning import Task, UserMetric, cost_of, is_ray, plan, workers_for
+from fedrift.placing import Place, backend_for, one_thread
+from fedrift.planning import Task, UserMetric, is_ray, plan, workers_for
 from fedrift.profiling import OFF, Meter, TimedSite
 from fedrift.result import Result
 from fedrift.results import RunFolder
-from fedrift.results import load as load_folder
 from fedrift.room import check_room
 from fedrift.rounds import Analyst
 from fedrift.site import Site
-from fedrift.store import States, Store
+from fedrift.store import Store
 
 __all__ = ["Appoint", "Task", "UserMetric", "execute", "one_thread"]
 
 Appoint = Callable[[Task, Store, Path | None, Progress], Analyst]
 """Makes the one who measures during a run, from what the run consists of."""
-
-
-class Place(Protocol):
-    """Clients that are elsewhere: where their states lie, who runs their visits, who is there."""
-
-    def states(self, visitor: Visitor) -> States: ...
-    def backend(self, visitor: Visitor, evaluator: Evaluator | None) -> Backend: ...
-    def present(self) -> np.ndarray | None: ...
-
-
-@contextmanager
-def one_thread() -> Generator[None]:
-    """Results depend on the number of threads, so there is one. The caller's number of threads
-    and torch's generator, which dropout draws from, are restored."""
-    before, state = torch.get_num_threads(), torch.get_rng_state()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-        torch.set_rng_state(state)
 
 
 def execute(
@@ -108,7 +83,7 @@ def execute(
             )
         try:
             if folder is not None and again and is_complete(folder):
-                return _reread(task, folder)
+                return reread(task, folder)
             start = partial(
                 _execute,
                 number=number,
@@ -184,7 +159,7 @@ def _execute(
     if rows is not None:
         where = None if folder is None else folder.path
         analyst = None if appoint is None else appoint(task, rows, where, progress)
-        chosen = _backend(visitor, rows, evaluator, number, task, kind, pool, meter)
+        chosen = backend_for(visitor, rows, evaluator, number, task, kind, pool, meter)
     else:
         assert place is not None
         chosen = place.backend(visitor, evaluator)
@@ -198,7 +173,7 @@ def _execute(
             participation=task.participation,
             seed=task.seed,
             eval_every=task.eval_every,
-            combine=lambda chunks: _combine(task, chunks),
+            combine=lambda chunks: combined(task, chunks),
             sizes=task.split.sizes,
             faults=task.faults,
             aggregation=task.aggregation,
@@ -229,113 +204,7 @@ def _execute(
         store.close()
     if is_part and finished.status == "stopped":
         return None
-    result = _result(task, finished, folder, meter.rounds)
+    result = result_of(task, finished, folder, meter.rounds)
     if folder is not None:
         keeping.Keeper(folder).finish(result.tensors(), result.summary())
     return result
-
-
-def _backend(
-    visitor: Visitor,
-    store: Store,
-    evaluator: Evaluator | None,
-    workers: int,
-    task: Task,
-    kind: str,
-    pool: Pool | None,
-    meter: Meter,
-) -> Backend:
-    if pool is not None:
-        return Processes(
-            visitor, store, evaluator, pool, cost_of(task), owns_pool=False, meter=meter
-        )
-    if is_ray(kind):
-        from fedrift.backends.cluster import Ray
-
-        where = kind.partition(":")[2]
-        return Ray(visitor, store, evaluator, cost_of(task), address=where, workers=workers)
-    if workers == 0:
-        return InProcess(visitor, store, evaluator, wire=kind == "wire", meter=meter)
-    own = Pool(workers)
-    try:
-        return Processes(visitor, store, evaluator, own, cost_of(task), meter=meter)
-    except BaseException:
-        own.close()
-        raise
-
-
-@contextmanager
-def on_ray(kind: str, workers: int) -> Generator[None]:
-    """Ray, started or joined once for several runs."""
-    from fedrift.backends import cluster
-
-    is_ours = cluster.connect(kind.partition(":")[2], workers)
-    try:
-        yield
-    finally:
-        if is_ours:
-            cluster.disconnect()
-
-
-def _combine(task: Task, chunks: Sequence[Chunk]) -> dict[str, Any]:
-    if not chunks:
-        return {}
-    combined = metrics.combine(chunks)  # type: ignore[arg-type]
-    if task.metrics and task.test is not None:
-        outputs = [c["output"] for c in chunks]
-        output = map_tree(lambda *ts: torch.cat([torch.as_tensor(t) for t in ts]), *outputs)
-        for name, measure in task.metrics.items():
-            combined[name] = float(measure(output, task.test[1]))
-    return combined
-
-
-def _result(
-    task: Task,
-    finished: Finished,
-    folder: RunFolder | None,
-    profile: list[dict[str, float]] | None = None,
-) -> Result:
-    progress = finished.progress
-    return Result(
-        status=finished.status,
-        diverged_at=finished.diverged_at,
-        rounds=[row["round"] for row in progress.rows],
-        metrics=progress.rows,
-        weights=finished.weights,
-        ledger=progress.ledger,
-        seconds=progress.seconds,
-        problem=task.problem,
-        rest=finished.rest,
-        about=task.about,
-        notes=task.notes,
-        folder=None if folder is None else folder.path,
-        clients=keeping.clients(task.split, task.problem.classes),
-        said=task.spec,
-        profile=profile or [],
-    )
-
-
-def _reread(task: Task, folder: RunFolder) -> Result:
-    """The result of a run that was finished before."""
-    record = load_folder(folder.path)
-    weights = record.weights()
-    layout = task.problem.layout
-    names = layout.names
-    if any(
-        n not in weights or weights[n].shape != tuple(layout.named(task.problem.w0)[n].shape)
-        for n in names
-    ):
-        raise InputError(f"'{folder.path}': its weights are not those of the model; start it anew")
-    flat = torch.cat([torch.from_numpy(weights[n]).reshape(-1) for n in names])
-    progress = Progress(
-        None,
-        (),
-        task.rounds,
-        seconds=float(record.summary.get("seconds", 0.0)),
-        rows=list(record.rounds),
-        ledger=Ledger.of(record.ledger),
-    )
-    summary = record.summary
-    rest = {n: torch.from_numpy(v) for n, v in weights.items() if n not in names}
-    done = Finished(summary["status"], summary.get("diverged_at"), progress, flat, rest)
-    return _result(task, done, folder)

@@ -14,26 +14,22 @@ import torch
 from torch import Tensor
 
 from fedrift.chain import Chain
-from fedrift.flat import Layout, Vec, copy_each, norm
-from fedrift.local import Run, clip_, is_bias, span_of
+from fedrift.flat import Layout, Vec, copy_each
+from fedrift.local import Buffers, Run, clip_, span_of
 from fedrift.minibatches import Minibatches
 from fedrift.optim import SGD, OptState
 from fedrift.pieces import Plain
 from fedrift.requests import Request, Trained, first_rows, joined, rows
 
 
-class RowStep:
+class RowStep(Buffers):
     """The `Step` that pieces see, with one row for each client still at work."""
 
     def __init__(self, chain: Chain, layout: Layout, w: Vec, start: Vec) -> None:
-        self._chain, self._layout = chain, layout
-        self.w, self.start = w, start
-        self.k = self.steps = 0
-        self.lr = 0.0
+        super().__init__(layout, w, start)
+        self._chain = chain
         self.passes = 0
         self.seconds = 0.0
-        self._used = 0
-        self._pool: list[Vec] = []
         self._views = layout.views(w)
         self._bound = chain.bound(self._views)
 
@@ -46,34 +42,20 @@ class RowStep:
         self.passes += 1
         bound = self._bound
         if at is not None:
-            bound = self._chain.bound(self._layout.views(at.expand_as(self.w)))
+            bound = self._chain.bound(self.layout.views(at.expand_as(self.w)))
         made = self._chain.gradients(bound, *self._batch)
         self.seconds += perf_counter() - began
         return made
 
     def grad(self, at: Vec) -> Vec:
         into = self.buffer()
-        copy_each(self._layout.views(into), self.gradients(None if at is self.w else at))
+        copy_each(self.layout.views(into), self.gradients(None if at is self.w else at))
         return into
 
     def descend(self, lr: float) -> None:
         """A plain step: no vector in between."""
         for view, g in zip(self._views, self.gradients(), strict=True):
             view.add_(g, alpha=-lr)
-
-    def ahead(self, rho: float, direction: Vec, length: Tensor | None = None) -> Vec:
-        length = norm(direction) if length is None else length
-        scale = (rho / length.clamp_min(1e-12)).to(direction.dtype)
-        return torch.addcmul(self.w, direction, scale, out=self.buffer())
-
-    def buffer(self) -> Vec:
-        if self._used == len(self._pool):
-            self._pool.append(torch.empty_like(self.w))
-        self._used += 1
-        return self._pool[self._used - 1]
-
-    def is_bias(self) -> Tensor:
-        return is_bias(self._layout, self.w.device)
 
 
 @torch.no_grad()

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from greenlet import getcurrent, greenlet
 
-from fedrift.chain import Chain, chain_of
+from fedrift.chain import Chain
 from fedrift.data.resident import whole
 from fedrift.errors import InputError, is_overflow
+from fedrift.linking import chain_of
 from fedrift.problem import Problem
 from fedrift.requests import Kind, Meet, Request, Trained, kind_of, room_of
 from fedrift.stacked import train

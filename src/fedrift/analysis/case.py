@@ -15,7 +15,8 @@ from fedrift.analysis.patience import Unwatched, Watch
 from fedrift.analysis.rehearsal import Visited, rehearse
 from fedrift.errors import InputError
 from fedrift.exchange import Shown
-from fedrift.flat import Batch, FlatModel, Vec, count, map_tree, take
+from fedrift.flat import Batch, Vec, count, map_tree, take
+from fedrift.flat_model import FlatModel
 from fedrift.planning import Task
 from fedrift.problem import Problem
 from fedrift.records import Record

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedrift.analysis.patience import Unwatched, Watch
-from fedrift.flat import FlatModel, Inputs, Vec, count, take
+from fedrift.flat import Inputs, Vec, count, take
+from fedrift.flat_model import FlatModel
 
 CHUNK = 250
 

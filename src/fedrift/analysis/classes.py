@@ -10,7 +10,8 @@ import torch
 
 from fedrift.analysis.patience import Unwatched, Watch
 from fedrift.exchange import Shown
-from fedrift.flat import Batch, FlatModel, count, take
+from fedrift.flat import Batch, count, take
+from fedrift.flat_model import FlatModel
 from fedrift.problem import Problem
 
 Floats = npt.NDArray[np.float64]
