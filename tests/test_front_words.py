@@ -89,3 +89,14 @@ def test_a_comparison_says_how_much_it_is(capsys: pytest.CaptureFixture[str]) ->
     assert "2 runs, 4 rounds in all" in said
     assert re.search(r"1 of 2: fedavg, seed 0: done, accuracy 0\.\d+, about .* left", said)
     assert re.search(r"2 of 2: fedprox, seed 0: done, accuracy 0\.\d+$", said, re.MULTILINE)
+
+
+def test_a_model_by_name_gets_as_many_outputs_as_there_are_labels() -> None:
+    x, y = torch.randn(30, 1, 8, 8), torch.arange(30) % 3
+    how: dict[str, Any] = {"clients": [(x, y)] * 2, "rounds": 1, "workers": 0}
+    made = fr.run("fedavg", model="logistic", test=(x, y + 1), **how)
+    assert sorted(tuple(w.shape) for w in made.tensors().values()) == [(4,), (4, 64)]
+    with pytest.raises(fr.InputError, match="did you mean 'logistic'"):
+        fr.run("fedavg", model="logistics", **how)
+    with pytest.raises(fr.InputError, match=r"model='mlp'.*labels"):
+        fr.run("fedavg", model="mlp", clients=[(x, torch.randn(30))], rounds=1)

@@ -129,7 +129,7 @@ ALLOWED = {
     "checks": f"{CORE} data.resident",
     "guard": f"{CORE} aggregation participation protection",
     "entrant": f"{CORE} experiment build",
-    "converted": f"{WORDS} flat flat_model data.given",
+    "converted": f"{WORDS} flat flat_model models data.given data.resident",
     "task": f"{INPUT} {RUNS} guard data.* models losses build described checks converted "
     "entrant prepare session",
     "analysis.*": f"{INPUT} {RUNS} {SEEN} data.* prepare session task analysis.*",

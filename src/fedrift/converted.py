@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedrift import models
 from fedrift.data import given
+from fedrift.data.resident import Split
 from fedrift.errors import InputError
 from fedrift.flat_model import copied
 
@@ -33,12 +35,31 @@ class Tensors:
         return self._held[key][1]
 
 
-def factory_of(model: Callable[[], nn.Module] | nn.Module) -> Callable[[], nn.Module]:
+def factory_of(
+    model: str | Callable[[], nn.Module] | nn.Module, held: Split, test: tuple[Any, Any] | None
+) -> Callable[[], nn.Module]:
+    """What makes the model; one by name is fitted to the samples and to the labels that occur."""
+    if isinstance(model, str):
+        targets = [held.y] if test is None else [held.y, test[1]]
+        if not isinstance(held.x, Tensor) or not all(map(_are_labels, targets)):
+            raise InputError(
+                f"model='{model}': a model by name takes arrays of samples and of whole numbers "
+                "as their labels; give a module or a function that returns one"
+            )
+        classes = max(int(y.max()) for y in targets) + 1
+        return models.factory(model, tuple(held.x.shape[1:]), classes)
     if isinstance(model, nn.Module):
         return partial(copied, model)
     if not callable(model):
-        raise InputError(f"model: {model!r} must be a module or a function that returns one")
+        raise InputError(
+            f"model: {model!r} must be a module, a function that returns one, or a name"
+        )
     return model
+
+
+def _are_labels(y: Any) -> bool:
+    is_list = isinstance(y, Tensor) and y.dim() == 1 and len(y) > 0
+    return is_list and not y.is_floating_point()
 
 
 def dtype_of(dtype: str | torch.dtype) -> torch.dtype:

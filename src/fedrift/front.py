@@ -60,7 +60,7 @@ SETTINGS: dict[str, Any] = {
 def run(
     algorithm: Entrant,
     *,
-    model: Callable[[], nn.Module] | nn.Module,
+    model: str | Callable[[], nn.Module] | nn.Module,
     clients: Any,
     test: Any = None,
     loss: Callable[[Any, Any], Tensor] | None = None,
@@ -102,7 +102,8 @@ def run(
 
     algorithm: a text such as "fedprox:mu=0.3" or "my_module:MyAlgorithm,mu=0.3", an `Algorithm`
         object or its class. Local settings below fill an object that was given no `Local`.
-    model: a function that returns a module (a class will do), or a module, which is copied.
+    model: a function that returns a module (a class will do), a module, which is copied, or the
+        name of one of ours such as "cnn"; it gets as many outputs as there are labels.
     clients: what `split` returns, or a list with one (x, y) or map-style Dataset per client. x may
         be a tuple of tensors (positional arguments of the model) or a dict (keyword arguments).
     test: (x, y) or a Dataset; without it nothing is evaluated.
@@ -180,11 +181,13 @@ def settled(algorithm: Entrant, given_: Mapping[str, Any]) -> session.Task:
     if said["batch_size"] != USUAL:
         local["batch_size"] = None if said["batch_size"] == "full" else said["batch_size"]
     kind, schedule = dtype_of(said["dtype"]), lists(said["participants"])
+    held = given.gather(said["clients"], kind)
+    test = None if said["test"] is None else given.pair(said["test"], kind, "test")
     return task.settle(
         algorithm,
-        factory_of(said["model"]),
-        given.gather(said["clients"], kind),
-        None if said["test"] is None else given.pair(said["test"], kind, "test"),
+        factory_of(said["model"], held, test),
+        held,
+        test,
         local,
         rounds=said["rounds"],
         who={
