@@ -14,7 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from fedrift.algorithm import Algorithm, Cohort
-from fedrift.backends.visit import Backend, Done, Evaluator, Pending
+from fedrift.backends.backend import Backend
+from fedrift.backends.evaluation import Done, Evaluator, Pending
 from fedrift.checkpoint import Checkpoint
 from fedrift.errors import is_overflow
 from fedrift.exchange import Exchange, NoReply, Outcome, Shown

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 from fedrift import keeping, metrics
+from fedrift.backends.backend import Backend
+from fedrift.backends.evaluation import Chunk, Evaluator
 from fedrift.backends.inprocess import InProcess
 from fedrift.backends.pool import Pool
 from fedrift.backends.processes import Processes, check_sendable
-from fedrift.backends.visit import Backend, Chunk, Evaluator, Visitor
+from fedrift.backends.visit import Visitor
 from fedrift.continuing import begin, check_fit, full, identity_of, is_complete
 from fedrift.engine import Engine, Finished, Observer, Progress, RoundReport, Settings
 from fedrift.errors import InputError, RunError
