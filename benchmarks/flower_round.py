@@ -24,64 +24,47 @@ from rich.table import Table
 
 from fedrift.backends.roster import PAUSE
 from fedrift.experiment import Spec
+from fedrift.federation.charter import Charter
 from fedrift.federation.demo import lay_out
 from fedrift.federation.loopback import Loopback
+from fedrift.federation.template import write_app
 from fedrift.federation.told import EVENTS
 from fedrift.prepare import prepare
 
 TARGET = 1.2
 PATIENCE = 600.0  # seconds without a round after which the measurement is given up
+DEADLINE = 300.0  # of an exchange
 console = Console()
 
-PYPROJECT = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
+CLIENT = """\
+import torch
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
 
-[project]
-name = "empty"
-version = "0.1.0"
-dependencies = []
+app = ClientApp()
 
-[tool.hatch.build.targets.wheel]
-packages = ["empty"]
 
-[tool.flwr.app]
-publisher = "fedrift"
-
-[tool.flwr.app.components]
-serverapp = "empty.apps:server"
-clientapp = "empty.apps:client"
-
-[tool.flwr.app.config]
-rounds = 0
-nodes = 0
-out = ""
+@app.train()
+def train(message, context):
+    return Message(RecordDict(), reply_to=message)
 """
 
-APPS = f"""\
+SERVER = f"""\
 import json
 import time
 from pathlib import Path
 
 import torch
 from flwr.app import Message, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-client = ClientApp()
-server = ServerApp()
+app = ServerApp()
 
 
-@client.train()
-def train(message, context):
-    return Message(RecordDict(), reply_to=message)
-
-
-@server.main()
+@app.main()
 def main(grid, context):
     said = context.run_config
-    while len(nodes := list(grid.get_node_ids())) < said["nodes"]:
+    while len(nodes := list(grid.get_node_ids())) < said["min-nodes"]:
         time.sleep({PAUSE})
     out = Path(said["out"])
     out.mkdir(parents=True)
@@ -111,12 +94,11 @@ class Bench:
     def measure(self, rounds: int, turns: int) -> None:
         """Seconds from the end of each round to the end of the next, of both apps."""
         spec = Spec.of({"data": "digits", "clients": self.nodes, "rounds": rounds // turns + 1})
-        laid = lay_out(self.home / "here", spec, prepare(spec), 300.0)
-        empty = self.home / "empty"
-        (empty / "empty").mkdir(parents=True)
-        (empty / "pyproject.toml").write_text(PYPROJECT, encoding="utf-8")
-        (empty / "empty" / "apps.py").write_text(APPS, encoding="utf-8")
-        (empty / "empty" / "__init__.py").touch()
+        ready, empty = prepare(spec), self.home / "empty"
+        laid = lay_out(self.home / "here", spec, ready, DEADLINE)
+        write_app(empty, Charter.of(spec, ready), DEADLINE)
+        for name, text in (("client", CLIENT), ("server", SERVER)):
+            (empty / "federated" / f"{name}.py").write_text(text, encoding="utf-8")
         net = Loopback(self.home / "net")
         try:
             net.start_link()
@@ -125,8 +107,7 @@ class Bench:
                 config |= {"data": site / "data.npz", "state-dir": site / "state"}
                 net.start_node(site.name, config)
             for turn in range(turns):
-                said = {"rounds": spec.rounds, "nodes": self.nodes}
-                self._turn(net, "empty", empty, said, turn, spec.rounds)
+                self._turn(net, "empty", empty, {"min-nodes": self.nodes}, turn, spec.rounds)
                 said = {"algorithm": "fedavg", "test": laid.test}
                 self._turn(net, "fedrift", laid.app, said, turn, spec.rounds)
         finally:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import fedrift as fr
 from fedrift import models
-from fedrift.backends.visit import EVALUATION_CHUNK
+from fedrift.backends.evaluation import EVALUATION_CHUNK
 from fedrift.engine import Plan, RoundReport
 from peers import bare
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import fedrift as fr
 from fedrift.algorithms.fedavg import FedAvg, Up
-from fedrift.backends.visit import Fold, Reply
+from fedrift.backends.fold import Fold
+from fedrift.backends.visit import Reply
 from fedrift.data.resident import Split
 from fedrift.exchange import Exchange, Weights, signature
 from fedrift.local import Local

@@ -13,12 +13,15 @@ import torch
 
 import fedrift as fr
 from federations import Federation, Meddle, Office
-from fedrift import front
+from fedrift import front, task
 from fedrift.algorithms import NAMES
 from fedrift.backends import remote, roster
 from fedrift.backends.codec import Piece
 from fedrift.backends.letters import ABOUT, VISIT, Letter
 from fedrift.experiment import Spec
+from fedrift.federation.agreement import settled
+from fedrift.federation.charter import Charter
+from fedrift.prepare import prepare
 
 SMALL: dict[str, Any] = {
     "data": "digits:train=100,test=60",
@@ -65,6 +68,25 @@ def test_running_statistics_travel_both_ways(tmp_path: Path) -> None:
     made = Federation(what, tmp_path).everybody().run()
     assert same(simulated(what), made)
     assert made.ledger.entries[0].up["buffers"].total > 0
+
+
+def test_a_model_is_told_how_samples_were_normalised(tmp_path: Path) -> None:
+    """MobileNetV2 undoes it before it does its own: at server and nodes as in a simulation."""
+    what = spec("fedavg", data="mnist5k:train=40,test=20", model="mobilenet-v2:size=32")
+    ready = prepare(what)
+    (tmp_path / "fedrift.toml").write_text(Charter.of(what, ready).to_toml())
+    there = settled(Charter.read(tmp_path / "fedrift.toml")).problem.rest
+    here = task.of_spec(what, ready).problem.rest
+    for name in ("prepared.scale", "prepared.shift"):
+        assert torch.equal(there[name], here[name]), name
+
+
+@pytest.mark.parametrize("said", ["mean = [0.1]", "mean = [0.1]\nstd = [0.0]", "mean = 1\nstd = 2"])
+def test_a_charter_with_a_wrong_scale_is_refused(said: str, tmp_path: Path) -> None:
+    text = f"[task]\nshape = [1, 8, 8]\nclasses = 10\nclients = 4\n{said}\n"
+    (tmp_path / "fedrift.toml").write_text(text)
+    with pytest.raises(fr.InputError, match="mean and std"):
+        Charter.read(tmp_path / "fedrift.toml")
 
 
 @pytest.mark.slow

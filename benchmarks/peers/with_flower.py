@@ -10,6 +10,8 @@ decides how many clients run at once; with 1, each core has an actor of its own.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -26,18 +28,19 @@ client_app = ClientApp()
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    row = work.ROWS[message.content["config"]["row"]]
+    said: Any = message.content
+    row = work.ROWS[said["config"]["row"]]
     x, y = work.data(row).of(int(context.node_config["partition-id"]), row.samples)
     loader = DataLoader(TensorDataset(x, y), batch_size=row.batch, shuffle=True)
     module = work.model(row)
-    module.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    module.load_state_dict(said["arrays"].to_torch_state_dict())
     module.train()
-    sgd = torch.optim.SGD(module.parameters(), lr=message.content["config"]["lr"])
+    sgd = torch.optim.SGD(module.parameters(), lr=said["config"]["lr"])
     for some_x, some_y in loader:
         sgd.zero_grad()
         torch.nn.functional.cross_entropy(module(some_x), some_y).backward()
         sgd.step()
-    reply = {
+    reply: dict[str, Any] = {
         "arrays": ArrayRecord(module.state_dict()),
         "metrics": MetricRecord({"num-examples": len(y)}),
     }

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from fedrift.algorithm import Algorithm
-from fedrift.backends.visit import Chunk, Done, Pending
+from fedrift.backends.evaluation import Chunk, Done, Pending
 from fedrift.checkpoint import Checkpoint
 from fedrift.flat import Vec
 from fedrift.ledger import Cost, Entry

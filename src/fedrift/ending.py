@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedrift import keeping, metrics
-from fedrift.backends.visit import Chunk
+from fedrift.backends.evaluation import Chunk
 from fedrift.errors import InputError
 from fedrift.flat import map_tree
 from fedrift.ledger import Ledger

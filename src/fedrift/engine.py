@@ -11,7 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from fedrift.algorithm import Algorithm, Cohort
-from fedrift.backends.visit import Backend, Chunk, Done, Evaluator, Pending
+from fedrift.backends.backend import Backend
+from fedrift.backends.evaluation import Chunk, Done, Evaluator, Pending
 from fedrift.books import Books, Waiting
 from fedrift.errors import is_overflow
 from fedrift.exchange import Exchange, NoReply, Outcome, Shown

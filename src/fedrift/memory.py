@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fedrift.algorithm import Algorithm, local_of, parts
+from fedrift.backends.evaluation import EVALUATION_CHUNK
 from fedrift.backends.pool import PARKED_IN_MEMORY
-from fedrift.backends.visit import EVALUATION_CHUNK
 from fedrift.data.given import has_images
 from fedrift.data.resident import Split
 from fedrift.exchange import Signature, signature

@@ -9,10 +9,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from fedrift.backends.backend import Backend
+from fedrift.backends.evaluation import Evaluator
 from fedrift.backends.inprocess import InProcess
 from fedrift.backends.pool import Pool
 from fedrift.backends.processes import Processes
-from fedrift.backends.visit import Backend, Evaluator, Visitor
+from fedrift.backends.visit import Visitor
 from fedrift.planning import Task, cost_of, is_ray
 from fedrift.profiling import Meter
 from fedrift.store import States, Store

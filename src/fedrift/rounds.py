@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from fedrift.aggregation import Aggregation
-from fedrift.backends.visit import Chunk
+from fedrift.backends.evaluation import Chunk
 from fedrift.checkpoint import Checkpoint
 from fedrift.exchange import Exchange
 from fedrift.faults import Faults

@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 
 from fedrift import keeping, metrics
+from fedrift.backends.evaluation import Evaluator
 from fedrift.backends.pool import Pool
 from fedrift.backends.processes import check_sendable
-from fedrift.backends.visit import Evaluator, Visitor
+from fedrift.backends.visit import Visitor
 from fedrift.continuing import begin, check_fit, full, identity_of, is_complete
 from fedrift.ending import combined, reread, result_of
 from fedrift.engine import Engine, Observer, Progress, RoundReport, Settings

@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -152,14 +152,44 @@ class States(Protocol):
     def close(self) -> None: ...
 
 
-class Store:
+class Turned(Protocol):
+    """A table whose changes count from the end of a round on."""
+
+    def commit(self) -> None: ...
+    def discard(self) -> None: ...
+    def saved(self) -> None: ...
+
+
+T = TypeVar("T", bound=Turned)
+
+
+class Tables(Generic[T]):
+    """The tables of one run, which change together."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, T] = {}
+
+    def commit(self) -> None:
+        for table in self.tables.values():
+            table.commit()
+
+    def discard(self) -> None:
+        for table in self.tables.values():
+            table.discard()
+
+    def saved(self) -> None:
+        for table in self.tables.values():
+            table.saved()
+
+
+class Store(Tables[Table]):
     """One table for each algorithm (the root, what it wraps) whose clients keep a state."""
 
     def __init__(
         self, root: Algorithm[Any, Any], problem: Problem, folder: Path | None = None
     ) -> None:
+        super().__init__()
         self.scratch = tempfile.gettempdir() if folder is None else str(folder)
-        self.tables: dict[str, Table] = {}
         self.initial: dict[str, Any] = {}
         for path, _ in parts(root):
             node, view = resolve(root, problem, path)
@@ -179,21 +209,9 @@ class Store:
         """Bytes one client's state takes."""
         return sum(table.rows.layout.nbytes for table in self.tables.values())
 
-    def commit(self) -> None:
-        for table in self.tables.values():
-            table.commit()
-
-    def discard(self) -> None:
-        for table in self.tables.values():
-            table.discard()
-
     def sync(self) -> None:
         for table in self.tables.values():
             table.sync()
-
-    def saved(self) -> None:
-        for table in self.tables.values():
-            table.saved()
 
     def restore(self, rows: Mapping[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None:
         """Take up a checkpoint; ValueError says what does not fit."""

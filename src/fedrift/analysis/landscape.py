@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedrift import metrics
 from fedrift.analysis.patience import Unwatched, Watch
-from fedrift.backends.visit import Evaluator
+from fedrift.backends.evaluation import Evaluator
 from fedrift.errors import InputError
 from fedrift.exchange import Shown
 from fedrift.flat import Batch, Layout, Vec, dot, norm

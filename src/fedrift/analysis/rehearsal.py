@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedrift.algorithm import Cohort, owner_of
 from fedrift.analysis.patience import Unwatched, Watch
-from fedrift.backends.visit import Call, Fold, Visitor
+from fedrift.backends.fold import Fold
+from fedrift.backends.visit import Call, Visitor
 from fedrift.exchange import Exchange, NoReply, Outcome
 from fedrift.flat import Vec
 from fedrift.planning import Task

@@ -15,7 +15,9 @@ import cloudpickle
 import numpy as np
 
 from fedrift.algorithm import owner_of
-from fedrift.backends.visit import Call, Chunk, Evaluator, Fold, Reply, Visitor
+from fedrift.backends.evaluation import Chunk, Evaluator
+from fedrift.backends.fold import Fold
+from fedrift.backends.visit import Call, Reply, Visitor
 from fedrift.data.resident import Split
 from fedrift.errors import InputError, RunError
 from fedrift.exchange import Exchange, Outcome, Shown

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedrift.algorithm import Algorithm
-from fedrift.backends.visit import Call, ChunkMetric, Evaluator, Visitor
+from fedrift.backends.evaluation import ChunkMetric, Evaluator
+from fedrift.backends.visit import Call, Visitor
 from fedrift.data.resident import Split
 from fedrift.exchange import Shown, Signature
 from fedrift.flat import map_tree

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from fedrift.algorithm import owner_of
 from fedrift.backends.codec import through
-from fedrift.backends.visit import Call, Caller, Done, Evaluator, Fold, Reply, Visitor
+from fedrift.backends.evaluation import Done, Evaluator
+from fedrift.backends.fold import Fold
+from fedrift.backends.visit import Call, Caller, Reply, Visitor
 from fedrift.exchange import Exchange, Outcome, Shown
 from fedrift.messages import pack
 from fedrift.profiling import OFF, Meter, account

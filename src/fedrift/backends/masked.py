@@ -12,12 +12,13 @@ import numpy as np
 from fedrift.algorithm import owner_of
 from fedrift.backends.added import Added
 from fedrift.backends.codec import Refused
+from fedrift.backends.evaluation import Done
 from fedrift.backends.flower import from_records, to_records
+from fedrift.backends.fold import Fold
 from fedrift.backends.letters import Letter
 from fedrift.backends.node import LARGEST, Node
 from fedrift.backends.remote import Remote
 from fedrift.backends.stages import MASKED_BYTES, Line
-from fedrift.backends.visit import Done, Fold
 from fedrift.errors import InputError
 from fedrift.exchange import Exchange, Outcome, Shown
 from fedrift.messages import Size

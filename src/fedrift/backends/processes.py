@@ -15,9 +15,11 @@ import torch
 
 from fedrift.algorithm import owner_of
 from fedrift.backends.bundle import each_size, unbundled
+from fedrift.backends.evaluation import Chunk, Evaluator
+from fedrift.backends.fold import Fold
+from fedrift.backends.orders import Ask, Evaluation, Setup, Visit, Visits
 from fedrift.backends.pool import Job, Known, Peer, Pool
-from fedrift.backends.visit import Call, Chunk, Evaluator, Fold, Reply, Visitor
-from fedrift.backends.worker import Ask, Evaluation, Setup, Visit, Visits
+from fedrift.backends.visit import Call, Reply, Visitor
 from fedrift.data.resident import Split
 from fedrift.errors import InputError
 from fedrift.exchange import Exchange, Outcome, Shown

@@ -9,10 +9,12 @@ from typing import Any
 
 from fedrift.algorithm import Algorithm, owner_of
 from fedrift.backends.codec import Codec, Refused, piece, tensors
+from fedrift.backends.evaluation import Done, Evaluator
+from fedrift.backends.fold import Fold
 from fedrift.backends.letters import VISIT, Letter, Value, buffer_forms, digest, said
 from fedrift.backends.roster import PAUSE, Post, Roster
 from fedrift.backends.versions import NodeStates, Versions
-from fedrift.backends.visit import Done, Evaluator, Fold, Reply, Visitor
+from fedrift.backends.visit import Reply, Visitor
 from fedrift.exchange import Exchange, Outcome, Shown
 from fedrift.messages import all_finite, pack
 from fedrift.problem import Problem

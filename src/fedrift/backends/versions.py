@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedrift.backends.visit import Visitor
+from fedrift.store import Tables
 
 
 class Versions:
@@ -47,11 +48,11 @@ class Versions:
         self.discard()
 
 
-class NodeStates:
+class NodeStates(Tables[Versions]):
     """The server's side of client states that stay at their nodes."""
 
     def __init__(self, visitor: Visitor, paths: Sequence[str]) -> None:
-        self.tables: dict[str, Versions] = {}
+        super().__init__()
         for path in paths:
             node, problem = visitor.owner(path)
             if node.client(problem) is not None:
@@ -73,18 +74,6 @@ class NodeStates:
             if rows[path].shape != table.index.shape:
                 raise ValueError("its clients are not those of the run")
             table.restore(rows[path])
-
-    def commit(self) -> None:
-        for table in self.tables.values():
-            table.commit()
-
-    def discard(self) -> None:
-        for table in self.tables.values():
-            table.discard()
-
-    def saved(self) -> None:
-        for table in self.tables.values():
-            table.saved()
 
     def close(self) -> None:
         return None

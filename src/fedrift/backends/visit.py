@@ -1,9 +1,9 @@
-"""One visit, one fold, one evaluated chunk: what every backend does, wherever it runs."""
+"""Visits: a client method run at its site, one client at a time or several together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -15,18 +15,16 @@ from torch import Tensor
 from fedrift.algorithm import Algorithm, local_of, owner_of, resolve
 from fedrift.backends.corruption import corrupted
 from fedrift.errors import is_overflow
-from fedrift.exchange import Exchange, Outcome, Shown
+from fedrift.exchange import Exchange
 from fedrift.faults import Trouble
-from fedrift.flat import count, is_finite, take
-from fedrift.messages import Size, all_finite, nbytes, pack, placed
+from fedrift.flat import is_finite
+from fedrift.messages import all_finite, pack, placed
 from fedrift.problem import Problem
 from fedrift.profiling import TimedSite
 from fedrift.requests import Meet
 from fedrift.site import Augment, ClientData, Site, Work
 from fedrift.streams import torch_seed
 from fedrift.together import Together, together
-
-EVALUATION_CHUNK = 250  # fixed, so that results do not depend on who evaluates
 
 
 class Clients(Protocol):
@@ -204,143 +202,3 @@ class Visitor:
         finite = all_finite(pack(up)) and (new is None or all_finite(pack(new)))
         finite = finite and all(map(is_finite, moved))
         return Reply(up, new, moved, site.work, finite)
-
-
-@dataclass
-class Fold:
-    """Replies of one exchange, folded in client-id order."""
-
-    exchange: Exchange
-    replied: list[int] = field(default_factory=list)
-    nonfinite: list[int] = field(default_factory=list)
-    work: Work = field(default_factory=Work)
-    bytes: dict[str, Size] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._reducer = self.exchange.reducer()
-        self._buffers: list[Tensor] = []
-        self._buffer_weight = 0.0
-
-    def add(
-        self, client: int, n: int, reply: Reply, size: Mapping[str, Size] | None = None
-    ) -> bool:
-        """Take in one reply, whose size may be known; True if its new client state counts."""
-        self.work.add(reply.work)
-        if reply.up is not None:
-            for name, own in (nbytes(pack(reply.up)) if size is None else size).items():
-                self.bytes[name] = self.bytes.get(name, Size()) + own
-        if not reply.is_finite:
-            self.nonfinite.append(client)
-            return False
-        aggregation = self.exchange.aggregation
-        if reply.up is not None:
-            weight = float(n) if self.exchange.weights == "samples" else 1.0
-            self._reducer.fold(reply.up, weight)
-            self._fold_buffers(reply.buffers, weight)
-            self.replied.append(client)
-            if self.exchange.watch is not None:
-                self.exchange.watch(client, weight, reply.up)
-        return aggregation is None or not aggregation.is_ghost
-
-    def _fold_buffers(self, buffers: Sequence[Tensor], weight: float) -> None:
-        # running statistics: weighted mean; counters: the largest
-        if not buffers:
-            return
-        size = sum(b.nbytes for b in buffers)
-        self.bytes["buffers"] = self.bytes.get("buffers", Size()) + Size(tensors=size)
-        self._buffer_weight += weight
-        if not self._buffers:
-            self._buffers = [
-                b.double() * weight if b.is_floating_point() else b.clone() for b in buffers
-            ]
-            return
-        for total, b in zip(self._buffers, buffers, strict=True):
-            if b.is_floating_point():
-                total.add_(b, alpha=weight)
-            else:
-                torch.maximum(total, b, out=total)
-
-    def outcome(self) -> Outcome:
-        before = buffers = self.exchange.buffers
-        if self._buffers:
-            buffers = tuple(
-                (t / self._buffer_weight).to(b.dtype) if b.is_floating_point() else t
-                for t, b in zip(self._buffers, before, strict=True)
-            )
-        return Outcome(
-            up=self._reducer.result() if self.replied else None,
-            replied=tuple(self.replied),
-            nonfinite=tuple(self.nonfinite),
-            weight=self._reducer.weight,
-            buffers=buffers,
-            work=self.work,
-            up_bytes=self.bytes,
-        )
-
-
-Chunk = Mapping[str, Any]
-ChunkMetric = Callable[[Any, Any, Any, "int | None", "Tensor | None"], Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Evaluator:
-    """The server's test data and what is measured on it, chunk by chunk."""
-
-    problem: Problem
-    x: Any
-    y: Any
-    measure: ChunkMetric
-    keeps_outputs: bool = False
-
-    def __len__(self) -> int:
-        """Number of chunks."""
-        return -(-count(self.x) // EVALUATION_CHUNK)
-
-    @torch.no_grad()
-    def chunks(self, shown: Shown, which: range | None = None) -> list[dict[str, Any]]:
-        """What each chunk adds; all of them if it is not said which."""
-        problem, model = self.problem, self.problem.model
-        if shown.allowed is not None:
-            shown = replace(shown, allowed=shown.allowed.to(problem.device))
-        model.load_buffers(shown.buffers or [problem.rest[name] for name in problem.moving])
-        model.freeze(shown.frozen)
-        model.temperature = shown.temperature
-        model.load(shown.w)
-        return [self._chunk(i, shown) for i in which or range(len(self))]
-
-    def _chunk(self, i: int, shown: Shown) -> dict[str, Any]:
-        some = slice(i * EVALUATION_CHUNK, (i + 1) * EVALUATION_CHUNK)
-        problem, target = self.problem, take(self.y, some)
-        output = problem.model.output(take(self.x, some))
-        sums = dict(self.measure(output, target, problem.loss, problem.classes, shown.allowed))
-        if self.keeps_outputs:
-            sums["output"] = output
-        return sums
-
-
-class Pending(Protocol):
-    """An evaluation under way."""
-
-    def chunks(self) -> list[Chunk]:
-        """Wait for it; the chunks in order."""
-        ...
-
-
-@dataclass(frozen=True)
-class Done:
-    """An evaluation that was finished at once."""
-
-    parts: Sequence[Chunk]
-
-    def chunks(self) -> list[Chunk]:
-        return list(self.parts)
-
-
-class Backend(Protocol):
-    """Runs exchanges and evaluations; folds by the same rule wherever the visits run."""
-
-    workers: int
-
-    def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome: ...
-    def evaluate(self, shown: Shown) -> Pending: ...
-    def close(self) -> None: ...

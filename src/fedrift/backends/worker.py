@@ -9,8 +9,7 @@ import shutil
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
@@ -20,85 +19,21 @@ from typing import Any
 
 import torch
 
-from fedrift.algorithm import Algorithm, owner_of
+from fedrift.algorithm import owner_of
 from fedrift.backends.bundle import bundled
-from fedrift.backends.visit import Call, Caller, ChunkMetric, Evaluator, Reply, Visitor
-from fedrift.data.resident import Make, Split
+from fedrift.backends.evaluation import Evaluator
+from fedrift.backends.orders import Ask, Evaluation, Setup, Visit, Visits
+from fedrift.backends.visit import Caller, Reply, Visitor
+from fedrift.data.resident import Split
 from fedrift.errors import is_out_of_memory
-from fedrift.exchange import Shown, Signature
+from fedrift.exchange import Shown
 from fedrift.flat import map_tree
 from fedrift.messages import Packed, pack, unpack
-from fedrift.problem import Problem
 from fedrift.profiling import account
-from fedrift.rows import RowLayout, Rows
+from fedrift.rows import Rows
 from fedrift.shared import Block, packed_to_tree
-from fedrift.site import Augment, Site
 
 OUT_OF_MEMORY = 77  # exit code of a worker that could not allocate
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a worker is told of a run once, pickled by the parent (classes of a notebook too)."""
-
-    root: Algorithm[Any, Any]
-    problem: Problem
-    augment: Augment | None
-    measure: ChunkMetric
-    keeps_outputs: bool
-    has_test: bool
-    skeletons: dict[str, Any]
-    """Shapes of the trees x, y, x_test, y_test."""
-    where: dict[str, tuple[str, Packed]]
-    """For each tree the block that holds it, and where its tensors stand in it."""
-    layouts: dict[str, RowLayout]
-    make: Make | None = None
-    site: Callable[..., Any] = Site
-
-
-@dataclass(frozen=True)
-class Ask:
-    """An exchange as a worker sees it."""
-
-    call: Call
-    signature: Signature
-    down: Packed
-    buffers: Packed
-    frozen: Packed
-
-
-@dataclass(frozen=True)
-class Visit:
-    """One client of the current exchange: where its row is read and written, where to answer."""
-
-    client: int
-    read: int
-    write: int
-    private: Packed | None
-    slot: str = ""
-
-
-@dataclass(frozen=True)
-class Visits:
-    """Clients of the current exchange whose visits are one task."""
-
-    tasks: tuple[Visit, ...]
-    slot: str = ""
-
-    @property
-    def client(self) -> int:
-        """The first of them, to speak of."""
-        return self.tasks[0].client
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A few chunks of the test data."""
-
-    chunks: range
-    block: str
-    where: Packed
-    temperature: float
 
 
 class Run:

@@ -13,6 +13,7 @@ from fedrift.errors import InputError
 app = typer.Typer(
     no_args_is_help=True, help="Take an experiment to a Flower federation.", rich_markup_mode="rich"
 )
+Deadline = Annotated[float, typer.Option(metavar="SECONDS", help="How long an exchange may take.")]
 
 
 @app.command()
@@ -21,9 +22,7 @@ def init(
     spec: Annotated[
         Path, typer.Option(metavar="FILE", help="The experiment, as of fedrift run --spec.")
     ],
-    deadline: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long an exchange may take.")
-    ] = 600.0,
+    deadline: Deadline = 600.0,
     shape: Annotated[
         str | None,
         typer.Option(metavar="C,H,W", help="Of one sample, if the data set is not here."),
@@ -104,9 +103,7 @@ def demo(
     secure: Annotated[
         bool, typer.Option(help="TLS and SuperNode authentication, with new keys.")
     ] = True,
-    deadline: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long an exchange may take.")
-    ] = 300.0,
+    deadline: Deadline = 300.0,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="New folder for everything.")] = Path(
         "flower-demo"
     ),

@@ -10,7 +10,9 @@ import cloudpickle
 from torch import Tensor
 
 from fedrift.algorithm import owner_of
-from fedrift.backends.visit import Call, Done, Fold, Reply, Visitor
+from fedrift.backends.evaluation import Done
+from fedrift.backends.fold import Fold
+from fedrift.backends.visit import Call, Reply, Visitor
 from fedrift.conform.problem import Trial
 from fedrift.conform.runs import settled
 from fedrift.conform.subject import Subject

@@ -35,7 +35,8 @@ def settled(charter: Charter, test: tuple[Any, Any] | None = None) -> Task:
     y = torch.tensor([0, charter.classes - 1])
     nobody = [np.empty(0, np.int64)] * (charter.clients - 1)
     probe = Split(x, y, [np.arange(2), *nobody], "at the nodes")
-    make = models.factory(spec.model or "mlp", charter.shape, charter.classes)
+    was = (charter.mean, charter.std) if charter.mean else None
+    make = models.factory(spec.model or "mlp", charter.shape, charter.classes, was)
     held = None if test is None else tensors(charter, *test)
     return task.of_split(spec, make, probe, held, charter.black)
 

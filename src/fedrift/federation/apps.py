@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fedrift import session
+from fedrift.backends.backend import Backend
 from fedrift.backends.codec import Refused
 from fedrift.backends.flower import FlowerPost, from_records, to_records
 from fedrift.backends.letters import Letter
 from fedrift.backends.node import Node
 from fedrift.backends.remote import Remote
-from fedrift.backends.visit import Backend
 from fedrift.errors import InputError
 from fedrift.exchange import Signature
 from fedrift.federation.agreement import node_of

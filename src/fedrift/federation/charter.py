@@ -13,7 +13,7 @@ from fedrift.foreign import foreign
 from fedrift.prepare import Prepared
 
 FILE = "fedrift.toml"
-TASK = ("shape", "classes", "clients", "black", "named")
+TASK = ("shape", "classes", "clients", "mean", "std", "named")
 NOT_HERE = ("data_dir", "device", "workers", "backend", "out")
 
 
@@ -26,19 +26,26 @@ class Charter:
     """Of one sample."""
     classes: int
     clients: int
-    black: tuple[float, ...] = ()
-    """What black is per channel after normalisation, for crops."""
+    mean: tuple[float, ...] = ()
+    """What was subtracted from each channel of the samples, if anything."""
+    std: tuple[float, ...] = ()
+    """What each channel was divided by."""
     named: bool = True
     """The spec names the data; otherwise only the sites know them."""
+
+    @property
+    def black(self) -> tuple[float, ...]:
+        """What black has become in each channel, for crops."""
+        return tuple(-m / s for m, s in zip(self.mean, self.std, strict=True))
 
     @staticmethod
     def of(spec: Spec, ready: Prepared) -> Charter:
         """The charter of an experiment on named data."""
         data = ready.data
-        black = tuple(-m / s for m, s in zip(data.mean, data.std, strict=True))
         made = replace(spec, model=ready.model, **dict.fromkeys(("data_dir", "out")))
         shape = tuple(int(n) for n in ready.x.shape[1:])
-        return Charter(made, shape, int(data.classes), ready.partition.clients, black)
+        numbers = int(data.classes), ready.partition.clients
+        return Charter(made, shape, *numbers, tuple(data.mean), tuple(data.std))
 
     @staticmethod
     def read(path: Path) -> Charter:
@@ -55,12 +62,15 @@ class Charter:
                 raise unknown("key of [task]", key, TASK)
         try:
             shape = tuple(int(n) for n in named["shape"])
-            black = tuple(float(v) for v in named.get("black", ()))
+            mean, std = (tuple(float(v) for v in named.get(n, ())) for n in ("mean", "std"))
+            if len(mean) != len(std) or 0.0 in std:
+                raise ValueError
             numbers = int(named["classes"]), int(named["clients"])
-            return Charter(spec, shape, *numbers, black, bool(named.get("named", True)))
+            return Charter(spec, shape, *numbers, mean, std, bool(named.get("named", True)))
         except (KeyError, TypeError, ValueError):
             raise InputError(
-                f"charter '{path}': [task] needs shape, a list of numbers, classes and clients"
+                f"charter '{path}': [task] needs shape, a list of numbers, classes and clients; "
+                "mean and std, if there, are as many numbers each"
             ) from None
 
     def to_toml(self) -> str:
@@ -75,7 +85,8 @@ class Charter:
         table.add("shape", list(self.shape))
         table.add("classes", self.classes)
         table.add("clients", self.clients)
-        table.add("black", list(self.black))
+        table.add("mean", list(self.mean))
+        table.add("std", list(self.std))
         if not self.named:
             table.add("named", False)
         document.add("task", table)

@@ -11,10 +11,12 @@ import numpy as np
 
 from fedrift import session
 from fedrift.algorithm import parts
+from fedrift.backends.backend import Backend
+from fedrift.backends.evaluation import Evaluator
 from fedrift.backends.remote import Remote
 from fedrift.backends.roster import Post, Roster
 from fedrift.backends.versions import NodeStates
-from fedrift.backends.visit import Backend, Evaluator, Visitor
+from fedrift.backends.visit import Visitor
 from fedrift.engine import Observer, RoundReport
 from fedrift.errors import InputError
 from fedrift.exchange import Signature
