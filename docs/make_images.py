@@ -3,7 +3,8 @@
     python docs/make_images.py [front|explain|microscope ...]
 
 The picture of a report needs Chromium, those of the microscope MNIST in the folder FEDRIFT_DATA;
-without them the old ones stay.
+without them the old ones stay. The microscope's runs take long: they are kept in build/microscope,
+and one that was interrupted goes on.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fedrift.explain import explain
 from fedrift.report import write
 
 IMAGES = Path(__file__).resolve().parent / "images"
+KEPT = IMAGES.parents[1] / "build" / "microscope"
 COMPARISON = """fedavg fedprox:mu=0.3 scaffold --data digits --partition dirichlet --alpha 0.1,1
     --rounds 30 --lr 0.1 --seeds 3 --workers 0 --quiet --out"""
 WIDTH, HEIGHT = 1100, 760  # of the picture of a report
@@ -65,17 +67,15 @@ def microscope() -> None:
     if "FEDRIFT_DATA" not in os.environ:
         print("no FEDRIFT_DATA: the microscope's pictures stay as they are", file=sys.stderr)
         return
-    with tempfile.TemporaryDirectory() as place:
-        runs = Path(place)
-        for name in (*FLAT, "fed3r"):
-            _call(["run", name, *TASK.split(), str(runs / _plain(name))])
-        for i, (what, (names, figures)) in enumerate(LOOKED_AT.items()):
-            out = runs / f"figures-{i}"
-            folders = [str(runs / _plain(name)) for name in names]
-            options = ["--figures", "png", "--out", str(out)]
-            _call(["analyse", *folders, "--what", *what.split(), *options])
-            for figure in figures:
-                shrink(out / f"{figure}.png", IMAGES / f"{figure}.png")
+    for name in (*FLAT, "fed3r"):
+        _call(["run", name, *TASK.split(), str(KEPT / _plain(name))])
+    for i, (what, (names, figures)) in enumerate(LOOKED_AT.items()):
+        out = KEPT / f"figures-{i}"
+        folders = [str(KEPT / _plain(name)) for name in names]
+        options = ["--figures", "png", "--out", str(out)]
+        _call(["analyse", *folders, "--what", *what.split(), *options])
+        for figure in figures:
+            shrink(out / f"{figure}.png", IMAGES / f"{figure}.png")
 
 
 def _plain(name: str) -> str:

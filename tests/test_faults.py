@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import fedrift as fr
 from fedrift.algorithms.fed3r import Fed3R
@@ -102,6 +104,24 @@ def test_a_client_that_sends_nonsense_is_dropped_counted_and_named() -> None:
     assert first.nonfinite and set(first.nonfinite) | set(first.replied) == set(first.asked)
     assert run.status == "done"
     assert run.summary()["nonfinite_replies"] == sum(len(e.nonfinite) for e in run.ledger.entries)
+
+
+def test_a_cohort_of_corrupted_clients_is_a_void_round() -> None:
+    """Who sends nonsense on purpose does not end the run, alone or among others."""
+    run = small_run("fedavg", faults="corrupt:0.5,kind=nan", per_round=1, rounds=8)
+    asked = [entry.nonfinite for entry in run.ledger.entries]
+    assert any(asked) and not all(asked) and run.status == "done"
+    assert small_run("fedavg", faults="corrupt:1,kind=nan", rounds=3).status == "done"
+
+
+def no_number(output: Tensor, y: Tensor) -> Tensor:
+    return output.sum() * math.nan
+
+
+def test_a_cohort_that_sends_nothing_finite_has_diverged() -> None:
+    how: dict[str, Any] = {"loss": no_number, "per_round": 1, "rounds": 3}
+    assert small_run("fedavg", **how).status == "diverged"
+    assert small_run("fedavg", **how, faults="corrupt:0,kind=nan").status == "diverged"
 
 
 WRONG = [

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import fedrift as fr
 from fedrift.backends import watch
 from problems import small_run
+from segments import orphaned, present
 
 PARENT = os.getpid()
 
@@ -121,7 +122,7 @@ COMMAND = [sys.executable, "-m", "fedrift", "run", "scaffold", "--rounds", "1000
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_behind(delay: float, kind: signal.Signals, tmp_path: Path) -> None:
     """Whenever it is interrupted, and however: no process, no shared memory, no traceback."""
-    shared = set(os.listdir("/dev/shm"))
+    shared = present()
     command = [*COMMAND, "2", "--out", str(tmp_path / "run")]
     how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, start_new_session=True, text=True, **how) as process:
@@ -133,4 +134,15 @@ def test_nothing_is_left_behind(delay: float, kind: signal.Signals, tmp_path: Pa
         said = process.communicate(timeout=30)[0]
     assert gone(process.pid)
     assert "Traceback" not in said
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert not orphaned(shared)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="no /dev/shm")
+def test_segments_of_others_are_told_from_those_left_behind() -> None:
+    before, path = present(), Path("/dev/shm") / f"fedrift-test-{os.getpid()}"
+    try:
+        with path.open("wb"):
+            assert path.name not in orphaned(before)
+        assert path.name in orphaned(before) and path.name not in orphaned(present())
+    finally:
+        path.unlink()

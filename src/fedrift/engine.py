@@ -16,6 +16,7 @@ from fedrift.backends.evaluation import Chunk, Done, Evaluator, Pending
 from fedrift.books import Books, Waiting
 from fedrift.errors import is_overflow
 from fedrift.exchange import Exchange, NoReply, Outcome, Shown
+from fedrift.faults import Trouble
 from fedrift.flat import Vec, is_finite
 from fedrift.ledger import entry_of
 from fedrift.problem import Problem
@@ -185,7 +186,7 @@ class Engine:
             new = self.algorithm.round(progress.state, cohort)
         except NoReply as nobody:
             self.store.discard()
-            return progress.state, progress.buffers, tuple(able), bool(nobody.nonfinite)
+            return progress.state, progress.buffers, tuple(able), self._is_lost(nobody, t)
         except (RuntimeError, OverflowError) as error:
             if not is_overflow(error):
                 raise
@@ -193,6 +194,12 @@ class Engine:
         if once:
             progress.counted.update(cohort.clients)
         return new, cohort.buffers, tuple(able), False
+
+    def _is_lost(self, nobody: NoReply, t: int) -> bool:
+        """Nothing finite came, and not because those who replied are corrupted on purpose."""
+        faults, found = self.settings.faults, nobody.nonfinite
+        trouble = faults.at(self.settings.seed, t, found) if faults is not None else Trouble()
+        return not trouble.corrupted.issuperset(found)
 
     def _draw(self, t: int) -> tuple[tuple[int, ...], bool]:
         """The cohort, and whether it was drawn from those not counted yet."""

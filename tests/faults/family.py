@@ -19,8 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from segments import orphaned, present
+
 MARK = "FEDRIFT_FAMILY"
-SHARED = Path("/dev/shm")
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
@@ -49,7 +52,7 @@ class Family:
 
     def __post_init__(self) -> None:
         self.scratch.mkdir(parents=True, exist_ok=True)
-        self._shared = set(os.listdir(SHARED))
+        self._shared = present()
         own = {MARK: self.mark, "TMPDIR": str(self.scratch), "PYTHONPATH": str(SOURCE)}
         self.main = subprocess.Popen(
             [sys.executable, *self.program, *self.words],
@@ -101,7 +104,7 @@ class Family:
         until = time.monotonic() + within
         while True:
             found = [f"process {pid}" for pid in self.pids()]
-            found += [f"segment {name}" for name in set(os.listdir(SHARED)) - self._shared]
+            found += [f"segment {name}" for name in orphaned(self._shared)]
             found += [f"file {path}" for path in self.scratch.iterdir()]
             if not found or time.monotonic() > until:
                 return found

@@ -73,7 +73,7 @@ def gradients(figure: Figure, runs: Mapping[str, Record]) -> None:
         for letter in ("c", "h"):
             found = _column(rows, "gradients", "controls", letter, "mean_cosine")
             if found[0]:
-                style["label"] = f"{name}, {letter} of the clients"
+                style |= {"label": f"{name}, {letter} of the clients", "marker": "s"}
                 axes[1].plot(*found, **style)
     for axis in axes:
         axis.set_xlabel("round")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 STYLES = ("-", "--", ":", "-.")
 LEVELS = 14
+APART = 0.09  # of the map's side: numbers of rounds that are closer would cover each other
 
 
 def lines(figure: Figure, runs: Mapping[str, Record]) -> None:
@@ -34,6 +36,7 @@ def lines(figure: Figure, runs: Mapping[str, Record]) -> None:
     for axis in axes:
         for end in (0, 1):
             axis.axvline(end, color="grey", linewidth=0.8, linestyle=":")
+        axis.set_xticks([-0.5, 0, 0.5, 1, 1.5])
         axis.set_xlabel("position on the line (0: first model, 1: second)")
     axes[0].set_ylabel("mean loss")
     if has_accuracy:
@@ -64,11 +67,24 @@ def _way(axis: Axes, path: list[Any]) -> None:
         return
     (left, right), (down, up) = axis.get_xlim(), axis.get_ylim()
     points = np.array([[x, y] for _, x, y, _ in path])
-    axis.plot(*points.T, ".-", color="black", linewidth=1.2, markersize=5, label="earlier rounds")
-    for round, x, y, _ in path[:: max(1, len(path) // 6)]:
-        if left < x < right and down < y < up:
-            axis.annotate(str(round), (x, y), (3, -10), "data", "offset points", fontsize=7)
+    line: dict[str, Any] = {"color": "black", "linewidth": 1.2, "markersize": 5}
+    axis.plot(*points.T, ".-", label="earlier rounds", path_effects=_halo(2.5), **line)
+    words: dict[str, Any] = {"fontsize": 8, "path_effects": _halo(2.0)}
+    named: list[tuple[float, float]] = []
+    for round, x, y, _ in (path[0], path[-1], *path[1:-1]):
+        across, along = (x - left) / (right - left), (y - down) / (up - down)
+        is_near = any(math.dist((across, along), other) < APART for other in named)
+        if 0 < across < 1 and 0 < along < 1 and not is_near:
+            named.append((across, along))
+            axis.annotate(str(round), (x, y), (3, -10), "data", "offset points", **words)
     axis.set(xlim=(left, right), ylim=(down, up))
+
+
+def _halo(width: float) -> list[Any]:
+    """Black reads on dark colours, too, with white around it."""
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=width, foreground="white")]
 
 
 def around(figure: Figure, runs: Mapping[str, Record]) -> None:
@@ -91,7 +107,7 @@ def _chart(axis: Axes, found: Record, span: tuple[float, float] | None = None) -
     known = loss[np.isfinite(loss)]
     low, high = span or (float(known.min()), float(np.quantile(known, 0.95)))
     high = high if high > low else low + 1e-6
-    levels = np.linspace(low, high, LEVELS)
+    levels = _round_levels(low, high)
     x, y = np.array(found["x"]), np.array(found["y"])
     held = np.clip(loss, low, None)
     filled = axis.contourf(x, y, held, levels, cmap="viridis", extend="max")
@@ -100,3 +116,10 @@ def _chart(axis: Axes, found: Record, span: tuple[float, float] | None = None) -
     axis.set_aspect("equal")
     figure = axis.figure
     figure.colorbar(filled, ax=axis, label="mean loss", shrink=0.85)  # type: ignore[union-attr]
+
+
+def _round_levels(low: float, high: float) -> np.ndarray:
+    """Heights with few digits, for the bar to name."""
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(LEVELS, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
