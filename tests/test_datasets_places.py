@@ -89,19 +89,29 @@ def test_the_other_family_is_recognised(
     families: Families, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     write_idx(tmp_path / "d", 1)
-    with pytest.raises(InputError, match="holds Fashion-MNIST, not MNIST; ask for 'fashion-mnist'"):
+    words = "holds Fashion-MNIST, not MNIST; ask for 'fashion-mnist', or put .*d/mnist'.*go online"
+    # A folder of several data sets may hold the other one: go on looking, and say so in the end.
+    with pytest.raises(InputError, match=f"not found.*{words}"):
         mnist.load(families[0], NOBODY, tmp_path / "d")
-    # A general data folder may hold the other one: go on looking, and say so in the end.
     monkeypatch.setenv("FEDRIFT_DATA", str(tmp_path / "d"))
-    with pytest.raises(InputError, match=r"not found.*holds Fashion-MNIST, not MNIST.*go online"):
+    with pytest.raises(InputError, match=f"not found.*{words}"):
         mnist.load(families[0], NOBODY, None)
     write_idx(tmp_path / "cache" / "mnist", 0)
-    assert is_family(mnist.load(families[0], NOBODY, None), 0)
+    for folder in (tmp_path / "d", None):
+        assert is_family(mnist.load(families[0], NOBODY, folder), 0)
     # One stray file among the right ones is named.
     stray = tmp_path / "cache" / "mnist" / "train-images-idx3-ubyte.gz"
     stray.write_bytes(gzip.compress(idx("train-images-idx3-ubyte", 1)))
     with pytest.raises(InputError, match=r"train-images-idx3-ubyte.gz' is a file of Fashion-MNIST"):
         mnist.load(families[0], NOBODY, None)
+
+
+def test_one_folder_holds_both_families(families: Families, tmp_path: Path):
+    """As they are named after one another, one of them at least lies in a folder of its own."""
+    write_idx(tmp_path / "d", 0)
+    write_idx(tmp_path / "d" / "fashion-mnist", 1)
+    for seed, family in enumerate(families):
+        assert is_family(mnist.load(family, NOBODY, tmp_path / "d"), seed)
 
 
 def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -150,16 +150,23 @@ ALLOWED = {
     "explain": f"{INPUT} {READ} report explain.*",
     "presets.findings": "errors records",
     "presets.reading": "errors",
-    "presets.relations": "errors presets.findings presets.reading",
-    "presets.preset": f"{INPUT} experiment examinations grid presets.reading presets.relations",
-    "presets.page": "quantities records presets.findings presets.preset presets.relations",
+    "presets.trends": "",
+    "presets.relations": "errors presets.findings presets.reading presets.trends",
+    "presets.studies": "errors presets.findings",
+    "presets.preset": (
+        f"{INPUT} experiment examinations grid presets.reading presets.relations presets.studies"
+    ),
+    "presets.page": (
+        "quantities records presets.findings presets.preset presets.relations presets.trends"
+    ),
+    "presets.effort": "",
     "presets.synthetic": "streams data.samples",
     "presets.variants": f"{CORE} algorithms.scaffold",
     "presets.drawn": f"{READ} presets.*",
     "presets.inside": f"{READ} session analysis.* presets.*",
     "presets.compared": f"{INPUT} {READ} presets.*",
     "presets.running": f"{INPUT} {READ} version backends comparison contests presets.*",
-    "presets.studies*": "*",
+    "presets.studies.*": "*",
     "presets": "errors presets.preset",
     "cli": "*",
     "cli.*": "*",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 import tomllib
+import zipfile
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -18,10 +21,13 @@ import fedrift as fr
 from fedrift import grid, presets
 from fedrift.errors import InputError
 from fedrift.presets import preset as reading
+from fedrift.presets.effort import spent
 from fedrift.presets.findings import Findings, Table
+from fedrift.presets.page import Measured, plain, section
 from fedrift.presets.preset import Preset, read
-from fedrift.presets.relations import Place, Relation, value_of
+from fedrift.presets.relations import Place, Relation, spoken, value_of
 from fedrift.presets.running import Order, run
+from fedrift.presets.trends import TRENDS
 from fedrift.presets.variants import FlippedScaffold
 from problems import Net, blobs, trajectory
 
@@ -84,6 +90,18 @@ name = "main"
 like_laptop = true
 compare = { data = "digits", rounds = 3 }
 """
+
+
+RECORD: dict[str, Any] = {
+    "command": "fedrift preset run tiny",
+    "date": "2026-01-01",
+    "seconds": 1.0,
+    "seeds": [0],
+    "machine": {"cpu": "none", "cores": 2, "load": 0.0},
+    "versions": {"fedrift": "0"},
+    "findings": {},
+}
+"""What a part's folder holds, without any table."""
 
 
 def written(folder: Path, text: str = TINY, name: str = "tiny") -> Path:
@@ -179,6 +197,67 @@ def test_a_relation_without_its_numbers_is_not_decided() -> None:
     assert relation.decide(tables(a=1.0)) is None
     assert value_of("0123abcd", 0.0) is None
     assert value_of("\u22121.5 ± 2", 0.0) == -1.5
+
+
+def test_a_run_that_learned_too_little_decides_nothing() -> None:
+    a, b = (Place("main", name, "accuracy") for name in "ab")
+    asked = Relation("?", a, ">", b, needs=(b, 20.0))
+    for low, held in ((19.0, None), (20.0, None), (21.0, True), (40.0, False)):
+        verdict = asked.decide(tables(a=30.0, b=low))
+        assert verdict is not None and verdict.held is held
+        assert ("not above 20" in verdict.numbers) is (held is None)
+    diverged = asked.decide(tables(a=30.0, b="diverged (1 of 1 seeds)"))
+    assert diverged is not None and spoken(diverged) == "this size cannot say"
+    assert spoken(None) == "not measured"
+
+
+def test_every_expected_trend_is_asked_for_and_stands_on_the_page() -> None:
+    asked = {
+        relation.trend for name in presets.names() for relation in presets.find(name).relations
+    }
+    assert asked - {""} == set(TRENDS)
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    table = text.split("## Trends")[1].split("<a id=")[0]
+    for words in TRENDS.values():
+        assert f"| {plain(words)} |" in table
+
+
+def test_what_was_expected_only_afterwards_is_marked(tmp_path: Path) -> None:
+    text = TINY.replace('says = "the ablation', 'afterwards = true\nsays = "the ablation')
+    found = read(written(tmp_path, text))
+    shown = section(Measured(found, "laptop", {"main": RECORD}))
+    assert "| the ablation is FedAvg (added when the figures were known) |" in shown
+    with pytest.raises(InputError, match="afterwards must be true or false, not 'yes'"):
+        read(written(tmp_path, text.replace("afterwards = true", 'afterwards = "yes"')))
+    with pytest.raises(InputError, match=r"unknown trend .*did you mean 'alpha'"):
+        read(written(tmp_path, text.replace("afterwards = true", 'trend = "alhpa"')))
+
+
+def test_processor_time_counts_what_was_started_too() -> None:
+    before = spent()
+    if before is None:
+        pytest.skip("needs /proc")
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    alive = subprocess.Popen(
+        [sys.executable, "-c", f"{burn}\nprint(flush=True)\ninput()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with alive:
+        assert alive.stdout is not None and alive.stdout.readline()
+        after = spent()
+        alive.communicate(b"\n")
+    assert after is not None and 0.5 < after - before < 5
+
+
+def test_the_wheel_holds_every_preset(tmp_path: Path) -> None:
+    """Without them an installed fedrift would know no preset at all."""
+    wheel = pytest.importorskip("hatchling.builders.wheel", reason="needs hatchling")
+    (made,) = wheel.WheelBuilder(str(DOCS.parent)).build(directory=str(tmp_path))
+    with zipfile.ZipFile(made) as packed:
+        files = {name for name in packed.namelist() if name.endswith(".toml")}
+    assert {f"fedrift/presets/{name}.toml" for name in presets.names()} <= files
 
 
 @pytest.fixture(scope="module")

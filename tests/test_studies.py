@@ -220,19 +220,3 @@ def test_classes_are_numbered_from_zero() -> None:
     assert found.class_names == ("7", "2")
     whole = making.load("digits", None)
     assert (found.y == 0).sum() == (whole.y == 7).sum()
-
-
-def test_a_data_folder_with_the_other_family_is_passed_by(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Path | None] = []
-
-    def refuse(text: str, data: Path | None) -> Any:
-        asked.append(data)
-        if data is not None:
-            raise InputError("it holds MNIST")
-        return "found elsewhere"
-
-    monkeypatch.setattr(making.datasets, "load", refuse)
-    assert making.load("fashion-mnist", tmp_path) == "found elsewhere"
-    assert asked == [tmp_path, None]

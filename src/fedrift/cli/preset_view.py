@@ -7,9 +7,8 @@ from pathlib import Path
 
 from fedrift.cli.screen import console
 from fedrift.presets.findings import Findings, Table
-from fedrift.presets.page import HELD
 from fedrift.presets.preset import Preset, Size
-from fedrift.presets.relations import shown
+from fedrift.presets.relations import shown, spoken
 from fedrift.records import Record
 
 
@@ -32,9 +31,8 @@ def report(preset: Preset, size: Size, records: Mapping[str, Record], folder: Pa
         screen.print(rows)
     for relation in preset.relations:
         verdict = relation.decide(findings)
-        held = HELD[None if verdict is None else verdict.held]
         numbers = "" if verdict is None else f" ({verdict.numbers})"
-        screen.print(f"{held}: {relation.says}{numbers}")
+        screen.print(f"{spoken(verdict)}: {relation.says}{numbers}")
     screen.print(f"runs, tables and figures in {folder}")
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedrift.data import places
 from fedrift.data.files import damaged, exactly, sha256
-from fedrift.data.places import Place, Unreachable
+from fedrift.data.places import Unreachable
 from fedrift.data.samples import Samples
 from fedrift.errors import InputError
 from fedrift.grammar import Named
@@ -105,7 +105,7 @@ def load(family: Family, _: Named, data_dir: Path | None) -> Samples:
     for place in places.places(data_dir, family.system):
         for folder in family.subfolders:
             files = _find(place.folder / folder, notes)
-            if files is not None and _belongs(files[SMALLEST], family, place, notes):
+            if files is not None and _belongs(files[SMALLEST], family, notes):
                 return _read(files, family)
     try:
         return _read(_download(family), family)
@@ -129,15 +129,16 @@ def _find(folder: Path, notes: list[str]) -> dict[str, Path] | None:
     return None if missing else found
 
 
-def _belongs(labels: Path, family: Family, place: Place, notes: list[str]) -> bool:
-    """Whether a folder is of this family: a general data folder may well hold the other one."""
+def _belongs(labels: Path, family: Family, notes: list[str]) -> bool:
+    """Whether a folder is of this family: a folder of several data sets may hold the other one
+    under these names, so the search goes on."""
     owner = _owner(_unpack(labels, SMALLEST), SMALLEST)
     if owner is None or owner is family:
         return True
-    wrong = f"'{labels.parent}' holds {owner.title}, not {family.title}"
-    if place.origin == "--data-dir":
-        raise InputError(f"{wrong}; ask for '{owner.name}' or give another --data-dir")
-    notes.append(wrong)
+    notes.append(
+        f"'{labels.parent}' holds {owner.title}, not {family.title}; ask for '{owner.name}', or "
+        f"put {family.title}'s files into '{labels.parent / family.name}'"
+    )
     return False
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from fedrift.presets.findings import Cell, Findings, Table
 from fedrift.presets.preset import Preset
-from fedrift.presets.relations import Verdict, shown, value_of
+from fedrift.presets.relations import Relation, Verdict, shown, spoken, value_of
+from fedrift.presets.trends import TRENDS
 from fedrift.quantities import seconds_text
 from fedrift.records import Record
 
 BUSY = 1.5  # load per core above which others worked on the machine
-HELD = {True: "held", False: "did not hold", None: "not measured"}
+AFTERWARDS = " (added when the figures were known)"
 
 
 @dataclass(frozen=True)
@@ -32,26 +33,50 @@ class Measured:
     def anchor(self) -> str:
         return self.preset.name if self.size == "laptop" else f"{self.preset.name}-{self.size}"
 
-    def verdicts(self) -> list[tuple[str, Verdict | None]]:
+    def verdicts(self) -> list[tuple[Relation, Verdict | None]]:
         findings = self.findings
-        return [(one.says, one.decide(findings)) for one in self.preset.relations]
+        return [(one, one.decide(findings)) for one in self.preset.relations]
 
 
 def page(measured: Sequence[Measured], head: str) -> str:
     """The whole page: an overview, then a section for each preset."""
-    return "\n".join([head, _overview(measured), *(section(one) for one in measured)])
+    return "\n".join(
+        [head, _overview(measured), _trends(measured), *(section(one) for one in measured)]
+    )
 
 
 def _overview(measured: Sequence[Measured]) -> str:
     rows: list[list[str]] = []
     for one in measured:
-        said = [verdict.held for _, verdict in one.verdicts() if verdict is not None]
+        verdicts = [verdict.held for _, verdict in one.verdicts() if verdict is not None]
+        said = [held for held in verdicts if held is not None]
         held = f"{sum(said)} of {len(said)}" if said else "–"
         took = _took(one)
         link = f"[`{one.preset.name}`](#{one.anchor})"
         rows.append([link, plain(one.preset.question), one.size, took, held])
     heads = ("preset", "question", "size", "took", "relations that held")
     return "## Overview\n\n" + _lines(heads, rows, numbers=(3, 4))
+
+
+def _trends(measured: Sequence[Measured]) -> str:
+    """What every one of the expected trends came to, in whatever preset asks for it."""
+    rows: list[list[str]] = []
+    for trend, words in TRENDS.items():
+        asked = [
+            (one, relation, verdict)
+            for one in measured
+            for relation, verdict in one.verdicts()
+            if relation.trend == trend
+        ]
+        if not asked:
+            rows.append([plain(words), "–", "–", spoken(None)])
+        for number, (one, relation, verdict) in enumerate(asked):
+            numbers = "–" if verdict is None else plain(verdict.numbers)
+            case = f"[`{one.anchor}`](#{one.anchor}): {_expected(relation)}"
+            rows.append(["" if number else plain(words), case, numbers, spoken(verdict)])
+    return "## Trends that small runs can be asked for\n\n" + _lines(
+        ("expected", "asked in", "measured", ""), rows
+    )
 
 
 def section(one: Measured) -> str:
@@ -124,10 +149,14 @@ def _published(one: Measured) -> str:
 
 def _relations(one: Measured) -> str:
     rows: list[list[str]] = []
-    for says, verdict in one.verdicts():
-        held = HELD[None if verdict is None else verdict.held]
-        rows.append([plain(says), "–" if verdict is None else plain(verdict.numbers), held])
+    for relation, verdict in one.verdicts():
+        numbers = "–" if verdict is None else plain(verdict.numbers)
+        rows.append([_expected(relation), numbers, spoken(verdict)])
     return "### Relations\n\n" + _lines(("expected", "measured", ""), rows)
+
+
+def _expected(relation: Relation) -> str:
+    return plain(relation.says + (AFTERWARDS if relation.afterwards else ""))
 
 
 def table_text(table: Table) -> str:

@@ -11,11 +11,11 @@ from fedrift import grid
 from fedrift.errors import InputError, unknown
 from fedrift.examinations import WHAT
 from fedrift.experiment import read_toml
+from fedrift.presets import studies
 from fedrift.presets.reading import Reader
 from fedrift.presets.relations import Place, Relation, relation
 
 SIZES = ("laptop", "full")
-STUDIES = Path(__file__).parent / "studies"
 TABLES = ("accuracy", "best", "rounds", "loss", "costs", "target", "same")
 """Of a comparison; `compared.TABLES` makes them."""
 FIGURES = ("rounds", "loss", "bytes", "settings", "clients", "partition")
@@ -161,7 +161,7 @@ def _part(value: object, where: str) -> Part:
         (tables, TABLES, "table"),
         (figures, FIGURES, "figure"),
         (analyse, WHAT, "analysis"),
-        ((study,) if study else (), _studies(), "study"),
+        ((study,) if study else (), studies.NAMES, "study"),
     ):
         for one in given:
             if one not in known:
@@ -189,7 +189,3 @@ def _check(part: Part, where: str) -> None:
         part.grid.cells()
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-
-
-def _studies() -> list[str]:
-    return [file.stem.replace("_", "-") for file in STUDIES.glob("[a-z]*.py")]

@@ -27,6 +27,12 @@ class Reader:
     def number(self, key: str, usual: float | None = None) -> float:
         return float(self._take(key, float, usual))
 
+    def flag(self, key: str) -> bool:
+        found = self.raw(key)
+        if not isinstance(found, bool | None):
+            raise InputError(f"{self.where}: {key} must be true or false, not {found!r}")
+        return bool(found)
+
     def texts(self, key: str) -> tuple[str, ...]:
         found = self._take(key, list, [])
         for one in found:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fedrift.errors import InputError, unknown
 from fedrift.presets.findings import Cell, Findings, Table
 from fedrift.presets.reading import Reader
+from fedrift.presets.trends import TRENDS
 
 PLUS, MINUS = "+", "\u2212"
 SIGNS = (">", "<", ">=", "<=", "=")
@@ -49,6 +50,12 @@ class Relation:
     sign: str
     right: Place | float
     slack: float = 0.0
+    needs: tuple[Place, float] | None = None
+    """A cell that must be above a number, or the run was too small to say anything."""
+    trend: str = ""
+    """Which of the expected trends it is a case of."""
+    afterwards: bool = False
+    """It was thought of when the figures were known."""
 
     def decide(self, parts: Mapping[str, Findings]) -> Verdict | None:
         """None where one side was not measured."""
@@ -61,6 +68,11 @@ class Relation:
             words += f" ± {self.slack:g}"
         elif self.slack:
             words += f" {PLUS if self.slack > 0 else MINUS} {abs(self.slack):g}"
+        if self.needs is not None:
+            cell, least = self.needs[0].cell(parts), self.needs[1]
+            reached = value_of(cell, -math.inf)
+            if reached is None or reached <= least:
+                return Verdict(self.says, f"{words}; {shown(cell)} is not above {least:g}", None)
         return Verdict(self.says, words, self._holds(left, right))
 
     def _holds(self, left: Cell, right: Cell) -> bool:
@@ -81,11 +93,18 @@ class Relation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A relation with the two numbers and whether it held."""
+    """A relation with the two numbers and whether it held; None: this size cannot say."""
 
     says: str
     numbers: str
-    held: bool
+    held: bool | None
+
+
+HELD = {True: "held", False: "did not hold", None: "this size cannot say"}
+
+
+def spoken(verdict: Verdict | None) -> str:
+    return "not measured" if verdict is None else HELD[verdict.held]
 
 
 def value_of(cell: Cell, worst: float) -> float | None:
@@ -123,7 +142,11 @@ def relation(value: object, where: str, parts: Iterable[str]) -> Relation:
     right_column, right_table = reader.text("right_column", column), reader.text("right_table", "")
     right_part, right = reader.text("right_part", part), reader.raw("right")
     slack = reader.number("slack", 0.0)
+    needs = _needs(reader.table("needs"), f"{where}: needs", part)
+    trend, afterwards = reader.text("trend", ""), reader.flag("afterwards")
     reader.end()
+    if trend and trend not in TRENDS:
+        raise unknown(f"trend of {where}", trend, TRENDS)
     for name in (part, right_part):
         if name not in parts:
             raise unknown(f"part of {where}", name, parts)
@@ -135,4 +158,16 @@ def relation(value: object, where: str, parts: Iterable[str]) -> Relation:
         place = float(right)
     else:
         raise InputError(f"{where}: right must be the name of a row or a number, not {right!r}")
-    return Relation(says, Place(part, left, column, table), sign, place, slack)
+    start = Place(part, left, column, table)
+    return Relation(says, start, sign, place, slack, needs, trend, afterwards)
+
+
+def _needs(value: object, where: str, part: str) -> tuple[Place, float] | None:
+    """From `needs = { row = …, column = …, above = … }`."""
+    if value is None:
+        return None
+    reader = Reader(value, where)
+    place = Place(part, reader.text("row"), reader.text("column"), reader.text("table", ""))
+    least = reader.number("above")
+    reader.end()
+    return place, least

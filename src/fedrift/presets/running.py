@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedrift.errors import InputError, RunError
 from fedrift.grid import Cell, Grid
-from fedrift.presets.findings import Findings, Study, Tell
+from fedrift.presets import studies
+from fedrift.presets.effort import spent
+from fedrift.presets.findings import Findings, Tell
 from fedrift.presets.preset import Part, Preset, Size
 from fedrift.records import Record, dump, read_file, replace_text
 
@@ -82,7 +83,7 @@ def _part(
         raise InputError(f"out '{place}' cannot be made: {error.strerror}") from None
     known = read_file(place / ELAPSED) or {}
     before = known if known.get("key") == key else {}
-    began, worked = time.perf_counter(), sum(os.times()[:2])
+    began, worked = time.perf_counter(), spent()
     try:
         findings, seeds = (
             _compare(order, part, place, watching)
@@ -90,12 +91,12 @@ def _part(
             else _study(order, part, place, tell)
         )
     finally:
-        spent: Record = {
+        elapsed: Record = {
             "key": key,
             "seconds": before.get("seconds", 0.0) + time.perf_counter() - began,
-            "own": before.get("own", 0.0) + sum(os.times()[:2]) - worked,
+            "processor": _added(before.get("processor", 0.0), worked, spent()),
         }
-        replace_text(place / ELAPSED, dump(spent) + "\n")
+        replace_text(place / ELAPSED, dump(elapsed) + "\n")
     record: Record = {
         "key": key,
         "preset": order.preset.name,
@@ -103,15 +104,21 @@ def _part(
         "part": part.name,
         "command": order.command,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "seconds": round(spent["seconds"], 1),
-        # Workers' time is not known here; without workers all the work is done in this process.
-        "processor": round(spent["own"], 1) if order.workers == 0 else None,
+        "seconds": round(elapsed["seconds"], 1),
+        "processor": elapsed["processor"],
         "seeds": list(seeds),
         **_surroundings(),
         "findings": findings.record(),
     }
     replace_text(place / FINDINGS, dump(record, indent=1) + "\n")
     return record
+
+
+def _added(before: float | None, start: float | None, end: float | None) -> float | None:
+    """Processor time of all attempts; None where one of them could not tell."""
+    if before is None or start is None or end is None:
+        return None
+    return round(before + end - start, 1)
 
 
 def _compare(
@@ -154,10 +161,8 @@ def _study(order: Order, part: Part, place: Path, tell: Tell) -> tuple[Findings,
         settings["seeds"] = list(order.seeds)
     if order.workers is not None:
         settings["workers"] = order.workers
-    module = import_module(f"fedrift.presets.studies.{part.study.replace('-', '_')}")
-    study: Study = module.study
     seeds = settings.get("seeds", [0])
-    return study(place, settings, order.data, tell), tuple(seeds)
+    return studies.find(part.study)(place, settings, order.data, tell), tuple(seeds)
 
 
 def _surroundings() -> Record:

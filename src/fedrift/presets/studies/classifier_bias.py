@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrift.analysis import MEASURES, Options, drops, load
+from fedrift.analysis import MEASURES, Options, drops
 from fedrift.analysis.classes import ages, held
 from fedrift.contests import Loader
 from fedrift.experiment import Spec
@@ -23,6 +23,7 @@ from fedrift.pictures import classes as pictures
 from fedrift.presets.findings import Findings, Table, Tell
 from fedrift.presets.studies.drawing import curves, draw
 from fedrift.presets.studies.making import (
+    case_of,
     chosen,
     from_spec,
     mean,
@@ -30,6 +31,7 @@ from fedrift.presets.studies.making import (
     percent,
     run_all,
     seeds,
+    spec_of,
 )
 from fedrift.records import Record
 from fedrift.result import Result
@@ -87,34 +89,27 @@ def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Te
 
 
 def _spec(name: str, scheme: str, seed: int, said: Mapping[str, Any], data: Path | None) -> Spec:
-    where = {} if data is None else {"data_dir": str(data)}
     keys = ("data", "clients", "per_round", "rounds")
-    local = {} if name == CLOSED else {k: said[k] for k in ("epochs", "batch_size", "lr")}
-    return Spec.of(
-        {
-            **where,
-            **{key: said[key] for key in keys},
-            **local,
-            "algorithm": name,
-            "partition": scheme,
-            "model": said["extractor"] if name == CLOSED else said["model"],
-            "seed": seed,
-        }
+    return spec_of(
+        said,
+        keys if name == CLOSED else (*keys, "epochs", "batch_size", "lr"),
+        data,
+        algorithm=name,
+        partition=scheme,
+        model=said["extractor"] if name == CLOSED else said["model"],
+        seed=seed,
     )
 
 
 def _similarity(result: Result, said: Mapping[str, Any], data: Path | None) -> Record:
     """Mean CKA between clients by layer, from the round that would follow."""
-    assert result.folder is not None
-    case = load(result.folder, data_dir=None if data is None else str(data))
+    case = case_of(result, data)
     found = MEASURES["cka"](case, Options(clients=said["per_round"], images=said["images"]))
     return {layer: one["between"] for layer, one in found.numbers["layers"].items()}
 
 
 def _bias(result: Result, data: Path | None) -> Bias:
-    assert result.folder is not None
-    case = load(result.folder, data_dir=None if data is None else str(data))
-    numbers = MEASURES["classes"](case, Options()).numbers
+    numbers = MEASURES["classes"](case_of(result, data), Options()).numbers
     accuracy = np.array(numbers["accuracy"], np.float64)
     present = held(np.array(numbers["presence"], np.float64))
     return Bias(result.accuracy[-1], _lift(accuracy, present), drops(accuracy), numbers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from fedrift.pictures.style import colour, legend, names, panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from fedrift.result import Result
 
 ENDINGS = ("png", "svg")
 Curve = tuple[Sequence[float], Sequence[float]]
@@ -56,6 +59,25 @@ def curves(
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylabel(y)
     legend(figure, axes, 4)
+
+
+def accuracies(
+    folder: Path,
+    name: str,
+    shown: Mapping[str, Mapping[str, Curve]],
+    x: str = "round",
+    *,
+    marks: bool = False,
+    dashed: Callable[[str], bool] = lambda label: False,
+) -> str:
+    """Curves of the test accuracy, in files of that name."""
+    y = "test accuracy (%)"
+    return draw(folder, name, partial(curves, shown=shown, x=x, y=y, marks=marks, dashed=dashed))
+
+
+def over_rounds(result: Result) -> Curve:
+    """Test accuracy of a run, in per cent."""
+    return result.rounds, [100 * a for a in result.accuracy]
 
 
 def bars(

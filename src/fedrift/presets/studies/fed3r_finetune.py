@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from fedrift.data.samples import DataSet
 from fedrift.dividing import split
 from fedrift.features import extract, extractor
 from fedrift.presets.findings import Findings, Table, Tell
-from fedrift.presets.studies.drawing import Curve, curves, draw
+from fedrift.presets.studies.drawing import Curve, accuracies, over_rounds
 from fedrift.presets.studies.extracting import (
     accuracy,
     body,
@@ -37,6 +36,7 @@ from fedrift.presets.studies.making import (
     from_objects,
     load,
     mean,
+    one_pass,
     percent,
     run_all,
     seeds,
@@ -144,7 +144,7 @@ def _item(
     folder: Path,
     seed: int,
 ) -> Item:
-    closed = _closed(len(clients), said)
+    closed = one_pass(len(clients), said)
     algorithm, rate, network = "fedavg", said["fresh_lr"], start.network
     if row == PROBE:
         network = start.frozen()
@@ -174,11 +174,6 @@ def _item(
     )
 
 
-def _closed(clients: int, said: Mapping[str, Any]) -> int:
-    """Rounds until Fed3R has seen everybody."""
-    return -(-clients // said["per_round"])
-
-
 def _quality(module: nn.Module, start: Start, said: Mapping[str, Any]) -> float:
     """Accuracy of ridge regression on the features of a network, pooled."""
     held = start.held
@@ -196,7 +191,7 @@ def _findings(
     quality: Mapping[tuple[str, str], Sequence[float]],
     before: Sequence[float],
 ) -> Findings:
-    closed = _closed(int(read(said["extractor"])["clients"]), said)
+    closed = one_pass(int(read(said["extractor"])["clients"]), said)
     rows: list[list[Any]] = []
     shown: dict[str, dict[str, Curve]] = {}
     for (scheme, row), many in results.items():
@@ -212,8 +207,7 @@ def _findings(
                 mean([one.ledger.total.bytes_up for one in many]) / 1e6,
             ]
         )
-        curve = many[0].rounds, [100 * a for a in many[0].accuracy]
-        shown.setdefault(scheme, {})[row] = curve
+        shown.setdefault(scheme, {})[row] = over_rounds(many[0])
     rows.append(["pre-trained, untouched", None, None, None, percent(before), None])
     columns = (
         "method",
@@ -226,13 +220,7 @@ def _findings(
     one = read(said["extractor"])
     return Findings(
         tables=[Table("Fed3R and fine-tuning", columns, rows)],
-        figures=[
-            draw(
-                folder,
-                "fed3r-finetune",
-                partial(curves, shown=shown, x="round", y="test accuracy (%)"),
-            )
-        ],
+        figures=[accuracies(folder, "fed3r-finetune", shown)],
         notes=[
             f"{one['name']}: {one['model']}, used on {one['data']}"
             + (f", pre-trained on {one['pretrained_on']}" if one["pretrained_on"] else "")

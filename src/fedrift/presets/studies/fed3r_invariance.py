@@ -20,7 +20,7 @@ from fedrift.comparison import Item
 from fedrift.data.resident import Split
 from fedrift.dividing import split
 from fedrift.presets.findings import Findings, Table, Tell
-from fedrift.presets.studies.drawing import Curve, curves, draw
+from fedrift.presets.studies.drawing import Curve, accuracies, over_rounds
 from fedrift.presets.studies.extracting import (
     Featured,
     Missing,
@@ -31,6 +31,7 @@ from fedrift.presets.studies.extracting import (
 from fedrift.presets.studies.making import (
     chosen,
     from_objects,
+    one_pass,
     percent,
     run_all,
     seeds,
@@ -142,7 +143,7 @@ def _item(
         model=partial(nn.Linear, held.width, held.classes),
         clients=clients[scheme],
         test=held.test,
-        rounds=-(-number // said["per_round"]) if closed else said["rival_rounds"],
+        rounds=one_pass(number, said) if closed else said["rival_rounds"],
         per_round=min(said["per_round"], number),
         dtype="float64",
         **more,
@@ -159,7 +160,7 @@ def _against(
     x = held.test[0].numpy()
     same = (x @ weight.T + bias).argmax(1) == (x @ pooled[0].T + pooled[1]).argmax(1)
     seen = np.cumsum([len(row["cohort"]) for row in result.metrics]).tolist()
-    curve = seen, [100 * a for a in result.accuracy]
+    curve = seen, over_rounds(result)[1]
     return Compared(
         accuracy(weight, bias, held.test), float(away / largest), float(same.mean()), curve
     )
@@ -199,13 +200,7 @@ def _findings(
     shown = {"clients": seen, "rounds": over}
     labels = {"clients": "clients seen", "rounds": "round"}
     figures = [
-        draw(
-            folder,
-            f"fed3r-{key}",
-            partial(curves, shown=one, x=labels[key], y="test accuracy (%)"),
-        )
-        for key, one in shown.items()
-        if one
+        accuracies(folder, f"fed3r-{key}", one, labels[key]) for key, one in shown.items() if one
     ]
     return Findings([Table("Fed3R and the pooled solution", columns, rows)], figures, notes, shown)
 
@@ -219,7 +214,7 @@ def _over_rounds(
         values = closed[scheme][0].curve[1]
         made[f"fed3r, {scheme}"] = list(range(1, len(values) + 1)), values
     for label, results in rivals.items():
-        made[label] = results[0].rounds, [100 * a for a in results[0].accuracy]
+        made[label] = over_rounds(results[0])
     return made
 
 

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from fedrift import records
-from fedrift.analysis import Objective, Options, load, top_eigenvalues
+from fedrift.analysis import Objective, Options, top_eigenvalues
 from fedrift.contests import Loader
 from fedrift.errors import unknown
 from fedrift.experiment import Spec
 from fedrift.presets.findings import Findings, Table, Tell
-from fedrift.presets.studies.drawing import Curve, bars, curves, draw
+from fedrift.presets.studies.drawing import Curve, accuracies, bars, draw, over_rounds
 from fedrift.presets.studies.making import (
+    case_of,
     chosen,
     from_spec,
     mean,
@@ -29,6 +30,7 @@ from fedrift.presets.studies.making import (
     percent,
     run_all,
     seeds,
+    spec_of,
 )
 from fedrift.result import Result
 from fedrift.session import one_thread
@@ -98,22 +100,19 @@ def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Te
 
 def _spec(place: str, row: str, seed: int, said: Mapping[str, Any], data: Path | None) -> Spec:
     central = place == CENTRAL
-    keys = ("data", "model", "batch_size", "lr", "weight_decay")
-    where = {} if data is None else {"data_dir": str(data)}
-    return Spec.of(
-        {
-            **where,
-            **{key: said[key] for key in keys},
-            "algorithm": _algorithm(row, central, said),
-            "augment": ["crop:4", "flip", *_augment(row, said)],
-            "partition": "iid" if central else "dirichlet:0",
-            "clients": 1 if central else said["clients"],
-            "per_round": 1 if central else said["per_round"],
-            "rounds": said["central_rounds"] if central else said["rounds"],
-            "eval_every": 1 if central else said["eval_every"],
-            "epochs": 1,
-            "seed": seed,
-        }
+    return spec_of(
+        said,
+        ("data", "model", "batch_size", "lr", "weight_decay"),
+        data,
+        algorithm=_algorithm(row, central, said),
+        augment=["crop:4", "flip", *_augment(row, said)],
+        partition="iid" if central else "dirichlet:0",
+        clients=1 if central else said["clients"],
+        per_round=1 if central else said["per_round"],
+        rounds=said["central_rounds"] if central else said["rounds"],
+        eval_every=1 if central else said["eval_every"],
+        epochs=1,
+        seed=seed,
     )
 
 
@@ -141,7 +140,7 @@ def _seen(
     last = max(1, len(result.accuracy) // 4)
     return Seen(
         accuracies=tuple(result.accuracy[-last:]),
-        curve=(result.rounds, [100 * a for a in result.accuracy]),
+        curve=over_rounds(result),
         eigenvalue=_eigenvalue(result, said, data, tell, label),
     )
 
@@ -156,7 +155,7 @@ def _eigenvalue(
     if known is not None and known["images"] == images:
         return float(known["top"][0])
     tell(f"{label}: top Hessian eigenvalue on {images} training images")
-    case = load(result.folder, data_dir=None if data is None else str(data))
+    case = case_of(result, data)
     batch, _ = case.data(Options(data="train", images=images))
     objective = Objective(case.problem, batch, moved=case.moved)
     with one_thread():
@@ -209,11 +208,7 @@ def _findings(
     return Findings(
         tables=[Table("Flat minima", columns, rows)],
         figures=[
-            draw(
-                folder,
-                "flat-minima-rounds",
-                partial(curves, shown=shown, x="round (centralised: epoch)", y="test accuracy (%)"),
-            ),
+            accuracies(folder, "flat-minima-rounds", shown, "round (centralised: epoch)"),
             draw(
                 folder,
                 "flat-minima-eigenvalues",

@@ -21,13 +21,14 @@ from fedrift.dividing import split
 from fedrift.features import cached, extractor
 from fedrift.pictures.style import colour, legend, panels
 from fedrift.presets.findings import Cell, Findings, Table, Tell
-from fedrift.presets.studies.drawing import Curve, curves, draw
+from fedrift.presets.studies.drawing import Curve, accuracies, draw, over_rounds
 from fedrift.presets.studies.extracting import factory
 from fedrift.presets.studies.making import (
     chosen,
     cores,
     from_objects,
     mean,
+    one_pass,
     over_seeds,
     percent,
     run_all,
@@ -117,7 +118,7 @@ def _item(
     seed: int,
 ) -> Item:
     closed = algorithm == CLOSED
-    one_pass = -(-len(clients) // said["per_round"])
+    whole = one_pass(len(clients), said)
     local = {} if closed else {key: said[key] for key in ("epochs", "batch_size", "lr")}
     return from_objects(
         f"{name}, {algorithm}",
@@ -127,7 +128,7 @@ def _item(
         model=partial(nn.Linear, held.x.shape[1], held.classes),
         clients=clients,
         test=(held.x_test, held.y_test),
-        rounds=one_pass if closed else said["rounds"] or one_pass,
+        rounds=whole if closed else said["rounds"] or whole,
         per_round=min(said["per_round"], len(clients)),
         eval_every=said["eval_every"],
         **local,
@@ -145,7 +146,6 @@ def _findings(
     shown: dict[str, dict[str, Curve]] = {}
     for (name, algorithm), many in results.items():
         totals = [one.ledger.total for one in many]
-        curve = many[0].rounds, [100 * a for a in many[0].accuracy]
         near = 0.9 * mean([one.accuracy[-1] for one in results[name, CLOSED]])
         rows.append(
             [
@@ -158,7 +158,7 @@ def _findings(
                 mean([t.gradients for t in totals]),
             ]
         )
-        shown.setdefault(name, {})[algorithm] = curve
+        shown.setdefault(name, {})[algorithm] = over_rounds(many[0])
     columns = (
         "method",
         "rounds",
@@ -184,11 +184,7 @@ def _findings(
         ],
     )
     figures = [
-        draw(
-            folder,
-            "large-scale-rounds",
-            partial(curves, shown=shown, x="round", y="test accuracy (%)"),
-        ),
+        accuracies(folder, "large-scale-rounds", shown),
         draw(folder, "large-scale-sizes", partial(_sizes, sizes=sizes)),
     ]
     about = (

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedrift import backends
+from fedrift.analysis import Case
+from fedrift.analysis import load as saved
 from fedrift.comparison import Item, Outcome, Runner
 from fedrift.contests import Loader
 from fedrift.data import datasets
@@ -78,6 +80,12 @@ def run_all(items: Sequence[Item], settings: Mapping[str, Any], tell: Tell) -> l
     return [outcome.result for outcome in outcomes if outcome.result is not None]
 
 
+def spec_of(said: Mapping[str, Any], keys: Sequence[str], data: Path | None, **more: Any) -> Spec:
+    """What these settings and `more` say, with data from the data folder."""
+    where = {} if data is None else {"data_dir": str(data)}
+    return Spec.of({**where, **{key: said[key] for key in keys}, **more})
+
+
 def from_spec(label: str, spec: Spec, folder: Path, loader: Loader) -> Item:
     """A run on named data."""
     spec.validate()
@@ -99,9 +107,20 @@ def from_objects(label: str, algorithm: str, folder: Path, seed: int, **said: An
     )
 
 
+def case_of(result: Result, data: Path | None) -> Case:
+    """A run as the analyses take it."""
+    assert result.folder is not None
+    return saved(result.folder, data_dir=None if data is None else str(data))
+
+
+def one_pass(clients: int, said: Mapping[str, Any]) -> int:
+    """Rounds until everybody has been asked once."""
+    return -(-clients // said["per_round"])
+
+
 def load(text: str, data: Path | None, classes: Sequence[int] = ()) -> DataSet:
     """A data set by name, or those of its classes that are listed, numbered from 0."""
-    found = _anywhere(text, data)
+    found = datasets.load(text, data)
     if not classes:
         return found
     wrong = [c for c in classes if not 0 <= c < found.classes]
@@ -120,18 +139,6 @@ def load(text: str, data: Path | None, classes: Sequence[int] = ()) -> DataSet:
         class_names=tuple(found.class_names[c] for c in classes),
         users=None,
     )
-
-
-def _anywhere(text: str, data: Path | None) -> DataSet:
-    """From the data folder, or where the data set is usually found: one study may need several,
-    and MNIST's files bear the names of Fashion-MNIST's."""
-    try:
-        return datasets.load(text, data)
-    except InputError as refused:
-        try:
-            return datasets.load(text, None)
-        except InputError:
-            raise refused from None
 
 
 def mean(values: Sequence[float]) -> float:
