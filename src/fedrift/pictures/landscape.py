@@ -122,4 +122,4 @@ def _round_levels(low: float, high: float) -> np.ndarray:
     """Heights with few digits, for the bar to name."""
     from matplotlib.ticker import MaxNLocator
 
-    return MaxNLocator(LEVELS, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    return np.asarray(MaxNLocator(LEVELS, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high))
