@@ -30,6 +30,7 @@ from fedrift.store import Store, Table
 
 SHOWN = 6  # models that may be under evaluation at once
 JOBS = 4  # evaluation jobs per worker: few messages, and little to wait for at the end
+LIGHT = 1 << 15  # parameters of a model whose chunks take less time than a message: one job each
 
 Cost = Callable[[int, int], float]
 Answer = tuple[Peer, Job, Any]
@@ -186,7 +187,8 @@ class Processes:
         name = self._shown[self._evaluations % len(self._shown)]
         self._evaluations += 1
         where, under_way = self._run.blocks[name].put(packed), Evaluating(self._chunks, self._meter)
-        size = -(-self._chunks // (JOBS * self.workers))
+        jobs = self.workers if len(shown.w) < LIGHT else JOBS * self.workers
+        size = -(-self._chunks // jobs)
         tasks = [
             Evaluation(range(self._chunks)[i : i + size], name, where, shown.temperature)
             for i in range(0, self._chunks, size)
