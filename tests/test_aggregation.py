@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from scipy.stats import norm as gauss
 
 import fedrift as fr
 from fedrift.aggregation import PrivateReducer, RobustReducer
+from fedrift.algorithm import Cohort
+from fedrift.algorithms.fedavg import Down, FedAvg, Server
+from fedrift.local import Local
 from fedrift.messages import Gather, Mean, Sum, message
 from fedrift.participation import Participation
 from fedrift.protection import (
@@ -209,6 +213,36 @@ def test_guarantees_that_would_be_false_are_refused(
 ) -> None:
     with pytest.raises(fr.InputError, match=says):
         small_run(name, privacy="gaussian:1,clip=1", **how)
+
+
+@dataclass(frozen=True)
+class Twice(FedAvg):
+    """Asks with one method, but two times a round."""
+
+    def round(self, s: Server, cohort: Cohort) -> Server:
+        first = cohort.ask(self.train, Down(w=s.w))
+        second = cohort.ask(self.train, Down(w=s.w))
+        return replace(s, w=s.w + (first.delta + second.delta) / 2)
+
+
+def test_who_asks_twice_is_refused() -> None:
+    """Only one release a round is accounted for, and both would have the same noise."""
+    pytest.importorskip("dp_accounting")
+    asking = Twice(Local(lr=0.1, batch_size=16), weights="uniform")
+    assert small_run(asking).status == "done"
+    with pytest.raises(fr.InputError, match="privacy.*twice"):
+        small_run(asking, privacy="gaussian:1,clip=1")
+
+
+def test_absent_clients_are_not_replaced_where_privacy_counts_on_the_draw() -> None:
+    """A cohort that is filled up from those present would ask each of them more often than ε
+    allows for."""
+    who, here = Participation(20, "fixed", 5, 0.25), np.arange(0, 20, 2)
+    assert all(len(who.among(t, 0, here)) == 5 for t in range(20))
+    who = replace(who, redraws=False)
+    assert [who.among(t, 0, here) for t in range(200)] == [
+        tuple(c for c in who.draw(t, 0) if c % 2 == 0) for t in range(200)
+    ]
 
 
 @pytest.mark.parametrize(

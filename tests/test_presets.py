@@ -139,6 +139,17 @@ def test_full_is_at_least_as_heterogeneous_as_published_and_laptop_never_less(na
             assert base.partition == other.partition or "partition" in axes
 
 
+def test_rates_of_the_full_momentum_table_belong_to_the_forms_they_were_tuned_for() -> None:
+    """FedCM at η is GHBM with τ = 1 at αη; MimeMom's published rates are of the heavy-ball form,
+    whose steps are 1/(1−β) times as long as those of the paper's form."""
+    for part in presets.find("fedhbm-table").sizes["full"].parts:
+        if part.name.startswith("cifar"):
+            rates = {str(cell.spec.algorithm): cell.spec.lr for cell in part.grid.cells()}
+            assert rates["fedcm"] == pytest.approx(rates["ghbm:tau=1"] / 0.1)
+            mime = next(name for name in rates if name.startswith("mimemom"))
+            assert "form=heavy_ball" in mime and "server_lr=0.1" in mime and rates[mime] == 0.1
+
+
 def test_an_unknown_name_or_key_is_told_with_what_was_meant(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'mnist-scaffold'"):
         presets.find("mnist-scafold")

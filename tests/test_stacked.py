@@ -143,6 +143,23 @@ def test_options_of_algorithms(text: str, counter: Counter) -> None:
     assert counter.rows
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("fedprox:mu=0", "fedavg"),
+        ("fedsam:rho=0", "fedavg"),
+        ("ghbm:beta=0", "fedavg"),
+        ("fedcm:alpha=1", "fedavg:weights=uniform"),
+        ("scaffold:freeze_controls=true", "fedavg:weights=uniform"),
+    ],
+)
+def test_a_correction_of_zero_changes_no_bit(text: str, plain: str, model: str) -> None:
+    """Plain steps take a way of their own: it must round as the way with corrections does."""
+    one, other = (small(name, model, stack="on") for name in (text, plain))
+    assert torch.equal(one.weights, other.weights)
+
+
 @pytest.mark.parametrize("bend", [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU])
 def test_activations(bend: type[nn.Module], counter: Counter) -> None:
     def model() -> nn.Module:

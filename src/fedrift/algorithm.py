@@ -129,6 +129,7 @@ class Cohort:
         self.frozen: Mapping[str, Tensor] = {}
         self._root, self._seed, self._deliver = root, seed, deliver
         self._aggregation = aggregation
+        self._asked = False
 
     @property
     def size(self) -> int:
@@ -152,6 +153,9 @@ class Cohort:
         private: Mapping[int, Any] | None = None,
     ) -> U:
         """Send `down`, run the client method everywhere, return the reduced replies."""
+        if self._asked and self._aggregation is not None and self._aggregation.is_private:
+            raise InputError("privacy: clients are asked twice a round; only once is accounted for")
+        self._asked = True
         exchange = Exchange(
             phase=address(self._root, fn),
             signature=signature(fn),

@@ -159,9 +159,13 @@ class Chain:
     def descend(
         self, bound: Sequence[Bound | None], x: Tensor, wanted: Tensor, share: Tensor, lr: float
     ) -> None:
-        """Parameters − lr × gradient, in place: the gradient itself is never written."""
+        """Parameters − lr × gradient, in place, layer by layer.
+
+        The product is rounded before it is added (`baddbmm_` would not), as with corrections: a
+        correction of zero must not change a bit.
+        """
         for _, own, slope, given in self._backward(bound, x, wanted, share):
-            own.weight.baddbmm_(slope.transpose(1, 2), given, alpha=-lr)
+            own.weight.add_(torch.bmm(slope.transpose(1, 2), given), alpha=-lr)
             if own.bias is not None:
                 own.bias.add_(slope.sum(1, keepdim=True), alpha=-lr)
 

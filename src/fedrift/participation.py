@@ -28,7 +28,8 @@ class Participation:
     share: float
     schedule: tuple[tuple[int, ...], ...] = ()
     redraws: bool = True
-    """A bernoulli draw of nobody is drawn again; not where privacy counts on the coins."""
+    """A bernoulli draw of nobody is drawn again, and who is absent is replaced; neither where
+    privacy counts on how likely each is drawn."""
 
     @property
     def is_full(self) -> bool:
@@ -64,7 +65,7 @@ class Participation:
         """The cohort of a round when only some are there; as ever when all are."""
         if here is None or len(here) == self.population:
             return self.draw(round, seed)
-        if self.kind in ("explicit", "cyclic"):  # who is absent in their turn is missed
+        if self.kind in ("explicit", "cyclic") or not self.redraws:  # the absent are missed
             return tuple(c for c in self.draw(round, seed) if c in set(here.tolist()))
         return self.draw(round, seed, here)
 

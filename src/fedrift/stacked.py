@@ -53,13 +53,13 @@ class RowStep(Buffers):
         return into
 
     def loosen(self) -> None:
-        """Parameters in blocks of their own until `fasten`: a product can be added to such a block
-        at once, to the rows of `w` only one by one."""
+        """Parameters in blocks of their own until `fasten`: a gradient is added to such a block at
+        once, to the rows of `w` only one by one."""
         self._loose = [view.contiguous() for view in self._views]
         self._bound = self._chain.bound(self._loose)
 
     def descend(self, lr: float) -> None:
-        """A plain step of loose parameters: no gradient is written in between."""
+        """A plain step of loose parameters: no vector in between."""
         began = perf_counter()
         self.passes += 1
         self._chain.descend(self._bound, *self._batch, lr)
