@@ -6,7 +6,7 @@ the result depends on the same row of the arguments only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
@@ -149,43 +149,20 @@ class Chain:
         self, bound: Sequence[Bound | None], x: Tensor, wanted: Tensor, share: Tensor
     ) -> list[Tensor]:
         """Gradients of each row's mean loss, one stack per parameter, freshly made."""
-        made: dict[int, Tensor] = {}
-        for link, _, slope, given in self._backward(bound, x, wanted, share):
-            made[link.weight] = torch.bmm(slope.transpose(1, 2), given)
-            if link.bias is not None:
-                made[link.bias] = slope.sum(1)
-        return [made[i] for i in range(len(made))]
-
-    def descend(
-        self, bound: Sequence[Bound | None], x: Tensor, wanted: Tensor, share: Tensor, lr: float
-    ) -> None:
-        """Parameters − lr × gradient, in place, layer by layer.
-
-        The product is rounded before it is added (`baddbmm_` would not), as with corrections: a
-        correction of zero must not change a bit.
-        """
-        for _, own, slope, given in self._backward(bound, x, wanted, share):
-            own.weight.add_(torch.bmm(slope.transpose(1, 2), given), alpha=-lr)
-            if own.bias is not None:
-                own.bias.add_(slope.sum(1, keepdim=True), alpha=-lr)
-
-    def _backward(
-        self, bound: Sequence[Bound | None], x: Tensor, wanted: Tensor, share: Tensor
-    ) -> Iterator[tuple[Affine, Bound, Tensor, Tensor]]:
-        """Each linear layer from the last to the first: gradient of its output, and its input.
-
-        A layer may be moved as soon as it is given: those before it do not need it any more.
-        """
         passed = self.forward(bound, x)
         slope = SLOPES[self.loss].at(passed[-1], wanted, share)
+        made: dict[int, Tensor] = {}
         for place in reversed(range(len(self.links))):
             link, own, given = self.links[place], bound[place], passed[place]
             if isinstance(link, Bend):
                 slope = link.back(slope, given, passed[place + 1])
-            elif own is not None:
-                before = torch.bmm(slope, own.weight) if place else slope
-                yield link, own, slope, given
-                slope = before
+                continue
+            made[link.weight] = torch.bmm(slope.transpose(1, 2), given)
+            if link.bias is not None:
+                made[link.bias] = slope.sum(1)
+            if place and own is not None:
+                slope = torch.bmm(slope, own.weight)
+        return [made[i] for i in range(len(made))]
 
     def forward(self, bound: Sequence[Bound | None], x: Tensor) -> list[Tensor]:
         """The samples, and what every link makes of them."""

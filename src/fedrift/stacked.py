@@ -52,23 +52,10 @@ class RowStep(Buffers):
         copy_each(self.layout.views(into), self.gradients(None if at is self.w else at))
         return into
 
-    def loosen(self) -> None:
-        """Parameters in blocks of their own until `fasten`: a gradient is added to such a block at
-        once, to the rows of `w` only one by one."""
-        self._loose = [view.contiguous() for view in self._views]
-        self._bound = self._chain.bound(self._loose)
-
     def descend(self, lr: float) -> None:
-        """A plain step of loose parameters: no vector in between."""
-        began = perf_counter()
-        self.passes += 1
-        self._chain.descend(self._bound, *self._batch, lr)
-        self.seconds += perf_counter() - began
-
-    def fasten(self) -> None:
-        for view, loose in zip(self._views, self._loose, strict=True):
-            if view is not loose:  # with one row they are the same
-                view.copy_(loose)
+        """A plain step: no vector in between."""
+        for view, g in zip(self._views, self.gradients(), strict=True):
+            view.add_(g, alpha=-lr)
 
 
 @torch.no_grad()
@@ -130,8 +117,6 @@ class _Stack:
         bare = not (corrections or outside or first.mean_grad or local.clip is not None)
         passes: list[int] = []
         batches = self.batches.some(which, rows)
-        if plain and bare:
-            step.loosen()
         for k in which:
             began, lr = perf_counter(), first.rates[k]
             step.begin(k, lr, *next(batches))
@@ -153,8 +138,6 @@ class _Stack:
                         correction(direction, step)
                 w.add_(direction, alpha=-lr)
             passes.append(step.passes)
-        if plain and bare:
-            step.fasten()
         sizes = self.batches.sizes[which.start : which.stop, :rows]
         self.examples[:rows] += np.array(passes) @ sizes
         self.spent["gradient"] += step.seconds
