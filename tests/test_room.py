@@ -54,7 +54,11 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(room, "free_disk", lambda _: 1000)
     with pytest.raises(fr.InputError, match=r"needs about .* of disk.*larger disk"):
         small_run("scaffold", out=tmp_path / "run")
-    small_run("fedavg", out=tmp_path / "other")
+    assert list(tmp_path.iterdir()) == [], "what was refused leaves nothing"
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(fr.InputError, match="larger disk"):
+        small_run("scaffold", out=tmp_path / "mine")
+    small_run("fedavg", out=tmp_path / "mine")
     monkeypatch.undo()
     monkeypatch.setattr(room, "free_memory", lambda: 10**6)
     with pytest.raises(fr.InputError, match=r"needs about .* of memory, but 1\.0 MB"):

@@ -14,6 +14,8 @@ from fedrift.experiment import Spec
 SPEC, ROUNDS, LEDGER = "spec.toml", "rounds.jsonl", "ledger.jsonl"
 ENVIRONMENT, SUMMARY, MODEL = "env.json", "summary.json", "model.safetensors"
 CLIENTS, ORIGIN, ANALYSIS = "clients.json", "origin.toml", "analysis"
+STATES = "clients"
+"""Folder of the client states."""
 BEGINNINGS = (ENVIRONMENT, CLIENTS, ORIGIN)
 """Written before the spec."""
 TEMPORARY = ".tmp"
@@ -59,13 +61,18 @@ def is_temporary(name: str) -> bool:
     return name.startswith(".") and name.endswith(TEMPORARY)
 
 
-def remove_beginnings(path: Path) -> None:
-    """What a folder that could not be made holds of us; it goes away with it."""
+def remove_beginnings(path: Path, *, is_ours: bool) -> None:
+    """What a run that could not begin has written; a folder that is ours goes away with it."""
     with contextlib.suppress(OSError):
+        for rows in (path / STATES).glob("*.rows"):
+            rows.unlink()
+        if (path / STATES).exists():
+            (path / STATES).rmdir()
         for entry in path.iterdir():
-            if entry.name in BEGINNINGS or is_temporary(entry.name):
+            if entry.name in (*BEGINNINGS, SPEC) or is_temporary(entry.name):
                 entry.unlink()
-        path.rmdir()
+        if is_ours:
+            path.rmdir()
 
 
 def check_own(path: Path) -> None:

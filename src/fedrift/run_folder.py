@@ -46,6 +46,7 @@ class RunFolder:
         self._lines: dict[str, io.FileIO] = {}
         self._marks: dict[str, tuple[int, int]] = {}
         self._lock: int | None = None
+        self._is_ours = False
 
     @classmethod
     def create(
@@ -60,13 +61,14 @@ class RunFolder:
 
         The spec is written last: a folder with a spec is complete and can be gone on with.
         """
-        folder = cls(path)
+        folder, has_begun = cls(path), False
         check_free(folder.path)
-        made = not folder.path.exists()
+        folder._is_ours = not folder.path.exists()
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
             folder._take()
             check_free(folder.path)  # again: another process may have been faster
+            has_begun = True
             if environment is not None:
                 folder.write_environment(environment)
             if clients is not None:
@@ -75,13 +77,18 @@ class RunFolder:
                 folder.write_text(ORIGIN, origin)
             folder.write_text(SPEC, replace(spec, out=None).to_toml())
         except BaseException as error:
+            if has_begun:  # else it is another's
+                folder.withdraw()
             folder.close()
-            if made:
-                remove_beginnings(folder.path)
             if isinstance(error, OSError):
                 raise InputError(f"out '{path}' cannot be made: {error.strerror}") from None
             raise
         return folder
+
+    def withdraw(self) -> None:
+        """Undo `create`: the run was refused before its first round."""
+        remove_beginnings(self.path, is_ours=self._is_ours)
+        self.close()
 
     @classmethod
     def reopen(cls, path: str | Path) -> RunFolder:

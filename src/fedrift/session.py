@@ -27,6 +27,7 @@ from fedrift.result import Result
 from fedrift.results import RunFolder
 from fedrift.room import check_room
 from fedrift.rounds import Analyst
+from fedrift.run_files import STATES
 from fedrift.site import Site
 from fedrift.store import Store
 
@@ -137,7 +138,7 @@ def _execute(
     visitor = Visitor(task.algorithm, problem, task.split, task.augment, site)
     rows = None
     if place is None:
-        where = None if folder is None else folder.path / "clients"
+        where = None if folder is None else folder.path / STATES
         store = rows = Store(task.algorithm, problem, where)
     else:
         store = place.states(visitor)
@@ -153,6 +154,8 @@ def _execute(
         check_room(planned, Path(store.scratch), folder is not None)
     except InputError:
         store.close()
+        if folder is not None and not again:  # the fix may be wanted in the same folder
+            folder.withdraw()
         raise
     if observer is not None:
         observer.started(planned)
