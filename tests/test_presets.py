@@ -26,7 +26,7 @@ from fedrift.presets.findings import Findings, Table
 from fedrift.presets.page import Measured, plain, section
 from fedrift.presets.preset import Preset, read
 from fedrift.presets.relations import Place, Relation, spoken, value_of
-from fedrift.presets.running import Order, run
+from fedrift.presets.running import Order, key_of, run
 from fedrift.presets.trends import TRENDS
 from fedrift.presets.variants import FlippedScaffold
 from problems import Net, blobs, trajectory
@@ -366,6 +366,16 @@ def maker() -> Any:
 
 def test_the_page_of_results_is_what_the_kept_figures_give() -> None:
     assert (DOCS / "results.md").read_text(encoding="utf-8") == maker().made()
+
+
+@pytest.mark.parametrize("file", sorted((DOCS / "results" / "data").glob("*.json")))
+def test_kept_figures_are_of_the_preset_as_it_is_now(file: Path) -> None:
+    """Else the page would describe another size than the one that was run."""
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    preset = presets.find(kept["preset"])
+    size = preset.sizes[kept["size"]]
+    now = {part.name: key_of(part, Order(preset, size, file.parent)) for part in size.parts}
+    assert {name: record["key"] for name, record in kept["parts"].items()} == now
 
 
 def test_every_picture_of_the_page_is_there_and_no_other() -> None:

@@ -34,7 +34,9 @@ def compared(folder: Path, part: Part) -> Findings:
         from fedrift.presets.inside import inside  # imports torch
 
         figures += inside(found, folder, part)
-    return Findings(tables, figures, chosen.problems)
+    # Without the folder, which differs from machine to machine.
+    notes = [one.replace(f"{folder}/", "") for one in chosen.problems]
+    return Findings(tables, figures, notes)
 
 
 def _score(found: statistics.Findings, one: Finding | None) -> Cell:

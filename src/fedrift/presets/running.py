@@ -51,7 +51,7 @@ def run(order: Order, watching: Watching, tell: Tell) -> dict[str, Record]:
     """The findings of every part, by name; each is written as soon as it is there."""
     found: dict[str, Record] = {}
     for number, part in enumerate(order.size.parts, start=1):
-        place, key = order.folder / part.name, _key(part, order)
+        place, key = order.folder / part.name, key_of(part, order)
         known = read_file(place / FINDINGS) if place.is_dir() else None
         if known is not None and known.get("key") == key:
             tell(f"part {number} of {len(order.size.parts)}, {part.name}: done before")
@@ -68,7 +68,7 @@ def finished(folder: Path) -> dict[str, Record]:
     return {file.parent.name: read_file(file) or {} for file in files}
 
 
-def _key(part: Part, order: Order) -> str:
+def key_of(part: Part, order: Order) -> str:
     """Short hash of all that decides a part's findings."""
     deciding: dict[str, Any] = {**vars(part), "seeds": order.seeds}
     return hashlib.sha256(dump(deciding).encode()).hexdigest()[:16]

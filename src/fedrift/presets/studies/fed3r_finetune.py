@@ -7,44 +7,32 @@ Fed3R alone and Fed3R followed by training everything (FT), the head (FT_LP) or 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from fedrift.comparison import Item
 from fedrift.data.resident import Split
-from fedrift.data.samples import DataSet
 from fedrift.dividing import split
-from fedrift.features import extract, extractor
+from fedrift.errors import unknown
 from fedrift.presets.findings import Findings, Table, Tell
 from fedrift.presets.studies.drawing import Curve, accuracies, over_rounds
-from fedrift.presets.studies.extracting import (
-    accuracy,
-    body,
-    fresh_head,
-    pooled_ridge,
-    read,
-)
+from fedrift.presets.studies.extracting import read
 from fedrift.presets.studies.making import (
     chosen,
-    cores,
     from_objects,
-    load,
     mean,
     one_pass,
     percent,
     run_all,
     seeds,
 )
-from fedrift.problem import define
+from fedrift.presets.studies.starting import Start, ridge_on, squared_length, start_of
 from fedrift.result import Result
-from fedrift.streams import torch_seed
 
+FRESH, PROBE, CLOSED = "FedAvg", "FedAvg, head only", "Fed3R"
+TUNED = {"Fed3R+FT": "all", "Fed3R+FT_LP": "head", "Fed3R+FT_FEAT": "features"}
+ROWS = (FRESH, PROBE, CLOSED, *TUNED)
 USUAL: dict[str, Any] = {
     "extractor": {
         "name": "cnn of Fashion-MNIST",
@@ -64,75 +52,40 @@ USUAL: dict[str, Any] = {
     "ridge": 0.01,
     "temperature": 0.1,
     "last": 5,
+    "rows": list(ROWS),
 }
-FRESH, PROBE, CLOSED = "FedAvg", "FedAvg, head only", "Fed3R"
-TUNED = {"Fed3R+FT": "all", "Fed3R+FT_LP": "head", "Fed3R+FT_FEAT": "features"}
-
-
-@dataclass(frozen=True)
-class Start:
-    """The pre-trained network with a fresh head, and the data it is to be used on."""
-
-    network: nn.Module
-    head: str
-    held: DataSet
-    clients: int
-
-    def frozen(self) -> nn.Module:
-        """The same with everything but the head frozen."""
-        network = copy.deepcopy(self.network).requires_grad_(False)
-        network.get_submodule(self.head).requires_grad_(True)
-        return network
 
 
 def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Tell) -> Findings:
     """Every variant on every division, all from the same extractor."""
     said = chosen(settings, USUAL)
+    for row in said["rows"]:
+        if row not in ROWS:
+            raise unknown("row of the study", row, ROWS)
     results: dict[tuple[str, str], list[Result]] = {}
     quality: dict[tuple[str, str], list[float]] = {}
     before: list[float] = []
+    lengths: list[float] = []
     for seed in seeds(said):
-        start = _start(said, data, folder, seed, tell)
+        start = start_of(said, data, folder, seed, tell)
         items: dict[tuple[str, str], Item] = {}
         for scheme in said["partitions"]:
             held = start.held
             clients = split(held.x, held.y, scheme, clients=start.clients, seed=seed)
             items |= {
                 (scheme, row): _item(row, scheme, start, clients, said, folder, seed)
-                for row in (FRESH, PROBE, CLOSED, *TUNED)
+                for row in said["rows"]
             }
         made = run_all(list(items.values()), said, tell)
-        before.append(_quality(start.network, start, said))
+        before.append(ridge_on(start.network, start, said))
+        lengths.append(squared_length(start))
         for (scheme, row), result in zip(items, made, strict=True):
             results.setdefault((scheme, row), []).append(result)
             if row in (FRESH, "Fed3R+FT", "Fed3R+FT_FEAT"):
                 tell(f"ridge on the features of {row}, {scheme}")
-                found = _quality(result.module(), start, said)
+                found = ridge_on(result.module(), start, said)
                 quality.setdefault((scheme, row), []).append(found)
-    return _findings(folder, said, results, quality, before)
-
-
-def _start(
-    said: Mapping[str, Any], data: Path | None, folder: Path, seed: int, tell: Tell
-) -> Start:
-    one = read(said["extractor"])
-    held = load(one["data"], data, one["classes"])
-    network = body(one, held, data, folder, seed, tell)
-    make = (lambda: network) if isinstance(network, nn.Module) else network
-    problem = define(
-        make,
-        nn.functional.cross_entropy,
-        (torch.from_numpy(held.x[:2]), torch.zeros(2, dtype=torch.int64)),
-        init_seed=torch_seed(seed, "init"),
-        population=1,
-        participation=1.0,
-        rounds=1,
-    )
-    problem.head_names()  # refuses a model without one
-    head = problem.head or ""
-    module = problem.module(problem.w0, {})
-    made = fresh_head(module, head, held.classes, torch_seed(seed, "fresh head"))
-    return Start(made, head, held, int(one["clients"]))
+    return _findings(folder, said, results, quality, before, mean(lengths))
 
 
 def _item(
@@ -174,22 +127,13 @@ def _item(
     )
 
 
-def _quality(module: nn.Module, start: Start, said: Mapping[str, Any]) -> float:
-    """Accuracy of ridge regression on the features of a network, pooled."""
-    held = start.held
-    source = extractor("tuned", lambda: module, torch.from_numpy(held.x[:2]), head=start.head)
-    train, test = (extract(source, x, cores(said)).double() for x in (held.x, held.x_test))
-    y, y_test = torch.from_numpy(held.y), torch.from_numpy(held.y_test)
-    solved = pooled_ridge(train, y, held.classes, said["ridge"], True)
-    return accuracy(*solved, (test, y_test))
-
-
 def _findings(
     folder: Path,
     said: Mapping[str, Any],
     results: Mapping[tuple[str, str], Sequence[Result]],
     quality: Mapping[tuple[str, str], Sequence[float]],
     before: Sequence[float],
+    length: float,
 ) -> Findings:
     closed = one_pass(int(read(said["extractor"])["clients"]), said)
     rows: list[list[Any]] = []
@@ -229,6 +173,9 @@ def _findings(
             f"Fine-tuning: FedAvg, rate {said['lr']}, temperature {said['temperature']}; FedAvg "
             f"with a fresh head: rate {said['fresh_lr']}. FT trains everything, FT_LP the head, "
             "FT_FEAT everything but the head.",
+            f"The features have a mean squared length of {length:.3g}. Steps of the head along the "
+            "gradient of the cross-entropy of logits/ϑ are sure not to grow up to a rate of 4ϑ² "
+            f"divided by it, {4 * said['temperature'] ** 2 / length:.2g}.",
         ],
         facts=shown,
     )
