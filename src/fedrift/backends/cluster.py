@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import sys
+import sysconfig
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
@@ -58,8 +60,10 @@ def connect(address: str, workers: int) -> bool:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     place: dict[str, Any] = {"address": address}
+    if own := _own_paths():  # workers know the interpreter's paths, not those a script has added
+        place["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(own)}}
     if not address:
-        place = {"address": "local", "num_cpus": max(1, workers), "include_dashboard": False}
+        place |= {"address": "local", "num_cpus": max(1, workers), "include_dashboard": False}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -68,6 +72,12 @@ def connect(address: str, workers: int) -> bool:
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(f"backend 'ray:{address}' cannot be reached: {said[0]}") from None
     return True
+
+
+def _own_paths() -> list[str]:
+    """Where this process looks for modules beyond what its interpreter came with."""
+    came = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+    return [path for path in sys.path if os.path.isdir(path) and not path.startswith(came)]
 
 
 def disconnect() -> None:
