@@ -35,7 +35,7 @@ from fedrift.run_folder import RunFolder
 from problems import small_run
 from small_files import isolate
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 HOW = settings(
     max_examples=1000,

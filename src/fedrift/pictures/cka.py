@@ -30,7 +30,7 @@ def by_layer(figure: Figure, runs: Mapping[str, Record]) -> None:
     names(axis, list(next(iter(runs.values()))["layers"]))
     axis.set_ylim(top=1.02)
     axis.set_xlabel("layer, from input to output")
-    axis.set_ylabel("linear CKA")
+    axis.set_ylabel("linear CKA (band: all pairs of clients)")
     legend(figure, [axis], 2)
 
 

@@ -74,6 +74,6 @@ def controls(figure: Figure, runs: Mapping[str, Record]) -> None:
     axes[0].axhline(0, color="grey", linewidth=0.8)
     axes[0].set_ylim(-1.05, 1.05)
     axes[0].set_ylabel(r"cosine with the true gradient $\nabla F_i(w)$")
-    axes[1].set_ylim(bottom=0)
+    axes[1].set_ylim(0, 1.05 * axes[1].get_ylim()[1])  # the highest mark is seen whole
     axes[1].set_ylabel("length (norm)")
     legend(figure, axes)
