@@ -230,7 +230,7 @@ def test_who_asks_twice_is_refused() -> None:
     pytest.importorskip("dp_accounting")
     asking = Twice(Local(lr=0.1, batch_size=16), weights="uniform")
     assert small_run(asking).status == "done"
-    with pytest.raises(fr.InputError, match="privacy.*twice"):
+    with pytest.raises(fr.InputError, match=r"privacy.*twice"):
         small_run(asking, privacy="gaussian:1,clip=1")
 
 

@@ -107,6 +107,14 @@ def test_random_directions_are_as_long_as_the_filters() -> None:
     assert float(LAYOUT.views(found)[1].abs().max()) == 0.0
 
 
+def test_random_directions_of_a_model_of_vectors_are_as_long_as_it() -> None:
+    """It has no filters, and what is zeroed would be everything."""
+    layout = Layout(("a.weight", "a.bias"), ((5,), (2,)))
+    w = drawn(0, layout)
+    found = landscape.filter_normalised(layout, w, drawn(5, layout))
+    assert float(norm(found)) == pytest.approx(float(norm(w)))
+
+
 def test_rows_of_a_chart_go_up_and_columns_to_the_right() -> None:
     def score(w: torch.Tensor) -> tuple[float, float]:
         return float(10 * w[0] + w[1]), 0.5
@@ -173,6 +181,17 @@ def test_a_run_without_local_models_has_its_surroundings(case: Case) -> None:
     found = MEASURES["landscape"](bare, Options(images=30))
     assert set(found.figures) == {"around"}
     assert any("not shown" in sentence for sentence in found.said)
+
+
+def test_clients_that_end_at_one_point_have_lines_but_no_plane(case: Case) -> None:
+    from dataclasses import replace
+
+    one, two = sorted(case.few(2))
+    seen = case.trained((one, two))[one]
+    alike = replace(case, _trained={(one, two): {one: seen, two: replace(seen, client=two)}})
+    found = MEASURES["landscape"](alike, Options(images=30))
+    assert set(found.figures) == {"lines", "around"} and found.numbers["plane"] is None
+    assert any("on one line" in sentence for sentence in found.said)
 
 
 def test_what_is_registered_is_what_can_be_asked_for() -> None:

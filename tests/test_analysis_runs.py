@@ -83,6 +83,19 @@ def test_a_rehearsal_is_the_round_that_would_follow(tmp_path: Path, algorithm: s
     assert [float(norm(v.delta)) for v in local.values()] == pytest.approx(seen[3], rel=1e-6)
 
 
+@pytest.mark.parametrize("algorithm", ["scaffold", "mime", "mimemom"])
+def test_a_local_model_is_the_same_however_few_are_looked_at(
+    tmp_path: Path, algorithm: str
+) -> None:
+    """Mime tells its clients the mean gradient of the whole cohort, not of those looked at."""
+    case = Loader().case(kept(tmp_path / "run", algorithm, rounds=2))
+    one, *others = case.cohort
+    assert others
+    alone, all_ = case.trained([one]), case.trained(case.cohort)
+    assert list(alone) == [one]
+    assert torch.equal(alone[one].w, all_[one].w)
+
+
 def test_a_case_reads_and_changes_nothing(folder: Path) -> None:
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     case = Loader().case(folder)
@@ -190,6 +203,15 @@ def test_a_changed_run_is_told_of(folder: Path, tmp_path: Path) -> None:
     if "seed" not in text:
         (other / "spec.toml").write_text(text + "seed = 1\n")
     assert "not exactly" in Loader().case(other).notes[0]
+
+
+def test_runs_with_other_losses_do_not_share_their_targets(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"partition": "iid", "rounds": 1}
+    labels, values = kept(tmp_path / "a", "fedavg", **how), kept(tmp_path / "b", loss="mse", **how)
+    loader = Loader()
+    assert not loader.case(labels).pooled()[1].is_floating_point()
+    case = loader.case(values)
+    assert case.pooled()[1].is_floating_point() and case.notes == ()
 
 
 def test_a_run_made_in_python_points_to_the_functions(tmp_path: Path) -> None:

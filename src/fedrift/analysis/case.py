@@ -201,7 +201,14 @@ class Case:
             if watch is not None:
                 watch.begin("local models", len(key), self._pace() * len(key))
             found = rehearse(
-                self.task, self.state, self.buffers, self.store, self.round, key, watch
+                self.task,
+                self.state,
+                self.buffers,
+                self.store,
+                self.round,
+                key,
+                watch,
+                cohort=self.cohort,
             )
             if not found:
                 kind = type(self.task.algorithm).__name__

@@ -23,6 +23,8 @@ from fedrift.exchange import Shown
 from fedrift.flat import Batch, Layout, Vec, dot, norm
 from fedrift.problem import Problem
 
+PARALLEL = 1e-5  # of a direction that stands upright on another: less is rounding
+
 Score = Callable[[Vec], "tuple[float, float | None]"]
 """Loss and accuracy of some weights on fixed data; no accuracy where there are no classes."""
 
@@ -84,7 +86,12 @@ def filter_scale(layout: Layout, w: Vec) -> Vec:
 
 
 def filter_normalised(layout: Layout, w: Vec, direction: Vec) -> Vec:
-    """The direction with every filter as long as that of w; biases and norm layers are zeroed."""
+    """The direction with every filter as long as that of w; biases and norm layers are zeroed.
+
+    In a model that has nothing but vectors the direction is as long as w as a whole.
+    """
+    if max(map(len, layout.shapes), default=0) < 2:
+        return direction * (norm(w) / norm(direction).clamp_min(1e-12)).to(w.dtype)
     new = torch.zeros_like(direction)
     views = zip(layout.views(new), layout.views(direction), layout.views(w), strict=True)
     for view, towards, value in views:
@@ -128,10 +135,11 @@ def plane(layout: Layout, origin: Vec, first: Vec, second: Vec) -> Plane:
 
 
 def _unit(direction: Vec, scale: Vec, besides: Vec | None) -> Vec:
+    whole = float(norm(direction * scale))
     if besides is not None:
         direction = direction - float(dot(direction * scale, besides * scale)) * besides
     length = float(norm(direction * scale))
-    if length < 1e-9:
+    if length <= PARALLEL * whole:
         raise InputError("the three models lie on one line: no plane goes through them")
     return direction / length
 

@@ -46,8 +46,31 @@ def rehearse(
     round: int,
     clients: Sequence[int],
     watch: Watch | None = None,
+    *,
+    cohort: Sequence[int] = (),
 ) -> dict[int, Visited]:
-    """Local models of the clients that trained in the round; empty if none did."""
+    """Local models of those of the clients that trained in the round; empty if none did.
+
+    An algorithm that asks twice tells its clients in between what all of the `cohort` have said,
+    so that all of them are rehearsed then.
+    """
+    found, exchanges = _rehearsed(task, state, buffers, store, round, clients, watch)
+    whole = sorted({*clients, *cohort})
+    if exchanges > 1 and len(whole) > len(clients):
+        found, _ = _rehearsed(task, state, buffers, store, round, whole, watch)
+    return {client: seen for client, seen in found.items() if client in clients}
+
+
+def _rehearsed(
+    task: Task,
+    state: Any,
+    buffers: tuple[Tensor, ...],
+    store: Store | None,
+    round: int,
+    clients: Sequence[int],
+    watch: Watch | None,
+) -> tuple[dict[int, Visited], int]:
+    """Their local models, and how often they were asked."""
     from fedrift.session import one_thread
 
     stage = _Stage(task, store, task.algorithm.model(state), watch or Unwatched())
@@ -64,8 +87,8 @@ def rehearse(
         try:
             task.algorithm.round(state, cohort)
         except NoReply:
-            return {}
-    return stage.visited
+            return {}, 0
+    return stage.visited, stage.exchanges
 
 
 class _Stage:
@@ -74,6 +97,7 @@ class _Stage:
     def __init__(self, task: Task, store: Store | None, model: Vec, watch: Watch) -> None:
         self.task, self._model, self._watch = task, model, watch
         self.visited: dict[int, Visited] = {}
+        self.exchanges = 0
         alone = replace(task.problem, stack="off")  # so that the bound vector tells where it ended
         self._visitor = Visitor(task.algorithm, alone, task.split, task.augment)
         self._store = store or Store(task.algorithm, task.problem)
@@ -81,6 +105,7 @@ class _Stage:
         self._kept: dict[tuple[str, int], Any] = {}
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
+        self.exchanges += 1
         call, fold = Call.of(exchange), Fold(exchange)
         path = owner_of(exchange.phase)
         problem = self._visitor.owner(path)[1]

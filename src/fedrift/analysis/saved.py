@@ -45,7 +45,7 @@ class Loader:
         if self._data_dir is not None:
             spec = replace(spec, data_dir=self._data_dir)
         key = (spec.data, spec.data_dir, spec.partition, spec.alpha, spec.shift, spec.clients)
-        key = (*key, spec.model, spec.seed)
+        key = (*key, spec.model, spec.loss, spec.seed)
         if key not in self._prepared:
             self._prepared[key] = prepare(spec)
         task = of_spec(spec, self._prepared[key], self._tensors)

@@ -12,6 +12,7 @@ import torch
 from fedrift.analysis import landscape
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
 from fedrift.analysis.rehearsal import Visited
+from fedrift.errors import InputError
 from fedrift.flat import Vec
 from fedrift.pictures import landscape as pictures
 from fedrift.pictures.gallery import TOGETHER
@@ -46,8 +47,13 @@ def measure(case: Case, options: Options) -> Finding:
             name: {**asdict(line), "barrier": line.barrier()} for name, line in lines.items()
         },
         "around": _around(case, score, options),
-        "plane": _plane(case, local, score, options) if len(local) > 1 else None,
+        "plane": None,
     }
+    if len(local) > 1:
+        try:
+            numbers["plane"] = _plane(case, local, score, options)
+        except InputError as reason:  # clients that hold the same, or did nothing
+            why = f"No plane is shown: {reason}."
     drawn = {"around": pictures.around}
     drawn |= {"lines": pictures.lines} if lines else {}
     drawn |= {"plane": pictures.plane} if numbers["plane"] else {}
