@@ -148,6 +148,16 @@ def test_chunks_weigh_by_the_labels_that_count() -> None:
     )
 
 
+def test_many_samples_without_a_label_are_as_few() -> None:
+    x, y = samples(CHUNK + 1, torch.float64)
+    y.fill_(-100)
+    problem = task(Net, (x, y.clamp_min(0)), torch.float64)
+    model = problem.model
+    many, few = model.gradients((x, y)), model.gradients((x[:9], y[:9]))
+    for a, b in zip(many, few, strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True)
+
+
 def test_a_gradient_elsewhere_leaves_the_model_where_it_was() -> None:
     batch = samples()
     problem = task(Net, batch)

@@ -117,7 +117,9 @@ class FlatModel:
         is_mean = self.loss_of is nn.functional.cross_entropy  # another may weigh its samples
         if n <= CHUNK or self.has_batch_norm or not is_mean or not isinstance(target, Tensor):
             return self._gradients(batch)
-        labelled = max(1, int((target >= 0).sum()))
+        labelled = int((target >= 0).sum())
+        if not labelled:  # nothing to learn from: what PyTorch makes of that, on fewer samples
+            return self._gradients((take(batch[0], slice(CHUNK)), target[:CHUNK]))
         total: list[Tensor] = []
         for start in range(0, n, CHUNK):  # weighted by size: the mean of chunk means is biased
             some = slice(start, start + CHUNK)
