@@ -27,11 +27,12 @@ from fedrift.messages import hints, pack, reductions
 from fedrift.problem import Problem
 from fedrift.protection import Robustness
 
-WAITING = 0.6  # of a cohort's replies, where the longest visits are made first
-
+WAITING = 0.6  # of a cohort's replies, at most at once: what waits stays in the order of clients
 MAIN = 165_000_000  # what the main process holds before it has any data
 FORK_SERVER = 160_000_000  # the process that workers are forked from, and its helper
 WORKER = 18_000_000  # what a worker holds besides what it shares with the fork server
+KERNELS = 70_000_000  # what a worker's convolutions and its allocator keep between visits
+KEPT_BELOW = 32 << 20  # bytes: what is freed goes back to the system from this size on, in glibc
 CLIENT = 300  # what is kept of each client by name: size, place in lists, lines of its folder
 
 
@@ -45,8 +46,6 @@ class Work:
     test: tuple[Any, Any] | None
     cohort: float
     workers: int
-    is_equal: bool
-    """Visits take equally long, so that replies come in the order in which they are folded."""
     robust: Robustness | None = None
     is_here: bool = True
     """Clients are trained on this machine."""
@@ -60,15 +59,16 @@ class Work:
         if self.is_here:
             visits = sizes.visit + self._passes()
         if self.workers:
-            shared = data + sizes.down + sizes.shown + self._parked(sizes.up)
-            visits = self.workers * (WORKER + visits) + FORK_SERVER
+            shared = data + sizes.down + sizes.shown + self._parked(sizes.up) + sizes.ahead
+            own = WORKER + (KERNELS if _has_convolutions(self.problem) else 0)
+            visits = self.workers * (own + visits) + FORK_SERVER
         held = copies * data + len(self.split) * CLIENT + sizes.server + self._gathered(sizes.up)
         return int(MAIN + held + shared + visits)
 
     def _parked(self, up: int) -> float:
         """Replies that wait until those of clients before them have come."""
-        waiting = 2 * self.workers if self.is_equal else WAITING * self.cohort
-        return min(self.cohort, waiting, PARKED_IN_MEMORY * self.workers) * up
+        waiting = max(min(2 * self.workers, self.cohort), WAITING * self.cohort)
+        return min(waiting, PARKED_IN_MEMORY * self.workers) * up
 
     def _gathered(self, up: int) -> float:
         """Replies that are kept until the last has come."""
@@ -90,6 +90,8 @@ class _Sizes:
     """Bytes of vectors: in the main process, in a visit, sent, and shown for evaluation."""
 
     server: int
+    ahead: int
+    """What the main process holds more while workers evaluate a round and train for the next."""
     visit: int
     up: int
     down: int
@@ -102,8 +104,15 @@ class _Sizes:
         kinds = [s for _, s in client_methods(root)]
         up = max((vectors(s.up) for s in kinds), default=1) * vector
         down = max((vectors(s.down) for s in kinds), default=1) * vector
+        ahead = 6 * (state + up) if vector < KEPT_BELOW else 0
         # The old and the new state, sums in float64, the file of a checkpoint and its bytes.
-        return _Sizes(9 * vector + 3 * (state + up), 4 * vector + up, up, down, 3 * vector)
+        server = 9 * vector + 3 * (state + up)
+        return _Sizes(server, ahead, 4 * vector + up, up, down, 3 * vector)
+
+
+def _has_convolutions(problem: Problem) -> bool:
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return any(isinstance(layer, kinds) for layer in problem.model.module.modules())
 
 
 def bytes_of(tree: Any) -> int:

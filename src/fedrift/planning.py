@@ -28,7 +28,6 @@ from fedrift.store import States, Store
 
 WORTH_WORKERS = 3.0  # seconds of work below which starting workers costs more than they save
 KINDS = ("auto", "in-process", "processes", "wire", "ray")
-LOOKED_AT = 100  # clients, to see whether their visits differ in length
 
 UserMetric = Callable[[Any, Any], Any]
 
@@ -138,7 +137,6 @@ def plan(
 ) -> Plan:
     """What the run will hold in memory and on disk."""
     who = task.participation
-    some = {cost_of(task)(c, 0) for c in range(min(len(task.split), LOOKED_AT))}
     robust = None if task.aggregation is None else task.aggregation.robust
     work = Work(
         task.algorithm,
@@ -147,7 +145,6 @@ def plan(
         task.test,
         cohort=who.size,
         workers=workers,
-        is_equal=len(some) == 1,
         robust=robust,
         is_here=isinstance(store, Store) and task.problem.device == "cpu",
     )
