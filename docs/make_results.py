@@ -31,9 +31,9 @@ versions cut is said with each of them: images, rounds or the network, never the
 Figures in percent are test accuracies. A preset's file says which relations were expected; whether
 they held is decided from the figures. With one or two seeds a small difference means nothing, and
 a relation that held may fail with another seed. Relations that were added when the figures were
-known are marked. Some need a model that has learned something, with ten classes more than 20 %
-right for FedAvg, and are left open otherwise; this rule came when the figures of
-`flat-minima-table` were known, and before those of the other presets that use it.
+known are marked. Some need a model that has learned something, with ten classes more than 20 % for
+FedAvg, and are left open otherwise; this rule came when the figures of `flat-minima-table` were
+known, and before those of the other presets that use it.
 """
 
 
