@@ -10,6 +10,7 @@ else meanwhile.
 from __future__ import annotations
 
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -51,6 +52,7 @@ def train(message, context):
 
 SERVER = f"""\
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -156,6 +158,7 @@ def table(intervals: dict[str, list[float]]) -> Table:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # every process is ended all the same
     said = [int(text) for text in sys.argv[1:]]
     rounds, turns, nodes = [*said, *(20, 2, 2)[len(said) :]]
     with tempfile.TemporaryDirectory() as folder:
