@@ -9,7 +9,9 @@ else meanwhile.
 
 from __future__ import annotations
 
+import compileall
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -22,6 +24,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+import fedrift
 from fedrift.backends.roster import PAUSE
 from fedrift.experiment import Spec
 from fedrift.federation.charter import Charter
@@ -50,7 +53,9 @@ def train(message, context):
 """
 
 SERVER = f"""\
+import compileall
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -156,6 +161,9 @@ def table(intervals: dict[str, list[float]]) -> Table:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # every process is ended all the same
+    # Each message starts a process that imports it.
+    compileall.compile_dir(Path(fedrift.__path__[0]), quiet=1)  # as pip does
     said = [int(text) for text in sys.argv[1:]]
     rounds, turns, nodes = [*said, *(20, 2, 2)[len(said) :]]
     with tempfile.TemporaryDirectory() as folder:
