@@ -106,6 +106,8 @@ function curve(chart, width) {
     shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: data.chance, y1: data.chance, line: { color: css("--chance"), width: 1, dash: "dot" } });
   }
   const xaxis = { title: { text: format.title }, tickformat: format.tickformat, ticksuffix: format.ticksuffix, rangemode: "tozero" };
+  const furthest = Math.max(...traces.flatMap((trace) => trace.x));
+  if (state.x === "rounds" && furthest < 8) xaxis.dtick = 1; // halves would be shown as whole rounds
   const yaxis = state.y === "accuracy" ? { title: { text: "test accuracy" }, tickformat: ".0%", range: accuracyRange() } : { title: { text: "test loss" } };
   return plot(chart, traces, { xaxis, yaxis, shapes, hovermode: state.x === "rounds" ? "x unified" : "closest" }, width);
 }
