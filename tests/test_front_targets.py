@@ -94,3 +94,34 @@ def test_lazy_batch_norm(model: Any) -> None:
     x, y = blobs(200, seed=5)
     module = result.module().eval()
     assert (module(x).argmax(1) == y).double().mean().item() == pytest.approx(result.accuracy[-1])
+
+
+class Masked(nn.Module):
+    """Mean of the vectors that a mask leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, tokens: Tensor, padding: Tensor) -> Tensor:
+        assert padding.dtype is torch.bool
+        seen = self.embed(tokens).masked_fill(padding.unsqueeze(-1), 0.0)
+        return self.out(seen.sum(1) / (~padding).sum(1, keepdim=True).clamp_min(1))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_mask_beside_other_inputs_stays_a_mask(workers: int) -> None:
+    tokens, y = torch.randint(0, 9, (40, 6)), torch.arange(40) % 3
+    padding = torch.arange(6) >= torch.randint(2, 7, (40, 1))
+    named = fr.split({"tokens": tokens, "padding": padding}, y, "iid", clients=4)
+    listed = [((tokens[i::4], padding[i::4]), y[i::4]) for i in range(4)]
+    for clients in (named, listed):
+        test = clients[0]
+        made = fr.run("fedavg", model=Masked, clients=clients, test=test, rounds=2, workers=workers)
+        assert made.status == "done"
+
+
+def test_truth_values_alone_are_numbers() -> None:
+    x, y = torch.rand(30, 5) > 0.5, torch.arange(30) % 2
+    made = fr.run("fedavg", model=lambda: nn.Linear(5, 2), clients=[(x, y)], rounds=1, workers=0)
+    assert made.status == "done"

@@ -39,7 +39,7 @@ def split(
     labels: whole numbers to skew by, where y itself holds no class labels (regression, several
         labels at once, maps of pixels).
     """
-    x_tree, y_tree = given.tensors(x, None, "x"), given.tensors(y, None, "y")
+    x_tree, y_tree = given.inputs(x, None, "x"), given.tensors(y, None, "y")
     if count(x_tree) != count(y_tree):
         raise InputError(f"x has {count(x_tree)} samples but y has {count(y_tree)}")
     names = None if users is None else np.asarray(users)

@@ -16,13 +16,24 @@ from fedrift.errors import InputError
 from fedrift.flat import count, map_tree
 
 
-def tensors(value: Any, dtype: torch.dtype | None, field: str) -> Any:
-    """Arrays as tensors: floats in the run's dtype (None: as they are), whole numbers as int64."""
+def inputs(value: Any, dtype: torch.dtype | None, field: str) -> Any:
+    """What a model is given. Truth values beside other inputs are masks, and stay what they are."""
+    return tensors(value, dtype, field, has_masks=isinstance(value, (dict, tuple)))
+
+
+def tensors(value: Any, dtype: torch.dtype | None, field: str, *, has_masks: bool = False) -> Any:
+    """Arrays as tensors: floats in the run's dtype (None: as they are), whole numbers as int64,
+    truth values as floats unless they are masks."""
     if isinstance(value, dict):
-        tree = {key: tensors(v, dtype, f"{field}[{key!r}]") for key, v in value.items()}
+        tree = {
+            key: tensors(v, dtype, f"{field}[{key!r}]", has_masks=has_masks)
+            for key, v in value.items()
+        }
         return _of_one_length(tree, tree.values(), field)
     if isinstance(value, tuple):
-        parts = tuple(tensors(v, dtype, f"{field}[{i}]") for i, v in enumerate(value))
+        parts = tuple(
+            tensors(v, dtype, f"{field}[{i}]", has_masks=has_masks) for i, v in enumerate(value)
+        )
         return _of_one_length(parts, parts, field)
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(_writable(value))
@@ -38,7 +49,11 @@ def tensors(value: Any, dtype: torch.dtype | None, field: str) -> Any:
             raise InputError(f"{field}: holds NaN or infinite values; clean the data first")
         return tensor if dtype is None else tensor.to(dtype)
     if tensor.dtype is torch.bool:  # several labels at once: targets of a loss with logits
-        return tensor.to(torch.get_default_dtype() if dtype is None else dtype)
+        return (
+            tensor
+            if has_masks
+            else tensor.to(torch.get_default_dtype() if dtype is None else dtype)
+        )
     return tensor.to(torch.int64)
 
 
@@ -78,7 +93,7 @@ def pair(value: Any, dtype: torch.dtype, field: str) -> tuple[Any, Any]:
         value = _read(value, field)
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise InputError(f"{field} must be a pair (x, y) or a Dataset, not {type(value).__name__}")
-    x, y = tensors(value[0], dtype, f"{field} x"), tensors(value[1], dtype, f"{field} y")
+    x, y = inputs(value[0], dtype, f"{field} x"), tensors(value[1], dtype, f"{field} y")
     if count(x) != count(y):
         raise InputError(f"{field}: x has {count(x)} samples but y has {count(y)}")
     return x, y
@@ -122,7 +137,7 @@ def _flat(tree: Any) -> list[Any]:
 def gather(clients: Any, dtype: torch.dtype) -> Split:
     """All clients' samples in one block."""
     if isinstance(clients, Split):
-        x, y = tensors(clients.x, dtype, "clients x"), tensors(clients.y, dtype, "clients y")
+        x, y = inputs(clients.x, dtype, "clients x"), tensors(clients.y, dtype, "clients y")
         return Split(x, y, clients.parts, clients.note)
     if not isinstance(clients, Sequence) or not clients:
         raise InputError(
