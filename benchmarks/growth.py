@@ -89,7 +89,7 @@ def seconds(series: Series, value: int) -> float:
 
 def exponent(values: list[int], times: list[float]) -> float:
     """Slope of log time against log value, by least squares over the upper half."""
-    pairs = list(zip(values, times, strict=True))[len(values) // 2 - 1 :]
+    pairs = list(zip(values, times, strict=True))[len(values) // 2 :]
     x, y = ([math.log(p[i]) for p in pairs] for i in (0, 1))
     return statistics.linear_regression(x, y).slope
 

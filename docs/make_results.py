@@ -27,7 +27,8 @@ HEAD = """\
 
 Every experiment is one command, `fedrift preset run NAME`: with `--full` in the published size,
 without it in a version for a laptop, of which this page shows one run each. What the laptop
-versions cut is said with each of them: images, rounds or the network, never the heterogeneity.
+versions cut is said with each of them: images, rounds, the network or the data set, never
+how unevenly labels are divided.
 Figures in percent are test accuracies. A preset's file says which relations were expected; whether
 they held is decided from the figures. With one or two seeds a small difference means nothing, and
 a relation that held may fail with another seed. Relations that were added when the figures were

@@ -65,7 +65,8 @@ def _table(figures: Figures) -> Iterator[str]:
         "to the first round. *Total*: the whole command, imports included. *Memory*: peak, "
         "anonymous and shared, of all processes. *Loss*: mean distance of the loss curve from "
         f"fedrift's, as a part of its descent (equal work: < {TOLERANCE:.0%}; in brackets what a "
-        "fifth fewer local steps would give). Medians of the repeats, with least and most.\n"
+        "fifth fewer local steps would give). Medians of the repeats, with least and most; without "
+        "these there is one repeat.\n"
     )
     heads = "visit, ms", "÷ fedrift", "start, s", "total, s", "÷ fedrift", "memory, MB", "loss"
     yield f"| | library | {' | '.join(heads)} |"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from peers.curves import TOLERANCE
 from peers.environments import PEERS
 from peers.figures import OURS, Figures
 
@@ -57,8 +58,14 @@ def faster_than_all(figures: Figures) -> Iterator[tuple[str, float, str]]:
                 peer: ratio
                 for peer in PEERS
                 if peer not in (OURS, "bare")
+                and _did_the_same(figures, row, peer)
                 and (ratio := figures.ratio(row, peer, what)) is not None
             }
             if ratios:
                 closest = min(ratios, key=ratios.__getitem__)
                 yield f"({row}) {says}", ratios[closest], PEERS[closest].title
+
+
+def _did_the_same(figures: Figures, row: str, peer: str) -> bool:
+    distance = figures.distance(row, peer)
+    return distance is None or distance < TOLERANCE

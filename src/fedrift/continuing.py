@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from fedrift import keeping
@@ -48,7 +49,7 @@ def full(place: str, folder: RunFolder | None) -> str:
         return f"the disk of '{place}' is full, and client states go there; set TMPDIR to another"
     return (
         f"the disk of '{folder.path}' is full; what was finished is kept: make room, then go on "
-        f"with the same command or: fedrift resume {folder.path}"
+        f"with the same command or: fedrift resume {shlex.quote(str(folder.path))}"
     )
 
 

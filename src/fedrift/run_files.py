@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import stat
 import zlib
 from pathlib import Path
@@ -49,7 +50,7 @@ def _check_empty(path: Path) -> None:
     if SPEC in found:
         raise InputError(
             f"out '{path}' holds another run; name a new folder, or continue that run with: "
-            f"fedrift resume {path}"
+            f"fedrift resume {shlex.quote(str(path))}"
         )
     # A run that was killed at its very beginning has left nothing worth keeping.
     foreign = [n for n in found if n not in BEGINNINGS and not is_temporary(n)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -159,7 +160,7 @@ def _interrupted(watch: Watcher, spec: Spec, folder: str | None) -> str:
     done = f"interrupted after round {watch.finished} of {spec.rounds}"
     if folder is None:
         return f"{done}; nothing was kept, since no --out was given"
-    return f"{done}; continue with: fedrift resume {folder}"
+    return f"{done}; continue with: fedrift resume {shlex.quote(folder)}"
 
 
 def report(summary: dict[str, Any], folder: str | None, *, as_json: bool) -> None:
