@@ -25,6 +25,7 @@ from fedrift import catalogue
 from fedrift.algorithm import Algorithm, owner_of, resolve, signature
 from fedrift.backends.inprocess import InProcess
 from fedrift.backends.visit import Visitor
+from fedrift.books import Books
 from fedrift.build import build
 from fedrift.data.resident import Split
 from fedrift.engine import Engine, Progress, RoundReport, Settings
@@ -238,11 +239,11 @@ def tiny(spec: str, epochs: int) -> Tiny:
     made.check(problem)
     reports: list[RoundReport] = []
     store = Store(made, problem)
-    settings = Settings(ROUNDS, who, 0, ROUNDS, lambda _: {}, split.sizes)
+    settings = Settings(ROUNDS, who, 0, ROUNDS, split.sizes)
     backend = InProcess(Visitor(made, problem, split), store, None, wire=True)
     start = Progress(made.server(problem), ())
-    engine = Engine(made, problem, backend, store, settings, start, on_round=reports.append)
-    finished = engine.run()
+    books = Books(made, store, start, lambda _: {}, on_round=reports.append)
+    finished = Engine(made, problem, backend, store, settings, books).run()
     entries = finished.progress.ledger.entries
     visits = [client for entry in entries for client in entry.asked]
     regular = max(range(CLIENTS), key=visits.count)

@@ -17,7 +17,7 @@ import torch
 
 import fedrift as fr
 from fedrift.algorithm import Algorithm
-from fedrift.algorithms import combine, fedavg, fedcm, feddyn, fedgf, ghbm, mime
+from fedrift.algorithms import fedavg, fedcm, feddyn, fedgf, ghbm, mime, swa
 from fedrift.algorithms import scaffold as scaffold_module
 from fedrift.algorithms.diloco import DiLoCo
 from fedrift.algorithms.fed3r import Fed3R
@@ -358,7 +358,7 @@ def dual_once(monkeypatch: Patch) -> None:
 
 
 def first_of_a_cycle(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(combine.SWA, "captures", lambda self, since: since % self.cycle == 0)
+    monkeypatch.setattr(swa.SWA, "captures", lambda self, since: since % self.cycle == 0)
 
 
 def moments_reset(monkeypatch: Patch) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedrift.algorithms.combine import Cycle
+from fedrift.algorithms.swa import Cycle
 from fedrift.conform.inside import Inside
 from fedrift.conform.problem import MINIMISER, Point, Trial, alternating, golden, uneven_quadratic
 from fedrift.conform.runs import path

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrift.errors import InputError
-from fedrift.experiment import FIELDS, LARGEST_FILE, Spec
+from fedrift.experiment import FIELDS, Spec
+from fedrift.toml_files import LARGEST_FILE
 from fedrift.workload import schedule_of, uniform
 
 FULL: dict[str, Any] = {

@@ -11,9 +11,9 @@ import torch
 
 import fedrift as fr
 from fedrift.algorithm import Algorithm, Cohort, Weights
-from fedrift.algorithms.combine import SWA
 from fedrift.algorithms.fedavg import Down, FedAvg, Up
 from fedrift.algorithms.scaffold import Scaffold
+from fedrift.algorithms.swa import SWA
 from fedrift.comparing import named
 from fedrift.experiment import Spec
 from fedrift.flat import Vec

@@ -24,7 +24,7 @@ from fedrift.cli import code_of
 from fedrift.data import datasets, manifest
 from fedrift.data.parts import Partition
 from fedrift.errors import InputError, RunError
-from fedrift.experiment import FIELDS, Spec, read_toml
+from fedrift.experiment import FIELDS, Spec
 from fedrift.faults import parse_faults
 from fedrift.grammar import parse
 from fedrift.ledger import Ledger
@@ -32,6 +32,7 @@ from fedrift.model_names import choose
 from fedrift.origin import read_origin
 from fedrift.protection import parse_aggregate, parse_privacy
 from fedrift.run_folder import RunFolder
+from fedrift.toml_files import read_toml
 from problems import small_run
 from small_files import isolate
 

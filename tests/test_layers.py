@@ -13,7 +13,10 @@ from import_graph import FRONT_DOOR, Graph
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "fedrift"
 
 WORDS = "errors grammar streams"
-INPUT = f"{WORDS} options source catalogue fields workload model_names loss_names faults protection"
+INPUT = (
+    f"{WORDS} toml_files options source catalogue fields workload "
+    "model_names loss_names faults protection"
+)
 VECTORS = f"{WORDS} flat messages reducing optim"
 LOOP = f"{VECTORS} flat_model pieces local data.batches data.augment"
 CORE = f"{LOOP} problem requests site faults exchange algorithm"
@@ -37,6 +40,7 @@ ALLOWED = {
     "errors": "",
     "streams": "",
     "unbroken": "",
+    "toml_files": "errors",
     "grammar": "errors",
     "options": "errors",
     "source": "errors options",
@@ -102,7 +106,7 @@ ALLOWED = {
     "run_files": f"{WORDS} experiment",
     "run_folder": f"{WORDS} records experiment run_files",
     "results": f"{WORDS} records experiment run_files run_folder",
-    "origin": f"{WORDS} experiment run_files",
+    "origin": f"{WORDS} toml_files experiment run_files",
     "keeping": f"{ENGINE} version records experiment run_files run_folder results",
     "result": f"{ENGINE} records experiment run_files run_folder results keeping figures",
     "room": f"{ENGINE}",
@@ -130,7 +134,8 @@ ALLOWED = {
     "guard": f"{CORE} aggregation participation protection",
     "entrant": f"{CORE} experiment build",
     "converted": f"{WORDS} flat flat_model models data.given data.resident",
-    "task": f"{INPUT} {RUNS} guard data.* models losses build described checks converted "
+    "binding": f"{CORE} data.* checks",
+    "task": f"{INPUT} {RUNS} guard binding data.* models losses build described checks converted "
     "entrant prepare session",
     "analysis.*": f"{INPUT} {RUNS} {SEEN} data.* prepare session task analysis.*",
     "analysis": "analysis.*",

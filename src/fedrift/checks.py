@@ -172,3 +172,8 @@ def try_loss(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
             f"{field}: no loss can be computed from the model's output for two samples and the "
             f"targets {labels}: {error}{classes_axis(problem, probe[0])}"
         ) from error
+
+
+def whole_number(value: Any, field: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{field}={value!r} must be a whole number of at least 1")

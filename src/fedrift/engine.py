@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,12 +22,10 @@ from fedrift.ledger import entry_of
 from fedrift.problem import Problem
 from fedrift.profiling import OFF, Meter
 from fedrift.rounds import (
-    Analyst,
     Finished,
     Observer,
     Plan,
     Progress,
-    Recorder,
     RoundReport,
     Settings,
     Status,
@@ -49,27 +47,12 @@ class Engine:
         backend: Backend,
         store: States,
         settings: Settings,
-        progress: Progress,
-        *,
-        recorder: Recorder | None = None,
-        observer: Observer | None = None,
-        on_round: Callable[[RoundReport], bool | None] | None = None,
-        analyst: Analyst | None = None,
+        books: Books,
         meter: Meter = OFF,
     ) -> None:
         self.algorithm, self.problem, self.backend, self.store = algorithm, problem, backend, store
-        self.settings, self.progress, self._meter = settings, progress, meter
-        self.books = Books(
-            algorithm,
-            store,
-            progress,
-            settings.combine,
-            recorder=recorder,
-            observer=observer,
-            on_round=on_round,
-            analyst=analyst,
-            meter=meter,
-        )
+        self.settings, self.books, self._meter = settings, books, meter
+        self.progress = books.progress
         # Chunks of an evaluation fill the workers while the server folds and asks again.
         self._most_waiting = 1 if backend.workers else 0
 

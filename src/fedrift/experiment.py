@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,8 @@ from fedrift.errors import InputError, unknown
 from fedrift.faults import parse_faults
 from fedrift.grammar import Named, parse
 from fedrift.protection import parse_aggregate, parse_privacy
+from fedrift.toml_files import read_toml
 
-LARGEST_FILE = 1 << 20  # bytes; a spec is a page of text
 USUAL_CLIENTS = 10
 
 FIELDS: dict[str, fields.Field] = {
@@ -199,23 +198,6 @@ class Spec:
 
 
 EXCLUSIVE = (("per_round", "fraction"), ("epochs", "steps"), ("participants", "per_round"))
-
-
-def read_toml(path: Path) -> dict[str, object]:
-    """The values of a TOML file that nobody vouches for."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(LARGEST_FILE + 1)
-    except OSError as error:
-        raise InputError(f"spec '{path}' cannot be read: {error.strerror}") from None
-    if len(raw) > LARGEST_FILE:
-        raise InputError(f"spec '{path}' is larger than {LARGEST_FILE} bytes; it is no spec")
-    try:
-        return tomllib.loads(raw.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise InputError(f"spec '{path}' is not UTF-8 text; save it as UTF-8") from None
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise InputError(f"spec '{path}' is not valid TOML: {error}") from None
 
 
 def _brings_clients(partition: Named) -> bool:

@@ -176,7 +176,7 @@ def settled(algorithm: Entrant, given_: Mapping[str, Any]) -> session.Task:
         if said[key] is None:
             raise InputError(f"{key} is missing")
     for key in ("rounds", "eval_every"):
-        _whole(said[key], key)
+        checks.whole_number(said[key], key)
     local = {key: said[key] for key in LOCAL}
     if said["batch_size"] != USUAL:
         local["batch_size"] = None if said["batch_size"] == "full" else said["batch_size"]
@@ -248,8 +248,3 @@ def run_spec(
     return following(
         wanted, name, made.spec.said(), folder, observer, lambda seen: execute(observer=seen)
     )
-
-
-def _whole(value: Any, field: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{field}={value!r} must be a whole number of at least 1")

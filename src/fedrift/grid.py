@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fedrift.errors import InputError
-from fedrift.experiment import FIELDS, Spec, read_toml
+from fedrift.experiment import FIELDS, Spec
 from fedrift.grammar import parse
+from fedrift.toml_files import read_toml
 from fedrift.tuned import Tuned
 
 MOST_RUNS = 10_000

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import cast
 
 from fedrift.errors import InputError, unknown
-from fedrift.experiment import FIELDS, Spec, read_toml
+from fedrift.experiment import FIELDS, Spec
 from fedrift.run_files import ORIGIN
+from fedrift.toml_files import read_toml
 
 # What a state belongs to: with another of these it would be the state of something else.
 _STATE = "data data_dir partition alpha shift clients model head loss dtype seed out"

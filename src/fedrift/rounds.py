@@ -12,7 +12,6 @@ import numpy as np
 from torch import Tensor
 
 from fedrift.aggregation import Aggregation
-from fedrift.backends.evaluation import Chunk
 from fedrift.checkpoint import Checkpoint
 from fedrift.exchange import Exchange
 from fedrift.faults import Faults
@@ -86,7 +85,6 @@ class Settings:
     participation: Participation
     seed: int
     eval_every: int
-    combine: Callable[[Sequence[Chunk]], Metrics]
     sizes: np.ndarray
     faults: Faults | None = None
     aggregation: Aggregation | None = None

@@ -15,6 +15,7 @@ from fedrift.backends.evaluation import Evaluator
 from fedrift.backends.pool import Pool
 from fedrift.backends.processes import check_sendable
 from fedrift.backends.visit import Visitor
+from fedrift.books import Books
 from fedrift.continuing import begin, check_fit, full, identity_of, is_complete
 from fedrift.ending import combined, reread, result_of
 from fedrift.engine import Engine, Observer, Progress, RoundReport, Settings
@@ -167,30 +168,29 @@ def _execute(
     else:
         assert place is not None
         chosen = place.backend(visitor, evaluator)
-    engine = Engine(
+    books = Books(
         task.algorithm,
-        problem,
-        chosen,
         store,
-        Settings(
-            rounds=task.rounds,
-            participation=task.participation,
-            seed=task.seed,
-            eval_every=task.eval_every,
-            combine=lambda chunks: combined(task, chunks),
-            sizes=task.split.sizes,
-            faults=task.faults,
-            aggregation=task.aggregation,
-            until=until,
-            present=(lambda: None) if place is None else place.present,
-        ),
         progress,
+        lambda chunks: combined(task, chunks),
         recorder=None if folder is None else keeping.Keeper(folder),
         observer=observer,
         on_round=on_round,
         analyst=analyst,
         meter=meter,
     )
+    settings = Settings(
+        rounds=task.rounds,
+        participation=task.participation,
+        seed=task.seed,
+        eval_every=task.eval_every,
+        sizes=task.split.sizes,
+        faults=task.faults,
+        aggregation=task.aggregation,
+        until=until,
+        present=(lambda: None) if place is None else place.present,
+    )
+    engine = Engine(task.algorithm, problem, chosen, store, settings, books, meter)
     try:
         finished = engine.run()
         engine.save()

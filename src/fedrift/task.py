@@ -7,21 +7,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedrift import build, checks, entrant, guard, losses, model_names, models
 from fedrift.algorithm import local_of
+from fedrift.binding import bind
 from fedrift.converted import DTYPES, Tensors
-from fedrift.data import given
 from fedrift.data.augment import mixed_loss, parse_augment
 from fedrift.data.resident import Split
 from fedrift.described import described, given_work, work
 from fedrift.errors import InputError
 from fedrift.experiment import FIELDS, Spec
 from fedrift.faults import parse_faults
-from fedrift.flat import count, map_tree, take
+from fedrift.flat import map_tree, take
 from fedrift.participation import participation
 from fedrift.prepare import Prepared
 from fedrift.problem import Problem, define
@@ -150,7 +149,7 @@ def settle(
         classification=checks.has_labels(held.y),
     )
     labels = partial(checks.check_labels, strict=loss is None)
-    problem, held, test, notes = _bind(partial(describe, make), held, test, labels, device)
+    problem, held, test, notes = bind(partial(describe, make), held, test, labels, device)
 
     def describe_again(make: Callable[[], nn.Module], head: str) -> Problem:
         first = held.first(2)
@@ -211,46 +210,3 @@ def settle(
         faults=trouble,
         aggregation=aggregation,
     )
-
-
-def _bind(
-    describe: Callable[..., Problem],
-    held: Split,
-    test: tuple[Any, Any] | None,
-    check: Callable[[Problem, Split, tuple[Any, Any] | None], None],
-    device: str,
-) -> tuple[Problem, Split, tuple[Any, Any] | None, tuple[str, ...]]:
-    """Try the model on two samples: channels-last images first, then as they came."""
-    first = held.first(2)
-    try:
-        return *_bound(describe, held, test, check, first, device, given.channels_last), ()
-    except InputError:
-        if not given.has_images(held.x):
-            raise
-    notes = ("the model takes no channels-last images: slower convolutions",)
-    return *_bound(describe, held, test, check, first, device, given.contiguous), notes
-
-
-def _bound(
-    describe: Callable[..., Problem],
-    held: Split,
-    test: tuple[Any, Any] | None,
-    check: Callable[[Problem, Split, tuple[Any, Any] | None], None],
-    first: np.ndarray,
-    device: str,
-    arrange: Callable[[Any], Any],
-) -> tuple[Problem, Split, tuple[Any, Any] | None]:
-    def placed(tree: Any) -> Any:
-        return map_tree(lambda t: t.to(device), tree)
-
-    data = held.with_data(placed(arrange(held.x)), placed(held.y))
-    probe = take(data.x, first), take(data.y, first)
-    problem = describe(probe=map_tree(lambda t: t.cpu(), probe))
-    check(problem, data, test)
-    checks.try_loss(problem, probe, "loss")
-    if test is None or not count(test[0]):
-        return problem, data, None
-    test = placed(arrange(test[0])), placed(test[1])
-    few = torch.arange(min(2, count(test[0])))
-    checks.try_loss(problem, (take(test[0], few), take(test[1], few)), "test")
-    return problem, data, test

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedrift.algorithm import Algorithm
-from fedrift.algorithms.combine import SWA, WiMA, with_asam, with_sam, with_server_adam
+from fedrift.algorithms.changed import with_asam, with_sam, with_server_adam
 from fedrift.algorithms.diloco import diloco
 from fedrift.algorithms.fed3r import Fed3R
 from fedrift.algorithms.fedavg import FedAvg
@@ -21,9 +21,12 @@ from fedrift.algorithms.fedsmoo import FedSMOO
 from fedrift.algorithms.fedspeed import fedspeed
 from fedrift.algorithms.finetune import fed3rft
 from fedrift.algorithms.ghbm import GHBM, FedHBM, LocalGHBM
-from fedrift.algorithms.mime import Mime, MimeLite, mimelitemom, mimemom
+from fedrift.algorithms.mime import Mime, mimemom
+from fedrift.algorithms.mimelite import MimeLite, mimelitemom
 from fedrift.algorithms.sam import fedasam, fedgamma, fedsam, mofedsam
 from fedrift.algorithms.scaffold import Scaffold
+from fedrift.algorithms.swa import SWA
+from fedrift.algorithms.wima import WiMA
 
 NAMES: dict[str, Callable[..., Algorithm[Any, Any]]] = {
     "fedsgd": FedSGD,

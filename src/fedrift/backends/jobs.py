@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from fedrift.backends.watch import Pulse
+from fedrift.backends.worker import OUT_OF_MEMORY
 from fedrift.messages import Packed
 from fedrift.shared import Block
 
@@ -69,3 +71,19 @@ class Job:
     task: Any = field(compare=False)
     answer: Callable[[Peer, Job, Any], None] = field(compare=False)
     deaths: int = field(default=0, compare=False)
+
+
+def obituary(peer: Peer, deaths: int) -> str:
+    """Why a run is given up after workers have died, `deaths` of them of one job."""
+    code, job = peer.process.exitcode, peer.jobs[0] if peer.jobs else None
+    why = f"exit code {code}"
+    if peer.pulse.is_stalled:
+        why = "it did not move any more and was ended"
+    elif code in (-signal.SIGKILL, OUT_OF_MEMORY):
+        why = "the machine is probably out of memory"
+    doing, often = "no task", "several workers died in a row"
+    if job is not None:
+        client = getattr(job.task, "client", None)
+        doing = "an evaluation" if client is None else f"the visit of client {client}"
+        often = f"{job.deaths} workers died of it" if job.deaths > deaths else often
+    return f"{often}: {doing}; the last: {why}; try fewer workers or a smaller batch"

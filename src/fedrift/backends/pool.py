@@ -6,7 +6,6 @@ import heapq
 import itertools
 import os
 import pickle
-import signal
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -15,9 +14,9 @@ from multiprocessing.reduction import send_handle
 from typing import Any
 
 from fedrift.backends import context, hidden_main
-from fedrift.backends.jobs import Job, Known, Peer
+from fedrift.backends.jobs import Job, Known, Peer, obituary
 from fedrift.backends.watch import TICK, Watch
-from fedrift.backends.worker import OUT_OF_MEMORY, main, say
+from fedrift.backends.worker import main, say
 from fedrift.errors import RunError
 from fedrift.messages import Packed
 from fedrift.shared import Block
@@ -195,7 +194,7 @@ class Pool:
         if peer.jobs:
             peer.jobs[0].deaths += 1
         if self._deaths > DEATHS + len(self.peers) or (peer.jobs and peer.jobs[0].deaths > DEATHS):
-            raise RunError(self._obituary(peer))
+            raise RunError(obituary(peer, DEATHS))
         self.peers[self.peers.index(peer)] = self._start()
         peer.lost()
         self._gone.append(peer)  # its parked replies may still be read
@@ -205,21 +204,6 @@ class Pool:
         for job in peer.jobs:
             heapq.heappush(self._queue, job)
         peer.jobs.clear()
-
-    @staticmethod
-    def _obituary(peer: Peer) -> str:
-        code, job = peer.process.exitcode, peer.jobs[0] if peer.jobs else None
-        why = f"exit code {code}"
-        if peer.pulse.is_stalled:
-            why = "it did not move any more and was ended"
-        elif code in (-signal.SIGKILL, OUT_OF_MEMORY):
-            why = "the machine is probably out of memory"
-        doing, often = "no task", "several workers died in a row"
-        if job is not None:
-            client = getattr(job.task, "client", None)
-            doing = "an evaluation" if client is None else f"the visit of client {client}"
-            often = f"{job.deaths} workers died of it" if job.deaths > DEATHS else often
-        return f"{often}: {doing}; the last: {why}; try fewer workers or a smaller batch"
 
     def forget(self, run: Known) -> None:
         """Drop a finished run everywhere."""

@@ -15,9 +15,10 @@ import torch
 
 from fedrift.algorithm import owner_of
 from fedrift.backends.bundle import each_size, unbundled
+from fedrift.backends.describing import described
 from fedrift.backends.evaluation import Chunk, Evaluator
 from fedrift.backends.fold import Fold
-from fedrift.backends.orders import Ask, Evaluation, Setup, Visit, Visits
+from fedrift.backends.orders import Ask, Evaluation, Visit, Visits
 from fedrift.backends.pool import Job, Known, Peer, Pool
 from fedrift.backends.visit import Call, Reply, Visitor
 from fedrift.data.resident import Split
@@ -25,7 +26,7 @@ from fedrift.errors import InputError
 from fedrift.exchange import Exchange, Outcome, Shown
 from fedrift.messages import Packed, pack, unpack
 from fedrift.profiling import OFF, Meter
-from fedrift.shared import Block, skeleton, tree_to_packed
+from fedrift.shared import Block
 from fedrift.store import Store, Table
 
 SHOWN = 6  # models that may be under evaluation at once
@@ -83,7 +84,7 @@ class Processes:
         kinds = [f"{name} {kind}" for kind in ("setup", "split", "down")]
         blocks = {kind: Block() for kind in (*kinds, *self._shown)}
         self._down = blocks[f"{name} down"]
-        blob = _described(visitor, visitor.clients, evaluator, store, pool, blocks, name)
+        blob = described(visitor, visitor.clients, evaluator, store, pool, blocks, name)
         setup = torch.from_numpy(np.frombuffer(blob, np.uint8).copy())
         self._run = Known(
             name=name,
@@ -206,39 +207,6 @@ class Processes:
             self._pool.forget(self._run)
 
 
-def _described(
-    visitor: Visitor,
-    split: Split,
-    evaluator: Evaluator | None,
-    store: Store,
-    pool: Pool,
-    blocks: dict[str, Block],
-    name: str,
-) -> bytes:
-    """The run as every worker is told of it."""
-    trees = {"x": split.x, "y": split.y}
-    if evaluator is not None:
-        trees |= {"x_test": evaluator.x, "y_test": evaluator.y}
-    where = {n: pool.share(n, tree, tree_to_packed(tree, n)) for n, tree in trees.items()}
-    parts, ends = split.flat()
-    mine = blocks[f"{name} split"].put({"parts": parts, "ends": ends})
-    where |= {n: (f"{name} split", {n: mine[n]}) for n in ("parts", "ends")}
-    setup = Setup(
-        root=visitor.root,
-        problem=visitor.problem,
-        augment=visitor.augment,
-        measure=evaluator.measure if evaluator is not None else _nothing,
-        keeps_outputs=evaluator.keeps_outputs if evaluator is not None else False,
-        has_test=evaluator is not None,
-        skeletons={n: skeleton(tree) for n, tree in trees.items()} | {"parts": None, "ends": None},
-        where=where,
-        layouts={p: t.rows.layout for p, t in store.tables.items()},
-        make=split.make,
-        site=visitor.site,
-    )
-    return cloudpickle.dumps(setup)
-
-
 def check_sendable(*parts: Any) -> None:
     """Refuse, before anything is started or written, what no worker could be given."""
     try:
@@ -248,7 +216,3 @@ def check_sendable(*parts: Any) -> None:
             f"workers: the model, loss or algorithm cannot be sent to a worker ({error}); "
             "use workers=0, or build what cannot be pickled inside the model's factory"
         ) from error
-
-
-def _nothing(*_: Any) -> dict[str, Any]:
-    return {}

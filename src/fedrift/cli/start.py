@@ -15,12 +15,13 @@ from fedrift.cli.progress import Watcher, watcher
 from fedrift.cli.screen import bytes_text, console, loss_text, seconds_text
 from fedrift.errors import InputError
 from fedrift.examinations import During, during
-from fedrift.experiment import FIELDS, Spec, read_toml
+from fedrift.experiment import FIELDS, Spec
 from fedrift.foreign import foreign
 from fedrift.origin import Origin, read_origin
 from fedrift.records import dump
 from fedrift.results import read_spec
 from fedrift.run_files import SPEC, check_free, check_idle, check_own
+from fedrift.toml_files import read_toml
 from fedrift.track import tracks
 
 INTERRUPTED = 130

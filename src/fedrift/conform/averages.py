@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrift.algorithms.combine import SWA, WiMA
 from fedrift.algorithms.finetune import FineTune
+from fedrift.algorithms.swa import SWA
+from fedrift.algorithms.wima import WiMA
 from fedrift.conform.moment import Invariant, Moment
 from fedrift.optim import rate
 

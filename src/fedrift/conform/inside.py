@@ -13,6 +13,7 @@ from fedrift.algorithm import owner_of
 from fedrift.backends.evaluation import Done
 from fedrift.backends.fold import Fold
 from fedrift.backends.visit import Call, Reply, Visitor
+from fedrift.books import Books
 from fedrift.conform.problem import Trial
 from fedrift.conform.runs import settled
 from fedrift.conform.subject import Subject
@@ -166,6 +167,7 @@ class Inside:
             if after is not None:
                 after(report)
 
+        progress = Progress(start, tuple(self.problem.rest[n] for n in self.problem.moving))
         engine = Engine(
             self.algorithm,
             self.problem,
@@ -176,11 +178,9 @@ class Inside:
                 participation=self.task.participation,
                 seed=self.trial.seed,
                 eval_every=self.trial.rounds,
-                combine=lambda chunks: {},
                 sizes=self.split.sizes,
             ),
-            Progress(start, tuple(self.problem.rest[n] for n in self.problem.moving)),
-            on_round=note,
+            Books(self.algorithm, self.store, progress, lambda chunks: {}, on_round=note),
         )
         try:
             return engine.run()

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fedrift.errors import InputError, unknown
-from fedrift.experiment import FIELDS, Spec, read_toml
+from fedrift.experiment import FIELDS, Spec
 from fedrift.foreign import foreign
 from fedrift.prepare import Prepared
+from fedrift.toml_files import read_toml
 
 FILE = "fedrift.toml"
 TASK = ("shape", "classes", "clients", "mean", "std", "named")

@@ -10,10 +10,10 @@ from typing import Any
 from fedrift import grid
 from fedrift.errors import InputError, unknown
 from fedrift.examinations import WHAT
-from fedrift.experiment import read_toml
 from fedrift.presets import studies
 from fedrift.presets.reading import Reader
 from fedrift.presets.relations import Place, Relation, relation
+from fedrift.toml_files import read_toml
 
 SIZES = ("laptop", "full")
 TABLES = ("accuracy", "best", "rounds", "loss", "costs", "target", "same")

@@ -1,0 +1,67 @@
+"""Any algorithm with a piece changed: another gradient rule, another server optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Annotated, Any
+
+from fedrift.algorithm import Algorithm, local_of, map_local, parts
+from fedrift.errors import InputError
+from fedrift.local import Local
+from fedrift.optim import Adam
+from fedrift.pieces import ASAM, SAM, Gradient, Plain
+
+
+def with_sam(
+    inner: Algorithm[Any, Any], rho: Annotated[float, ">= 0"] = 0.05
+) -> Algorithm[Any, Any]:
+    """Any algorithm with sharpness-aware local steps: `sam(scaffold):rho=0.05`.
+
+    rho: length of the ascent
+    """
+    return _with_rule(inner, SAM(rho))
+
+
+def with_asam(
+    inner: Algorithm[Any, Any],
+    rho: Annotated[float, ">= 0"] = 0.5,
+    eta_a: Annotated[float, ">= 0"] = 0.2,
+) -> Algorithm[Any, Any]:
+    """Any algorithm with adaptive sharpness-aware local steps.
+
+    rho: length of the ascent in scaled coordinates
+    eta_a: added to |w|, so that small weights move too
+    """
+    return _with_rule(inner, ASAM(rho, eta_a))
+
+
+def _with_rule(inner: Algorithm[Any, Any], rule: Gradient) -> Algorithm[Any, Any]:
+    for _, node in parts(inner):
+        local = getattr(node, "local", None)
+        plain = isinstance(local, Local) and isinstance(local.gradient, Plain)
+        if isinstance(local, Local) and not (plain and node.takes_gradient_rule):
+            kind = type(node).__name__
+            raise InputError(f"sam, asam: {kind} already says where its gradient is taken")
+    if local_of(inner) is None:
+        raise InputError("sam, asam: there are no local steps to change")
+    return map_local(inner, lambda local: replace(local, gradient=rule))
+
+
+def with_server_adam(
+    inner: Algorithm[Any, Any],
+    server_lr: Annotated[float, "> 0"] = 0.1,
+    tau: Annotated[float, "> 0"] = 1e-3,
+    beta1: Annotated[float, ">= 0", "< 1"] = 0.9,
+    beta2: Annotated[float, ">= 0", "< 1"] = 0.99,
+) -> Algorithm[Any, Any]:
+    """Any algorithm with an outer optimizer, with Adam in its place: `serveradam(scaffold)`.
+
+    server_lr: rate of the server's step
+    tau: adaptivity, outside the root
+    beta1: decay of the mean update
+    beta2: decay of its square
+    """
+    if "outer" not in {f.name for f in fields(inner)}:  # type: ignore[arg-type]
+        kind = type(inner).__name__
+        raise InputError(f"serveradam: {kind} has a server rule of its own, no outer optimizer")
+    return replace(inner, outer=Adam(server_lr, beta1, beta2, tau, tau**2))  # type: ignore[type-var]
