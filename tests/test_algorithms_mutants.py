@@ -17,7 +17,7 @@ import torch
 
 import fedrift as fr
 from fedrift.algorithm import Algorithm
-from fedrift.algorithms import fedavg, fedcm, feddyn, fedgf, ghbm, mime, swa
+from fedrift.algorithms import fedavg, fedcm, feddyn, fedgf, ghbm, mime, mimelite, swa
 from fedrift.algorithms import scaffold as scaffold_module
 from fedrift.algorithms.diloco import DiLoCo
 from fedrift.algorithms.fed3r import Fed3R
@@ -300,7 +300,7 @@ def one_optimizer(monkeypatch: Patch) -> None:
 
 
 def momentum_allowed(monkeypatch: Patch) -> None:
-    for module in (fedcm, ghbm, mime):
+    for module in (fedcm, ghbm, mime, mimelite):
         monkeypatch.setattr(module, "refuse_memory", lambda *args: None)
     monkeypatch.setattr(Scaffold, "check", lambda self, p: None)
 

@@ -23,7 +23,7 @@ from fedrift.errors import InputError
 from fedrift.presets import preset as reading
 from fedrift.presets.effort import spent
 from fedrift.presets.findings import Findings, Table
-from fedrift.presets.page import Measured, plain, section
+from fedrift.presets.page import Measured, page, plain, section
 from fedrift.presets.preset import Preset, read
 from fedrift.presets.relations import Place, Relation, spoken, value_of
 from fedrift.presets.running import Order, key_of, run
@@ -242,6 +242,38 @@ def test_what_was_expected_only_afterwards_is_marked(tmp_path: Path) -> None:
         read(written(tmp_path, text.replace("afterwards = true", 'afterwards = "yes"')))
     with pytest.raises(InputError, match=r"unknown trend .*did you mean 'alpha'"):
         read(written(tmp_path, text.replace("afterwards = true", 'trend = "alhpa"')))
+
+
+def test_what_is_true_by_definition_is_marked_and_counted_apart(tmp_path: Path) -> None:
+    table = Table("t", ("method", "accuracy"), [["fedavg", 50.0], ["scaffold", 60.0]])
+    record = {**RECORD, "findings": Findings(tables=[table]).record()}
+    says = '\n[[relations]]\npart = "main"\nleft = "scaffold"\ncolumn = "accuracy"\n'
+    cases = (
+        ("sure", ">", "fedavg", "certain = true"),
+        ("held", ">", "fedavg", ""),
+        ("failed", "<", "fedavg", ""),
+        ("open", ">", "absent", ""),
+    )
+    more = "".join(
+        f'{says}says = "{name}"\nsign = "{sign}"\nright = "{right}"\n{flag}\n'
+        for name, sign, right, flag in cases
+    )
+    head, rest = TINY.split("[[relations]]", 1)
+    text = f"{head}{more}[laptop]{rest.split('[laptop]', 1)[1]}"
+    one = Measured(read(written(tmp_path, text)), "laptop", {"main": record})
+    assert "| sure (true by definition) | 60 \\> 50 | held |" in section(one)
+    assert page([one], "").split("| ---: |\n")[1].split("\n")[0].endswith("| 1 | 1 | 1 | 1 of 1 |")
+
+
+def test_a_figure_of_another_task_is_not_put_beside_the_published_one(tmp_path: Path) -> None:
+    place = 'part = "main"\nrow = "fedavg"\ncolumn = "accuracy"\n'
+    published = f'[[published]]\nwhat = "w"\nsetting = "s"\nfigure = "9"\nonly = "full"\n{place}\n'
+    text = TINY.replace("[[relations]]", published + "[[relations]]", 1)
+    found = read(written(tmp_path, text)).published[-1]
+    findings = {"main": Findings(tables=[Table("t", ("method", "accuracy"), [["fedavg", 50.0]])])}
+    assert (found.ours(findings, "laptop"), found.ours(findings, "full")) == (None, 50.0)
+    with pytest.raises(InputError, match=r"unknown only .*did you mean 'full'"):
+        read(written(tmp_path, text.replace('"full"', '"fulll"', 1)))
 
 
 def test_processor_time_counts_what_was_started_too() -> None:

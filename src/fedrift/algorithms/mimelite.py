@@ -20,7 +20,7 @@ from fedrift.site import Site
 @message
 class UpBoth:
     delta: Mean[Vec]
-    g: Mean[Vec | None]
+    g: Mean[Vec | None]  # ∇F_i(w)
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def _describe(preset: Preset, size: Size) -> None:
     lines = [preset.title, "", preset.question, f"Source: {preset.source}"]
     lines += [f"Caveat: {preset.caveat}"] if preset.caveat else []
     lines += [f"Published: {p.what}, {p.setting}: {p.figure}" for p in preset.published]
-    lines += [f"Expected: {relation.says}" for relation in preset.relations]
+    lines += [f"Expected: {relation.words}" for relation in preset.relations]
     lines += ["", f"{size.name}: about {size.minutes:g} min on two cores. {size.note}"]
     for line in lines:
         typer.echo("\n".join(wrap(line, 98, initial_indent="# ", subsequent_indent="#   ")) or "#")

@@ -26,13 +26,12 @@ def report(preset: Preset, size: Size, records: Mapping[str, Record], folder: Pa
     if preset.published:
         rows = Rich("what", "setting", "published", f"ours, {size.name}")
         for one in preset.published:
-            cell = None if one.place is None else one.place.cell(findings)
-            rows.add_row(one.what, one.setting, one.figure, shown(cell))
+            rows.add_row(one.what, one.setting, one.figure, shown(one.ours(findings, size.name)))
         screen.print(rows)
     for relation in preset.relations:
         verdict = relation.decide(findings)
         numbers = "" if verdict is None else f" ({verdict.numbers})"
-        screen.print(f"{spoken(verdict)}: {relation.says}{numbers}")
+        screen.print(f"{spoken(verdict)}: {relation.words}{numbers}")
     screen.print(f"runs, tables and figures in {folder}")
 
 

@@ -14,7 +14,6 @@ from fedrift.quantities import seconds_text
 from fedrift.records import Record
 
 BUSY = 1.5  # load per core above which others worked on the machine
-AFTERWARDS = " (added when the figures were known)"
 
 
 @dataclass(frozen=True)
@@ -48,14 +47,24 @@ def page(measured: Sequence[Measured], head: str) -> str:
 def _overview(measured: Sequence[Measured]) -> str:
     rows: list[list[str]] = []
     for one in measured:
-        verdicts = [verdict.held for _, verdict in one.verdicts() if verdict is not None]
-        said = [held for held in verdicts if held is not None]
-        held = f"{sum(said)} of {len(said)}" if said else "–"
-        took = _took(one)
         link = f"[`{one.preset.name}`](#{one.anchor})"
-        rows.append([link, plain(one.preset.question), one.size, took, held])
-    heads = ("preset", "question", "size", "took", "relations that held")
-    return "## Overview\n\n" + _lines(heads, rows, numbers=(3, 4))
+        rows.append([link, plain(one.preset.question), one.size, _took(one), *_counts(one)])
+    heads = ("preset", "question", "size", "took", "held", "failed", "open", "by definition")
+    words = (
+        "Of the relations that each preset expects: how many held, failed, and were left open "
+        "because this size cannot say or did not measure them; and how many of those that must "
+        "hold by definition, such as equal bytes, did.\n\n"
+    )
+    return "## Overview\n\n" + words + _lines(heads, rows, numbers=range(3, 8))
+
+
+def _counts(one: Measured) -> list[str]:
+    """Relations that held, failed and are open; and of the certain ones that were decided."""
+    found = [(relation.certain, verdict and verdict.held) for relation, verdict in one.verdicts()]
+    asked = [held for certain, held in found if not certain]
+    sure = [held for certain, held in found if certain and held is not None]
+    counts = [str(asked.count(case)) for case in (True, False, None)]
+    return [*counts, f"{sum(sure)} of {len(sure)}" if sure else "–"]
 
 
 def _trends(measured: Sequence[Measured]) -> str:
@@ -66,14 +75,14 @@ def _trends(measured: Sequence[Measured]) -> str:
             (one, relation, verdict)
             for one in measured
             for relation, verdict in one.verdicts()
-            if relation.trend == trend
+            if relation.trend == trend and verdict is not None
         ]
         if not asked:
             rows.append([plain(words), "–", "–", spoken(None)])
         for number, (one, relation, verdict) in enumerate(asked):
-            numbers = "–" if verdict is None else plain(verdict.numbers)
-            case = f"[`{one.anchor}`](#{one.anchor}): {_expected(relation)}"
-            rows.append(["" if number else plain(words), case, numbers, spoken(verdict)])
+            case = f"[`{one.anchor}`](#{one.anchor}): {plain(relation.words)}"
+            told = [case, plain(verdict.numbers), spoken(verdict)]
+            rows.append(["" if number else plain(words), *told])
     return "## Trends that small runs can be asked for\n\n" + _lines(
         ("expected", "asked in", "measured", ""), rows
     )
@@ -140,7 +149,7 @@ def _published(one: Measured) -> str:
     findings = one.findings
     rows: list[list[str]] = []
     for row in one.preset.published:
-        cell = None if row.place is None else row.place.cell(findings)
+        cell = row.ours(findings, one.size)
         ours = _inline(cell) if cell is not None else "–"
         rows.append([plain(row.what), plain(row.setting), plain(row.figure), ours])
     heads = ("what", "setting", "published", f"ours, {one.size}")
@@ -151,12 +160,8 @@ def _relations(one: Measured) -> str:
     rows: list[list[str]] = []
     for relation, verdict in one.verdicts():
         numbers = "–" if verdict is None else plain(verdict.numbers)
-        rows.append([_expected(relation), numbers, spoken(verdict)])
+        rows.append([plain(relation.words), numbers, spoken(verdict)])
     return "### Relations\n\n" + _lines(("expected", "measured", ""), rows)
-
-
-def _expected(relation: Relation) -> str:
-    return plain(relation.says + (AFTERWARDS if relation.afterwards else ""))
 
 
 def table_text(table: Table) -> str:

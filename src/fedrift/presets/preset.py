@@ -11,6 +11,7 @@ from fedrift import grid
 from fedrift.errors import InputError, unknown
 from fedrift.examinations import WHAT
 from fedrift.presets import studies
+from fedrift.presets.findings import Cell, Findings
 from fedrift.presets.reading import Reader
 from fedrift.presets.relations import Place, Relation, relation
 from fedrift.toml_files import read_toml
@@ -65,6 +66,14 @@ class Published:
     setting: str
     figure: str
     place: Place | None
+    only: str = ""
+    """The one size whose figure can stand beside it; the other is of another task."""
+
+    def ours(self, findings: Mapping[str, Findings], size: str) -> Cell:
+        """The cell that stands beside it; None where there is none."""
+        if self.place is None or self.only not in ("", size):
+            return None
+        return self.place.cell(findings)
 
 
 @dataclass(frozen=True)
@@ -111,13 +120,15 @@ def read(path: Path) -> Preset:
 def _published(value: object, where: str, parts: Mapping[str, None]) -> Published:
     reader = Reader(value, where)
     what, setting, figure = reader.text("what"), reader.text("setting"), reader.text("figure")
-    part, place = reader.text("part", ""), None
+    part, place, only = reader.text("part", ""), None, reader.text("only", "")
+    if only and only not in SIZES:
+        raise unknown(f"only of {where}", only, SIZES)
     if part:
         if part not in parts:
             raise unknown(f"part of {where}", part, parts)
         place = Place(part, reader.text("row"), reader.text("column"), reader.text("table", ""))
     reader.end()
-    return Published(what, setting, figure, place)
+    return Published(what, setting, figure, place, only)
 
 
 def _size(name: str, value: object, where: str, laptop: object) -> Size:

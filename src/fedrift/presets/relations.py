@@ -15,6 +15,7 @@ from fedrift.presets.trends import TRENDS
 PLUS, MINUS = "+", "\u2212"
 SIGNS = (">", "<", ">=", "<=", "=")
 NUMBER = re.compile(r"[+\u2212-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+AFTERWARDS, CERTAIN = "added when the figures were known", "true by definition"
 DIVERGED = "diverged"
 """Begins the cell of a method whose runs became infinite: worse than any figure."""
 
@@ -56,6 +57,15 @@ class Relation:
     """Which of the expected trends it is a case of."""
     afterwards: bool = False
     """It was thought of when the figures were known."""
+    certain: bool = False
+    """It follows from the definitions: a run that breaks it shows a mistake in the program."""
+
+    @property
+    def words(self) -> str:
+        """What it says, with what a reader must know of it."""
+        marks = [AFTERWARDS] if self.afterwards else []
+        marks += [CERTAIN] if self.certain else []
+        return f"{self.says} ({'; '.join(marks)})" if marks else self.says
 
     def decide(self, parts: Mapping[str, Findings]) -> Verdict | None:
         """None where one side was not measured."""
@@ -143,7 +153,8 @@ def relation(value: object, where: str, parts: Iterable[str]) -> Relation:
     right_part, right = reader.text("right_part", part), reader.raw("right")
     slack = reader.number("slack", 0.0)
     needs = _needs(reader.table("needs"), f"{where}: needs", part)
-    trend, afterwards = reader.text("trend", ""), reader.flag("afterwards")
+    trend = reader.text("trend", "")
+    afterwards, certain = reader.flag("afterwards"), reader.flag("certain")
     reader.end()
     if trend and trend not in TRENDS:
         raise unknown(f"trend of {where}", trend, TRENDS)
@@ -159,7 +170,7 @@ def relation(value: object, where: str, parts: Iterable[str]) -> Relation:
     else:
         raise InputError(f"{where}: right must be the name of a row or a number, not {right!r}")
     start = Place(part, left, column, table)
-    return Relation(says, start, sign, place, slack, needs, trend, afterwards)
+    return Relation(says, start, sign, place, slack, needs, trend, afterwards, certain)
 
 
 def _needs(value: object, where: str, part: str) -> tuple[Place, float] | None:
