@@ -55,6 +55,15 @@ def test_recency_of_a_model_that_knows_only_what_it_saw_last() -> None:
     assert even["lift"] == pytest.approx(0.0)
 
 
+def test_what_was_held_between_evaluations_counts() -> None:
+    present = np.eye(4, dtype=bool)[[0, 1, 2, 3, 0, 1, 2, 3]]
+    at = [1, 3, 5, 7]  # every second round was evaluated
+    found = classes.recency(present.astype(float)[at], present, at)
+    by_age = found["by_age"]
+    assert isinstance(by_age, list) and by_age[:4] == [1.0, 0.0, 0.0, 0.0]
+    assert found["lift"] == 1.0
+
+
 def test_confusion_has_true_classes_as_rows() -> None:
     true, predicted = np.array([0, 0, 1, 2, -1]), np.array([0, 1, 1, 0, 2])
     assert classes.confusion(true, predicted, 3).tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]

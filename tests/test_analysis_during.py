@@ -173,3 +173,11 @@ def test_snapshots_are_the_weights_of_their_rounds(tmp_path: Path) -> None:
     found = snapshots(tmp_path / "run", result.problem.layout.names)
     assert sorted(found) == [2, 4]
     assert all(bool((found[t] == weights[t]).all()) for t in found)
+
+
+def test_a_round_without_clients_has_no_gradients(tmp_path: Path) -> None:
+    once = Spec.of({**TINY, "algorithm": "fed3r", "per_round": 6, "rounds": 3})
+    run_spec(once, out=tmp_path / "run", analyse="every=1,what=gradients,drift")
+    found = lines(tmp_path / "run")
+    assert [row["round"] for row in found] == [1, 2, 3]
+    assert "gradients" in found[0] and "gradients" not in found[1]

@@ -143,7 +143,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 def test_a_saved_run_is_measured(case: Case) -> None:
     found = MEASURES["landscape"](case, Options(images=60))
-    one, two = case.cohort[:2]
+    one, two = case.few(2)
     numbers = found.numbers
     assert list(numbers["lines"]) == [
         f"global to client {one}",
@@ -198,3 +198,12 @@ def test_what_is_registered_is_what_can_be_asked_for() -> None:
     from fedrift.examinations import WHAT
 
     assert set(MEASURES) == set(WHAT)
+
+
+def test_a_filter_of_zeros_does_not_swallow_the_others() -> None:
+    a, b, c = drawn(0), drawn(1), drawn(2)
+    LAYOUT.views(a)[0][1] = 0.0
+    scale = landscape.filter_scale(LAYOUT, a)
+    assert bool((LAYOUT.views(scale)[0][1] == 0).all()) and float(scale.max()) < 100
+    x, _, outside = landscape.plane(LAYOUT, a, b, c).place(b)
+    assert x > 0 and outside == pytest.approx(0, abs=1e-6)

@@ -229,3 +229,14 @@ def test_another_models_weights_are_refused(folder: Path, tmp_path: Path) -> Non
     (other / "spec.toml").write_text(text.replace("logistic", "mlp"))
     with pytest.raises(InputError, match="another model"):
         Loader().case(other)
+
+
+def test_a_few_clients_come_from_all_over_the_cohort(tmp_path: Path) -> None:
+    """Neighbours often hold the same class, so the first ones would say little of the others."""
+    spec = Spec.of(
+        {"data": "digits", "model": "logistic", "clients": 10, "workers": 0, "rounds": 1}
+    )
+    run_spec(spec, out=tmp_path / "run")
+    case = Loader().case(tmp_path / "run", "run")
+    assert case.few(2) == (0, 9) and case.few(4) == (0, 3, 6, 9)
+    assert case.few(1) == (0,) and case.few(0) == case.few(12) == tuple(range(10))

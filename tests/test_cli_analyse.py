@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from fedrift.analysis import classes
 from fedrift.cli import code_of
 from fedrift.experiment import Spec
 from fedrift.front import run_spec
@@ -49,6 +51,52 @@ def test_the_same_numbers_give_the_same_files(runs: Path, tmp_path: Path) -> Non
     before = {p: p.read_bytes() for p in (runs / "b" / "analysis").iterdir()}
     assert code_of(["analyse", str(runs / "b"), "--what", "drift,classes", "-q", *FEW]) == 0
     assert {p: p.read_bytes() for p in (runs / "b" / "analysis").iterdir()} == before
+
+
+def test_figures_of_an_earlier_time_do_not_stay(tmp_path: Path) -> None:
+    run = kept(tmp_path / "run", "fedavg")
+    words = ["analyse", str(run), "--what", "classes", "-q", "--figures"]
+    assert code_of([*words, "svg,png,pdf"]) == 0
+    (run / "analysis" / "classes-recency.png").touch()  # had been drawn once
+    assert code_of([*words, "png"]) == 0
+    found = {p.suffix for p in (run / "analysis").glob("classes-confusion.*")}
+    assert found == {".svg", ".png"}  # the svg is for the report
+    names = json.loads((run / "analysis" / "classes.json").read_text())["figures"]
+    shown = {p.stem for p in (run / "analysis").glob("classes-*.*")}
+    assert shown == {f"classes-{name}" for name in names}
+
+
+def test_recency_counts_rounds_that_were_not_evaluated(tmp_path: Path) -> None:
+    split = {"partition": "classes:1", "clients": 10, "per_round": 3, "rounds": 6}
+    often = kept(tmp_path / "often", "fedavg", **split)
+    seldom = kept(tmp_path / "seldom", "fedavg", eval_every=3, **split)
+    assert code_of(["analyse", str(tmp_path), "--what", "classes", "-q", *FEW]) == 0
+    one, other = (
+        json.loads((run / "analysis" / "classes.json").read_text())["numbers"]
+        for run in (often, seldom)
+    )
+    last = dict(zip(one["rounds"], one["presence"], strict=True))[6]
+    assert other["rounds"] == [3, 6] and other["presence"][-1] == last
+    never = np.array(one["accuracy"])[[2, 5]][ages_of(one)[[2, 5]] < 0]
+    assert other["recency"]["never"] == pytest.approx(
+        never.mean() if never.size else np.nan, nan_ok=True
+    )
+
+
+def ages_of(numbers: Any) -> Any:
+    return classes.ages(classes.held(np.array(numbers["presence"])))
+
+
+def test_densities_of_local_models_on_request(runs: Path) -> None:
+    words = ["analyse", str(runs / "a"), "--what", "hessian", "-q", *FEW, "--curved", "1"]
+    assert code_of([*words, "--local-density"]) == 0
+    path = runs / "a" / "analysis" / "hessian.json"
+    (local,) = json.loads(path.read_text())["numbers"]["clients"].values()
+    assert local["nodes"] and local["trace"] > 0
+    assert "local models" in (path.parent / "hessian-density.svg").read_text()
+    assert code_of(words) == 0
+    (local,) = json.loads(path.read_text())["numbers"]["clients"].values()
+    assert set(local) == {"eigenvalues"}
 
 
 def test_the_report_has_a_section_with_them(runs: Path, tmp_path: Path) -> None:

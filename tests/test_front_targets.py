@@ -70,6 +70,18 @@ def test_a_tree_of_targets_has_no_labels() -> None:
     assert len(fr.split(X, y, "lognormal:1", clients=4)) == 4
 
 
+def test_a_label_that_the_model_has_no_output_for() -> None:
+    x, y = blobs(20, seed=5)
+    wrong = y.clone()
+    wrong[3] = 9
+    how: dict[str, Any] = {"model": nn.Linear(x[0].numel(), 4), "rounds": 1, "workers": 0}
+    held = [(x.flatten(1), y), (x.flatten(1), wrong)]
+    with pytest.raises(fr.InputError, match=r"clients\[1\]: label 9 .*4 classes.*10 outputs"):
+        fr.run("fedavg", clients=held, **how)
+    with pytest.raises(fr.InputError, match=r"test: label -1 .*count from 0$"):
+        fr.run("fedavg", clients=held[:1], test=(x.flatten(1), y - 1), **how)
+
+
 @pytest.mark.parametrize("gives", [lambda o, y: (o - y[:, None]).abs(), lambda o, y: "low"])
 def test_a_metric_is_one_number(gives: Any) -> None:
     with pytest.raises(fr.InputError, match=r"metrics\['mae'\] gave a .*one number is wanted"):

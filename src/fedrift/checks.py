@@ -117,13 +117,22 @@ def check_labels(problem: Problem, held: Split, test: tuple[Any, Any] | None, st
         return
     for name, y in sides:
         if isinstance(y, Tensor) and y.numel() and not y.is_floating_point():
-            bad = y[(y >= problem.classes) | ((y < 0) & (y != -100))]
+            bad = ((y >= problem.classes) | ((y < 0) & (y != -100))).nonzero()
             if len(bad):
-                wrong = int(bad.flatten()[0])
+                sample, wrong = int(bad[0, 0]), int(y[tuple(bad[0])])
+                whose = name if y is not held.y else _owner(held, sample)
+                more = f", or the model {wrong + 1} outputs" if wrong > 0 else ""
                 raise InputError(
-                    f"{name}: label {wrong} is outside the model's {problem.classes} classes "
-                    f"(0 to {problem.classes - 1}){classes_axis(problem, held.x)}"
+                    f"{whose}: label {wrong} is outside the model's {problem.classes} classes "
+                    f"(0 to {problem.classes - 1}){classes_axis(problem, held.x)}; give labels "
+                    f"that count from 0{more}"
                 )
+
+
+def _owner(held: Split, sample: int) -> str:
+    """The client that a sample of the block belongs to, as errors name it."""
+    client = next((i for i, part in enumerate(held.parts) if sample in part), None)
+    return "clients" if client is None else f"clients[{client}]"
 
 
 def classes_axis(problem: Problem, x: Any) -> str:

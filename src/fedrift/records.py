@@ -104,8 +104,10 @@ def read_file(path: Path) -> Record | None:
         found = load(read_plain(path).decode("utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"'{path}' cannot be read: {error}") from None
+    except OSError as error:
+        raise InputError(f"'{path}' cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"'{path}' is damaged: it is no JSON; restore it from a copy") from None
     if not isinstance(found, dict):
         raise InputError(f"'{path}' is damaged: it should hold one JSON object")
     return cast(Record, found)

@@ -76,9 +76,12 @@ def again(record: RunRecord, rounds: int | None, workers: str | None, quiet: boo
     differences = compared(mine, result.metrics)
     if is_whole and result.fingerprint != record.summary["fingerprint"]:
         differences += (f"the fingerprint is {result.fingerprint} now",)
-    count = f"all {len(mine)}" if is_whole else f"the first {len(mine)}"
-    said = f"verified: {count} evaluated rounds agree to the last bit"
-    return Verdict(said, differences, _hints(record) if differences else ())
+    which = "all" if is_whole else "the first"
+    count = f"{which} {len(mine)} evaluated rounds agree"
+    said = "the one evaluated round agrees" if len(mine) == 1 else count
+    return Verdict(
+        f"verified: {said} to the last bit", differences, _hints(record) if differences else ()
+    )
 
 
 def compared(

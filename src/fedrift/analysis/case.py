@@ -50,6 +50,8 @@ class Options:
     """Local models that are looked at: as many of the coming cohort at most."""
     curved: int = 2
     """Local models whose curvature is measured: it takes as long for each as for the global one."""
+    local_density: bool = False
+    """Their spectral density and trace, too."""
     top: int = 5
     steps: int = 100
     """Of Lanczos, for the spectral density."""
@@ -105,6 +107,8 @@ class Case:
     """What clients keep between rounds."""
     history: Sequence[Record] = ()
     """One record per evaluated round, as in `rounds.jsonl`."""
+    cohorts: Mapping[int, Sequence[int]] = field(default_factory=dict[int, Sequence[int]])
+    """Who replied in each round, also in those that were not evaluated."""
     snapshots: Mapping[int, Vec] = field(default_factory=dict[int, Vec])
     """Global weights by round, as far as they were kept; the present ones are among them."""
     observed: Sequence[Record] = ()
@@ -189,8 +193,11 @@ class Case:
         return tuple(c for c in drawn if sizes[c])
 
     def few(self, limit: int) -> tuple[int, ...]:
-        """At most `limit` clients of the cohort."""
-        return self.cohort[:limit] if limit else self.cohort
+        """At most `limit` clients of the cohort, from all over it: neighbours may hold the same."""
+        if not limit or limit >= len(self.cohort):
+            return self.cohort
+        places = np.linspace(0, len(self.cohort) - 1, limit).round().astype(int)
+        return tuple(self.cohort[i] for i in places)
 
     def trained(self, clients: Sequence[int], watch: Watch | None = None) -> dict[int, Visited]:
         """Local models of these clients after the coming round's work, computed once."""

@@ -58,12 +58,16 @@ def ages(present: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     return found
 
 
-def recency(accuracy: Floats, present: npt.NDArray[np.bool_]) -> dict[str, object]:
+def recency(
+    accuracy: Floats, present: npt.NDArray[np.bool_], at: Sequence[int] | None = None
+) -> dict[str, object]:
     """Accuracy of classes by the rounds since the cohort held them; `lift` is seen now − not seen.
 
+    `present` has a row for every round; `at` says which of them were evaluated (all of them).
     Both are averaged over rounds and classes; nan where there is no such case.
     """
-    age = ages(present)
+    rows = slice(None) if at is None else np.array(at)
+    age, present = ages(present)[rows], present[rows]
     by_age = [_mean(accuracy[age == a]) for a in range(OLDEST)]
     older = _mean(accuracy[age >= OLDEST])
     lift = _mean(accuracy[present]) - _mean(accuracy[~present])

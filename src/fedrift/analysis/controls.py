@@ -65,8 +65,12 @@ def against_gradients(
 ) -> Record:
     """Dissimilarity of the clients' true gradients at w, and how control variates compare to them.
 
-    It takes a pass over the data of these clients.
+    It takes a pass over the data of these clients. Empty if none of them holds samples.
     """
+    sizes = case.task.split.sizes
+    clients = [client for client in clients if sizes[client]]
+    if not clients:
+        return {}
     found: dict[int, Vec] = {}
     for client in clients:
         objective = Objective(
@@ -79,7 +83,6 @@ def against_gradients(
         found[client] = objective.grad(w)
         after_each()
     uniform = case.task.algorithm.weighting() == "uniform"
-    sizes = case.task.split.sizes
     shares = [1.0 if uniform else float(sizes[c]) for c in clients]
     controls: Record = {}
     for letter, vectors in client_controls(case, clients).items():

@@ -14,6 +14,7 @@ from fedrift.pictures.style import sheet
 from fedrift.records import Record, replace_bytes
 
 ENDINGS = ("svg", "png", "pdf")
+REPORTED = "svg"
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,17 @@ def examine(
 def keep(
     case: Case, folder: Path, what: str, finding: Finding, options: Options, endings: Sequence[str]
 ) -> tuple[Path, ...]:
-    """The figures first: the numbers say that all is there."""
+    """The figures first: the numbers say that all is there. Reports show the svg."""
     inside = place(folder)
+    wanted = tuple(dict.fromkeys((*endings, REPORTED)))
     files = [
         draw_file(draw, inside / f"{what}-{name}.{ending}")
         for name, draw in finding.figures.items()
-        for ending in endings
+        for ending in wanted
     ]
+    for old in inside.glob(f"{what}-*.*"):  # of an earlier time: they show other numbers
+        if old not in files and old.suffix[1:] in ENDINGS:
+            old.unlink()
     record: Record = {
         "what": what,
         "run": case.name,

@@ -23,7 +23,6 @@ from fedrift.streams import stream
 
 Floats = npt.NDArray[np.float64]
 TOLERANCE = 1e-3  # relative, of an eigenvalue
-PRODUCTS = 45  # that the top five usually take, for estimates of time
 RESTARTS = 40  # of ARPACK at most, some 15 products each
 BASIS_BYTES = 1 << 30  # that the Lanczos vectors may take together
 BREAKDOWN = 1e-10  # relative: the Krylov space is exhausted
@@ -97,6 +96,11 @@ def top_eigenvalues(
             found = np.zeros(k)
     order = np.argsort(-np.abs(found), kind="stable")
     return [float(x) for x in np.asarray(found)[order][:k]]
+
+
+def expected_products(k: int) -> int:
+    """That k eigenvalues usually take, for estimates of time: 45 for the top five."""
+    return 20 + 5 * k
 
 
 def _product(objective: Objective, w: Vec, v: Vec) -> Vec:

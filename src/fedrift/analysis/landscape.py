@@ -72,7 +72,7 @@ def line(score: Score, a: Vec, b: Vec, at: Sequence[float], watch: Watch | None 
 
 
 def filter_scale(layout: Layout, w: Vec) -> Vec:
-    """One over the length of each weight's filter in w; 0 for biases and normalisation layers.
+    """One over the length of each weight's filter in w; 0 for biases, normalisation layers, zeros.
 
     A filter is a row of a matrix or an output channel of a convolution. A model that has nothing
     but vectors is measured plainly.
@@ -80,8 +80,9 @@ def filter_scale(layout: Layout, w: Vec) -> Vec:
     scale = torch.zeros_like(w)
     for view, value in zip(layout.views(scale), layout.views(w), strict=True):
         if value.dim() > 1:
-            lengths = norm(value.flatten(1)).clamp_min(1e-12)
-            view.copy_((1.0 / lengths).to(w.dtype).reshape(-1, *[1] * (value.dim() - 1)))
+            lengths = norm(value.flatten(1))
+            inverse = torch.where(lengths > 0, 1.0 / lengths, 0.0)  # a dead filter has no unit
+            view.copy_(inverse.to(w.dtype).reshape(-1, *[1] * (value.dim() - 1)))
     return scale if bool(scale.any()) else torch.ones_like(w)
 
 

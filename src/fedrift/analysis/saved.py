@@ -81,10 +81,19 @@ def _case(task: Task, record: RunRecord, name: str) -> Case:
         buffers=buffers,
         store=store if state is not None else None,
         history=tuple(record.rounds),
+        cohorts=_cohorts(record),
         snapshots={**kept, round: shown.w},
         observed=observed(folder),
         notes=_changes(task, record),
     )
+
+
+def _cohorts(record: RunRecord) -> dict[int, tuple[int, ...]]:
+    """By round, from the ledger; who came to any of its exchanges took part."""
+    found: dict[int, set[int]] = {}
+    for row in record.ledger:
+        found.setdefault(int(row["round"]), set()).update(row["replied"])
+    return {round: tuple(sorted(clients)) for round, clients in found.items()}
 
 
 def _rounds(record: RunRecord) -> int:

@@ -38,7 +38,14 @@ def analyse(
         str, _flag(LOOK, "Where losses and Hessians are taken: train or test.", "train|test")
     ] = "train",
     images: Annotated[str, _flag(LOOK, "Samples of that set at most; 0: all.")] = "2000",
-    clients: Annotated[str, _flag(LOOK, "Local models at most; 0: the whole cohort.")] = "5",
+    clients: Annotated[
+        str, _flag(LOOK, "Local models of sharpness, cka, predictions at most; 0: the cohort.")
+    ] = "5",
+    curved: Annotated[str, _flag(LOOK, "Local models whose Hessian is measured.")] = "2",
+    local_density: Annotated[
+        bool,
+        typer.Option("--local-density", help="Their spectral density, too.", rich_help_panel=LOOK),
+    ] = False,
     top: Annotated[str, _flag(LOOK, "Eigenvalues.")] = "5",
     steps: Annotated[str, _flag(LOOK, "Lanczos steps for the spectral density.")] = "100",
     probes: Annotated[str, _flag(LOOK, "Random vectors for the spectral density.")] = "1",
@@ -52,7 +59,10 @@ def analyse(
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help=TRUST, rich_help_panel=LOOK)
     ] = False,
-    figures: Annotated[str, _flag(OUTPUT, "Formats of the figures.", "svg,png,pdf")] = "svg,png",
+    figures: Annotated[
+        str,
+        _flag(OUTPUT, "Formats of the figures; svg is always kept for the report.", "svg,png,pdf"),
+    ] = "svg,png",
     out: Annotated[
         Path | None,
         _flag(OUTPUT, "For figures that compare runs (analysis beside the runs).", "FOLDER"),
@@ -105,12 +115,12 @@ def analyse(
 def _numbers(given: dict[str, Any]) -> dict[str, Any]:
     from fedrift.grammar import number
 
-    whole = {"images": 0, "clients": 0, "top": 1, "steps": 1, "probes": 1}
+    whole = {"images": 0, "clients": 0, "curved": 0, "top": 1, "steps": 1, "probes": 1}
     found: dict[str, Any] = {
         key: number(given[key], key, kind=int, low=low) for key, low in whole.items()
     }
     radii = {key: number(given[key], key, low=0, low_open=True) for key in ("rho", "rho_a")}
-    return found | radii
+    return found | radii | {"local_density": given["local_density"]}
 
 
 def _endings(text: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ def verify(
 ) -> None:
     """Check a run folder: its weights against its fingerprint, and its rounds by doing them again.
 
-    Exit code 0 if all agrees to the last bit, 1 if not.
+    Exit code 0 if all agrees to the last bit, 1 if not, 2 if the folder cannot be read.
     """
     from fedrift.cli.start import check_trust  # --help need not wait for it
     from fedrift.verification import again, consistent

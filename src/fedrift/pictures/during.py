@@ -96,11 +96,17 @@ def curvature(figure: Figure, runs: Mapping[str, Record]) -> None:
         ]
         axes[0].plot(*zip(*tops, strict=True) if tops else ((), ()), **style)
         axes[1].plot(*_column(rows, "sharpness", "global", "ascent"), **style)
+    found = (row["sharpness"].get("rho") for r in runs.values() for row in _with_sharpness(r))
+    radii = sorted({f"{rho:g}" for rho in found if rho is not None})
     for axis in axes:
         axis.set_xlabel("round")
-    axes[0].set_ylabel("largest eigenvalue of the Hessian")
-    axes[1].set_ylabel("sharpness (rise of the loss)")
+    axes[0].set_ylabel("eigenvalue of largest size")
+    axes[1].set_ylabel(f"rise of the loss within ρ = {' / '.join(radii)}" if radii else "sharpness")
     legend(figure, axes)
+
+
+def _with_sharpness(numbers: Record) -> list[Record]:
+    return [row for row in numbers["rows"] if "sharpness" in row]
 
 
 DRAWN = {"drift": drift, "recency": recency, "gradients": gradients, "curvature": curvature}

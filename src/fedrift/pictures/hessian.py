@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,17 +38,29 @@ def eigenvalues(figure: Figure, runs: Mapping[str, Record]) -> None:
 
 
 def density(figure: Figure, runs: Mapping[str, Record]) -> None:
-    """Share of eigenvalues per unit, on a logarithmic scale."""
+    """Share of eigenvalues per unit, on a logarithmic scale; local models dashed, if measured."""
     (axis,) = panels(figure, 1)
     highest = 0.0
+    shown = [(place, *one) for place, run in enumerate(runs.items()) for one in _densities(*run)]
     # one width for all: the heights of curves of different smoothness cannot be compared
-    width = max(span(numbers["global"]["nodes"]) for numbers in runs.values()) / SHARE
-    for place, (name, numbers) in enumerate(runs.items()):
-        found = numbers["global"]
+    width = max(span(found["nodes"]) for *_, found in shown) / SHARE
+    for place, label, line, found in shown:
         grid, curve = smoothed(found["nodes"], found["weights"], width)
         highest = max(highest, float(curve.max()))
-        axis.semilogy(grid, np.maximum(curve, 1e-300), color=colour(place), label=name, lw=1.5)
+        style: dict[str, Any] = {"color": colour(place), "label": label, "linestyle": line}
+        axis.semilogy(grid, np.maximum(curve, 1e-300), lw=1.5, **style)
     axis.set_ylim(highest * FLOOR, highest * 2)
     axis.set_xlabel("eigenvalue of the Hessian")
     axis.set_ylabel("spectral density (share per unit)")
     legend(figure, [axis], 3)
+
+
+def _densities(name: str, numbers: Record) -> list[tuple[str | None, str, Record]]:
+    """Label, line style and numbers of every model whose density was measured."""
+    local = [one for one in numbers["clients"].values() if "nodes" in one]
+    label = f"{name}, global model" if local else name
+    found: list[tuple[str | None, str, Record]] = [(label, "-", numbers["global"])]
+    return [
+        *found,
+        *((None if i else f"{name}, local models", "--", x) for i, x in enumerate(local)),
+    ]

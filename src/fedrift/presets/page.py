@@ -33,8 +33,11 @@ class Measured:
         return self.preset.name if self.size == "laptop" else f"{self.preset.name}-{self.size}"
 
     def verdicts(self) -> list[tuple[Relation, Verdict | None]]:
+        """Of the relations that this size has a part for."""
         findings = self.findings
-        return [(one, one.decide(findings)) for one in self.preset.relations]
+        parts = {part.name for part in self.preset.sizes[self.size].parts}
+        asked = [one for one in self.preset.relations if one.left.part in parts]
+        return [(one, one.decide(findings)) for one in asked]
 
 
 def page(measured: Sequence[Measured], head: str) -> str:

@@ -1,4 +1,4 @@
-"""The generated data of FedDyn's example (Acar et al. 2021): linear clients that all differ.
+"""Data and model of FedDyn's example (Acar et al. 2021): linear clients that all differ.
 
 20 clients with 200 samples of 30 features in 5 classes. As in the authors' program the mean of the
 inputs, B_i ~ N(0, 1), and of the linear model, u_i ~ N(0, 1), differ by client, and features have
@@ -8,6 +8,7 @@ the variances j^-1.2. A quarter more samples of each client are for testing.
 from __future__ import annotations
 
 import numpy as np
+from torch import nn
 
 from fedrift.data.samples import DataSet
 from fedrift.streams import stream
@@ -24,6 +25,14 @@ def feddyn() -> DataSet:
     names = tuple(map(str, range(CLASSES)))
     users = np.repeat(np.arange(CLIENTS), SAMPLES)
     return DataSet("feddyn", x, y, x_test, y_test, CLASSES, names, users)
+
+
+def zeros() -> nn.Module:
+    """The linear model, which begins at zero."""
+    model = nn.Linear(FEATURES, CLASSES)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    return model
 
 
 def _client(client: int) -> tuple[np.ndarray, np.ndarray]:

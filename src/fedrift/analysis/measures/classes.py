@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,9 +24,10 @@ def measure(case: Case, options: Options) -> Finding:
     if not classes.is_labelled(data[1]):
         raise NotMeasured("its samples have not one class each")
     accuracy = np.array([row["classes"] for row in rows], np.float64)
-    cohorts = [row["cohort"] for row in rows]
-    share = _presence(case, cohorts, count)
-    recent = classes.recency(accuracy, classes.held(share))
+    every = _presence(case, _cohorts(case, rows), count)
+    evaluated = [row["round"] - 1 for row in rows]
+    recent = classes.recency(accuracy, classes.held(every), evaluated)
+    share = every[evaluated]
     forgotten = classes.forgetting(accuracy)
     options.watch.begin("batches of test samples", classes.passes(data), 0.0)
     logits, predicted = classes.outputs(case.model(), case.shown, data, options.watch)
@@ -75,7 +77,13 @@ def measure(case: Case, options: Options) -> Finding:
     return Finding("Classes", tuple(about), numbers, figures, together)
 
 
-def _presence(case: Case, cohorts: list[list[int]], count: int) -> classes.Floats:
+def _cohorts(case: Case, rows: list[Record]) -> list[Sequence[int]]:
+    """Of every round up to the last evaluated one: what is seen in between is seen, too."""
+    known = {row["round"]: row["cohort"] for row in rows}
+    return [known.get(t) or case.cohorts.get(t, ()) for t in range(1, rows[-1]["round"] + 1)]
+
+
+def _presence(case: Case, cohorts: list[Sequence[int]], count: int) -> classes.Floats:
     """From the labels of those clients alone that have taken part: there may be a million more."""
     split = case.task.split
     place = {client: i for i, client in enumerate(sorted({c for some in cohorts for c in some}))}

@@ -11,7 +11,7 @@ import torch
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
 from fedrift.analysis.objective import Objective
 from fedrift.analysis.sharpness import WORK, sharpness
-from fedrift.flat import map_tree
+from fedrift.flat import count, map_tree
 from fedrift.pictures import sharpness as pictures
 from fedrift.pictures.gallery import TOGETHER
 from fedrift.records import Record
@@ -28,9 +28,13 @@ def measure(case: Case, options: Options) -> Finding:
         local, why = case.trained(case.few(options.clients), options.watch), ""
     except NotMeasured as reason:
         local, why = {}, f" Local models are not compared: {reason}."
+    share = max(1, options.images // len(local)) if options.images and local else 0
+    sets = {client: case.client(client, share) for client in local}
     works = WORK * (2 + len(local)) if local else WORK
     each = GRADIENT * objective.seconds(case.weights)
-    options.watch.begin("gradients", works, works * each)
+    # Each local model sees its own samples, and the pooled ones are these together.
+    extra = 2 * sum(count(x) for x, _ in sets.values()) / max(1, count(data[0]))
+    options.watch.begin("gradients", works, WORK * (1 + extra) * each)
 
     def at(where: Objective, w: torch.Tensor) -> Record:
         found = sharpness(
@@ -43,6 +47,7 @@ def measure(case: Case, options: Options) -> Finding:
         )
         return asdict(found)
 
+    pooled = map_tree(lambda *parts: torch.cat(parts), *sets.values()) if local else data
     numbers: Record = {
         "round": case.round,
         "data": said,
@@ -53,13 +58,10 @@ def measure(case: Case, options: Options) -> Finding:
         "clients": {},
     }
     if local:
-        share = max(1, options.images // len(local)) if options.images else 0
-        sets = {client: case.client(client, share) for client in local}
         for client, seen in local.items():
             own = case.moved | dict(zip(case.problem.moving, seen.buffers, strict=False))
             there = Objective(case.problem, sets[client], moved=own, temperature=temperature)
             numbers["clients"][str(client)] = at(there, seen.w)
-        pooled = map_tree(lambda *parts: torch.cat(parts), *sets.values())
         there = Objective(case.problem, pooled, moved=case.moved, temperature=temperature)
         numbers["pooled"] = at(there, case.weights)
         means = [one["ascent"] for one in numbers["clients"].values()]
@@ -68,13 +70,15 @@ def measure(case: Case, options: Options) -> Finding:
     about = [
         f"Within ρ = {options.rho:g} of the model after round {case.round} the loss over {said} "
         f"rises by {numbers['global']['ascent']:.4g} (projected ascent) or "
-        f"{numbers['global']['one_step']:.4g} (one step); adaptive, ρ = {options.rho_a:g}: "
+        f"{numbers['global']['one_step']:.4g} (one step); adaptive, ρ = {options.rho_a:g}, "
+        f"η = {options.eta_a:g}: "
         f"{numbers['global']['adaptive_ascent']:.4g}.{why}"
     ]
     if local:
         about.append(
-            f"Local models on their own data: {numbers['local_mean']:.4g} on average; the global "
-            f"model on the pooled data of the same {len(local)} clients: "
+            f"Local models on their own training data: {numbers['local_mean']:.4g} on average; the "
+            f"global model on these data together ({count(pooled[0]):,} samples of the same "
+            f"{len(local)} clients): "
             f"{numbers['pooled']['ascent']:.4g}. The difference, {numbers['discrepancy']:.4g}, is "
             "the flatness discrepancy: local flatness need not be global flatness."
         )

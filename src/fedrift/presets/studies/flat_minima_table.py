@@ -51,6 +51,7 @@ USUAL: dict[str, Any] = {
     "rho": 0.02,
     "rho_a": 0.5,
     "eta_a": 0.2,
+    "central_eta_a": 0.01,
     "swa_start": 0.75,
     "swa_cycle": 10,
     "central_swa_cycle": 1,
@@ -59,6 +60,7 @@ USUAL: dict[str, Any] = {
     "cutout": 16,
     "eval_every": 5,
     "images": 500,
+    "eigenvalues": 1,
 }
 EIGENVALUES = "eigenvalues.json"
 
@@ -70,7 +72,7 @@ class Seen:
     accuracies: tuple[float, ...]
     """Of the last quarter of the rounds that were evaluated."""
     curve: Curve
-    eigenvalue: float
+    eigenvalues: tuple[float, ...]
 
     @property
     def unrest(self) -> float:
@@ -117,9 +119,10 @@ def _spec(place: str, row: str, seed: int, said: Mapping[str, Any], data: Path |
 
 
 def _algorithm(row: str, central: bool, said: Mapping[str, Any]) -> str:
+    eta_a = said["central_eta_a" if central else "eta_a"]
     inner = {
         "SAM": f"fedsam:rho={said['rho']}",
-        "ASAM": f"fedasam:rho={said['rho_a']},eta_a={said['eta_a']}",
+        "ASAM": f"fedasam:rho={said['rho_a']},eta_a={eta_a}",
     }.get(row.partition(" + ")[0], "fedavg")
     if "SWA" not in row:
         return inner
@@ -141,27 +144,28 @@ def _seen(
     return Seen(
         accuracies=tuple(result.accuracy[-last:]),
         curve=over_rounds(result),
-        eigenvalue=_eigenvalue(result, said, data, tell, label),
+        eigenvalues=_eigenvalues(result, said, data, tell, label),
     )
 
 
-def _eigenvalue(
+def _eigenvalues(
     result: Result, said: Mapping[str, Any], data: Path | None, tell: Tell, label: str
-) -> float:
+) -> tuple[float, ...]:
     """Of the Hessian of the training loss, without augmentation or decay; kept beside the run."""
     assert result.folder is not None
-    path, images = result.folder.parent / f"{result.folder.name}.{EIGENVALUES}", said["images"]
+    path = result.folder.parent / f"{result.folder.name}.{EIGENVALUES}"
+    images, number = said["images"], said["eigenvalues"]
     known = records.read_file(path)
-    if known is not None and known["images"] == images:
-        return float(known["top"][0])
-    tell(f"{label}: top Hessian eigenvalue on {images} training images")
+    if known is not None and known["images"] == images and len(known["top"]) >= number:
+        return tuple(known["top"][:number])
+    tell(f"{label}: top Hessian eigenvalues on {images} training images")
     case = case_of(result, data)
     batch, _ = case.data(Options(data="train", images=images))
     objective = Objective(case.problem, batch, moved=case.moved)
     with one_thread():
-        top = top_eigenvalues(objective, case.weights, 1)
+        top = top_eigenvalues(objective, case.weights, number)
     records.replace_text(path, records.dump({"images": images, "top": top}) + "\n")
-    return top[0]
+    return tuple(top)
 
 
 def _findings(
@@ -178,7 +182,7 @@ def _findings(
             cells += [percent(now), over_seeds(gain) if gain else None]
             if place == APART:
                 cells.append(over_seeds([100 * one.unrest for one in seen]))
-            cells.append(over_seeds([one.eigenvalue for one in seen]))
+            cells.append(over_seeds([one.eigenvalues[0] for one in seen]))
         rows.append(cells)
     columns = (
         "method",
@@ -202,11 +206,11 @@ def _findings(
         for place, by_row in facts.items()
     }
     tops = {
-        place: {row: abs(mean([s.eigenvalue for s in seen])) for row, seen in by_row.items()}
+        place: {row: abs(mean([s.eigenvalues[0] for s in seen])) for row, seen in by_row.items()}
         for place, by_row in found.items()
     }
     return Findings(
-        tables=[Table("Flat minima", columns, rows)],
+        tables=[Table("Flat minima", columns, rows), *_spectra(found, said)],
         figures=[
             accuracies(folder, "flat-minima-rounds", shown, "round (centralised: epoch)"),
             draw(
@@ -219,10 +223,30 @@ def _findings(
             f"{said['data']}, {said['model']}, {said['clients']} clients of one class, "
             f"{said['per_round']} a round, {said['rounds']} rounds of one epoch; centralised: one "
             f"client, {said['central_rounds']} epochs. Rate {said['lr']}, batches of "
-            f"{said['batch_size']}, crop and flip for all rows.",
+            f"{said['batch_size']}, crop and flip for all rows. ASAM's η is {said['eta_a']}, "
+            f"centralised {said['central_eta_a']}.",
             "Accuracy is the mean of the last quarter of the evaluated rounds, unrest their "
             "standard deviation. Eigenvalues are of the training loss on "
             f"{said['images']} images without augmentation, at the final model.",
         ],
         facts=facts,
     )
+
+
+def _spectra(
+    found: Mapping[str, Mapping[str, Sequence[Seen]]], said: Mapping[str, Any]
+) -> list[Table]:
+    """More of the largest eigenvalues than the first, if they were asked for."""
+    number = said["eigenvalues"]
+    if number == 1:
+        return []
+    rows = [
+        [
+            f"{row}, {place}",
+            *(over_seeds([s.eigenvalues[i] for s in seen]) for i in range(number)),
+        ]
+        for place, by_row in found.items()
+        for row, seen in by_row.items()
+    ]
+    heads = ("method", *(f"eigenvalue {i + 1}" for i in range(number)))
+    return [Table("Largest Hessian eigenvalues", heads, rows)]

@@ -56,6 +56,7 @@ USUAL: dict[str, Any] = {
     "epochs": 5,
     "batch_size": 64,
     "lr": 0.1,
+    "weight_decay": 0.0,
     "ridge": 0.01,
     "eval_every": 5,
     "model": "mobilenet-v2:size=224",
@@ -119,7 +120,9 @@ def _item(
 ) -> Item:
     closed = algorithm == CLOSED
     whole = one_pass(len(clients), said)
-    local = {} if closed else {key: said[key] for key in ("epochs", "batch_size", "lr")}
+    local = (
+        {} if closed else {key: said[key] for key in ("epochs", "batch_size", "lr", "weight_decay")}
+    )
     return from_objects(
         f"{name}, {algorithm}",
         f"{CLOSED}:ridge={said['ridge']}" if closed else algorithm,
