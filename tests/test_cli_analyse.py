@@ -15,6 +15,7 @@ import pytest
 from fedrift.analysis import classes
 from fedrift.cli import code_of
 from fedrift.experiment import Spec
+from fedrift.explain import workings
 from fedrift.front import run_spec
 from fedrift.report import write
 
@@ -108,6 +109,21 @@ def test_the_report_has_a_section_with_them(runs: Path, tmp_path: Path) -> None:
     assert 'alt="Drift: updates"' in text  # of both runs
     assert 'alt="Drift of scaffold: controls"' in text
     assert "data:image/svg+xml;base64," in text
+
+
+def test_the_report_shows_how_the_algorithms_work(runs: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    assert code_of(["report", str(runs), "-o", str(page), "--explain"]) == 0
+    text = page.read_text()
+    assert '<section id="workings"' in text and "fedrift report" in text and "--explain" in text
+    for name in ("FedAvg", "SCAFFOLD"):
+        assert f'alt="One round of {name}" src="data:image/png;base64,' in text
+    write([runs], page)
+    assert 'id="workings"' not in page.read_text()
+
+
+def test_code_of_strangers_is_not_run_for_a_picture() -> None:
+    assert workings(["evil:Thing", "swa(evil:Thing)", "fed3r"]) == []
 
 
 def test_a_report_without_analysis_has_no_such_section(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from fedrift.errors import InputError
 
 if TYPE_CHECKING:
     from fedrift.report import Written
+    from fedrift.report.workings import Explainer
 
 WHAT, OUTPUT = "What is compared", "Output"
 
@@ -59,6 +60,14 @@ def report(
     title: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Heading.", rich_help_panel=OUTPUT)
     ] = None,
+    explained: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Show how the algorithms work, too: a picture of a round of each.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="The figures as one JSON object.", rich_help_panel=OUTPUT)
     ] = False,
@@ -86,8 +95,15 @@ def report(
         format=_names(formats),
         figures=_names(figures),
         title=title,
+        explain=_explainer() if explained else None,
     )
     _show(written, as_json)
+
+
+def _explainer() -> Explainer:
+    from fedrift.explain import workings  # needs torch
+
+    return workings
 
 
 def _names(text: str | None) -> list[str]:

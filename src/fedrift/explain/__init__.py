@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +24,10 @@ from fedrift.explain.story import Story, Task, tell
 from fedrift.explain.terrain import TERRAINS
 from fedrift.explain.words import Told
 from fedrift.grammar import Named, parse
+from fedrift.report.workings import Working
 
 ROUNDS = 10
+DPI, REPORT_DPI = 160, 100
 PAGES, PICTURES = (".html", ".htm"), (".png", ".svg", ".pdf")
 NO_STEPS = (
     "fed3r does not train: it solves for a classifier in closed form, so there are no steps to "
@@ -62,6 +65,26 @@ def explain(
     story = tell(task)
     write(story, told, notes(given, task), command(given, task, file), file)
     return Explained(file, told.title, verdict(story, told))
+
+
+def workings(algorithms: Sequence[str]) -> list[Working]:
+    """For a report: those of these algorithms that are the package's own and take local steps."""
+    found: list[Working] = []
+    for algorithm in algorithms:
+        if not _is_known(parse(algorithm, "algorithm")):  # a folder's code is not run for a picture
+            continue
+        try:
+            _, task, told = settle(algorithm, None, ROUNDS, None, None, None)
+            story = tell(task)
+        except InputError:
+            continue
+        said = (told.idea, verdict(story, told))
+        found.append(Working(told.title, said, _drawn(story, told, "png", REPORT_DPI)))
+    return found
+
+
+def _is_known(given: Named | None) -> bool:
+    return given is None or (given.name in catalogue.names() and _is_known(given.inner))
 
 
 def settle(
@@ -131,15 +154,19 @@ def write(story: Story, told: Told, about: list[str], again: str, file: Path) ->
 
     ending = file.suffix.lower()
     if ending in PICTURES:
-        from fedrift.explain.picture import draw  # matplotlib is slow to import
-
-        content = io.BytesIO()
-        draw(story, told).savefig(content, format=ending[1:], dpi=160)
-        replace_file(file, content.getvalue())
+        replace_file(file, _drawn(story, told, ending[1:], DPI))
         return
     from fedrift.explain.page import document
 
     replace_file(file, document(story, told, about, again))
+
+
+def _drawn(story: Story, told: Told, ending: str, dpi: int) -> bytes:
+    from fedrift.explain.picture import draw  # matplotlib is slow to import
+
+    content = io.BytesIO()
+    draw(story, told).savefig(content, format=ending, dpi=dpi)
+    return content.getvalue()
 
 
 def notes(given: Named, task: Task) -> list[str]:

@@ -13,6 +13,7 @@ from fedrift.report import formats, tables, tuning, words
 from fedrift.report.analyses import analysed
 from fedrift.report.provenance import Extras, runs_table
 from fedrift.report.selection import COMPARISON, Labelled, Selection, select
+from fedrift.report.workings import Explainer
 from fedrift.statistics.findings import Findings, find
 from fedrift.statistics.measured import Recorded
 
@@ -43,10 +44,12 @@ def write(
     figures: Sequence[str] = (),
     title: str | None = None,
     notes: Sequence[str] = (),
+    explain: Explainer | None = None,
 ) -> Written:
     """Writes the page, and beside it tables (`md`, `latex`, `csv`) and figures (`pdf`, …).
 
     `runs` are run folders, comparison folders, folders of either, or records of runs in memory.
+    With `explain=fedrift.explain.workings` it shows how the algorithms work, too.
     Everything is computed before the first file is written; each file is replaced as a whole.
     """
     page_path = _checked(Path(path), format, figures)
@@ -56,13 +59,15 @@ def write(
     analyses, damaged = analysed(findings)
     told = [*selection.problems, *findings.grouped.problems, *damaged]
     problems = words.problems(told, findings)
+    flags = _flags(target, baseline, last, explain is not None)
     extras = Extras(
         title=title or words.title(findings),
         problems=problems,
         notes=(*(tuning.sentence(t) for t in selection.tunings), *notes),
-        commands=_commands(sources, selection, page_path, target, baseline, last),
+        commands=_commands(sources, selection, page_path, flags),
         specs=_specs(selection),
         analyses=analyses,
+        workings=explain(_algorithms(findings)) if explain is not None else (),
     )
     texts = {page_path: _page(findings, extras)}
     texts |= _tables(findings, page_path, format)
@@ -119,12 +124,7 @@ def _tables(findings: Findings, page: Path, wanted: Sequence[str]) -> dict[Path,
 
 
 def _commands(
-    sources: Sequence[Source],
-    selection: Selection,
-    page: Path,
-    target: float | None,
-    baseline: str | None,
-    last: int | None,
+    sources: Sequence[Source], selection: Selection, page: Path, flags: Sequence[str]
 ) -> list[str]:
     """That make the comparisons and this report again; nothing for runs in memory."""
     folders = [str(source) for source in sources if isinstance(source, str | Path)]
@@ -134,9 +134,21 @@ def _commands(
         shlex.join(["fedrift", "compare", "--spec", str(folder / COMPARISON), "--out", str(folder)])
         for folder in selection.comparisons
     ]
+    return [*lines, shlex.join(["fedrift", "report", *folders, "-o", str(page), *flags])]
+
+
+def _flags(
+    target: float | None, baseline: str | None, last: int | None, explain: bool
+) -> list[str]:
     given = [("--target", target), ("--baseline", baseline), ("--last", last)]
     flags = [word for flag, value in given if value is not None for word in (flag, str(value))]
-    return [*lines, shlex.join(["fedrift", "report", *folders, "-o", str(page), *flags])]
+    return [*flags, "--explain"] if explain else flags
+
+
+def _algorithms(findings: Findings) -> list[str]:
+    """With their options, each once, the baseline first."""
+    groups = sorted(findings.grouped.groups, key=lambda g: g.method != findings.baseline)
+    return list(dict.fromkeys(group.spec.algorithm for group in groups))
 
 
 def _specs(selection: Selection) -> list[tuple[str, str]]:

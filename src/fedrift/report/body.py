@@ -17,6 +17,7 @@ from fedrift.report.markup import (
     tools,
 )
 from fedrift.report.provenance import Extras, provenance
+from fedrift.report.workings import workings
 from fedrift.statistics.findings import Findings
 
 LINE = (
@@ -36,6 +37,7 @@ def body(findings: Findings, extras: Extras) -> str:
         "Classes": _classes(findings),
         "Clients": _clients(findings),
         "Inside": inside(findings, extras),
+        "Workings": workings(extras.workings),
         "Communication": _ledger(findings),
         "Runs": provenance(findings, extras),
     }

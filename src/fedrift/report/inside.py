@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Sequence
 
 from fedrift.pictures import Picture
 from fedrift.report.analyses import ENDINGS, Analysed
-from fedrift.report.markup import escape, folded, items, said, section
+from fedrift.report.markup import escape, folded, image, items, said, section
 from fedrift.report.provenance import Extras
 from fedrift.statistics.findings import Findings
 
@@ -62,7 +61,7 @@ def _own(one: Analysed) -> str:
         except OSError:
             continue
         about = f"{one.title} of {one.run}: {name.replace('-', ' ')}"
-        made.append(_image(content, ENDINGS[path.suffix], about))
+        made.append(image(content, ENDINGS[path.suffix], about))
     return f'<div class="pictures">{"".join(made)}</div>' if made else ""
 
 
@@ -71,9 +70,9 @@ def _together(what: str, found: Sequence[Analysed]) -> str:
     from fedrift.pictures.gallery import TOGETHER
 
     made = [
-        image
+        drawn
         for name, draw in TOGETHER.get(what, {}).items()
-        if (image := _drawn(draw, found, f"{found[0].title}: {name.replace('-', ' ')}"))
+        if (drawn := _drawn(draw, found, f"{found[0].title}: {name.replace('-', ' ')}"))
     ]
     return f'<div class="pictures">{"".join(made)}</div>' if made else ""
 
@@ -90,9 +89,4 @@ def _drawn(draw: Picture, found: Sequence[Analysed], about: str) -> str:
             figure.savefig(content, format="svg", metadata={"Date": None})
     except WRONG:  # numbers of another version, or not measured in every run
         return ""
-    return _image(content.getvalue(), ENDINGS[".svg"], about)
-
-
-def _image(content: bytes, kind: str, about: str) -> str:
-    data = base64.b64encode(content).decode("ascii")
-    return f'<figure><img alt="{escape(about)}" src="data:{kind};base64,{data}"></figure>'
+    return image(content.getvalue(), ENDINGS[".svg"], about)

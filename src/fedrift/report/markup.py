@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -114,3 +115,9 @@ def _cell(cell: Cell, column: int, is_fixed: bool, table: Table) -> str:
     hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
     tag, more = ("th", ' scope="row"') if is_fixed else ("td", "")
     return f"<{tag}{more}{kind}{value}{hint}>{escape(cell.text)}</{tag}>"
+
+
+def image(content: bytes, kind: str, about: str) -> str:
+    """A picture inside the page."""
+    data = base64.b64encode(content).decode("ascii")
+    return f'<figure><img alt="{escape(about)}" src="data:{kind};base64,{data}"></figure>'

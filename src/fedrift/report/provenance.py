@@ -11,6 +11,7 @@ from fedrift.report.analyses import Analysed
 from fedrift.report.markup import copied, folded, html_table, items, said, section
 from fedrift.report.spelling import figure
 from fedrift.report.tables import Cell, Table, measure, text
+from fedrift.report.workings import Working
 from fedrift.statistics.estimates import final
 from fedrift.statistics.findings import Findings
 
@@ -28,6 +29,8 @@ class Extras:
     """That make the comparison and the report again."""
     analyses: Sequence[Analysed] = ()
     """What was found inside the models of some runs."""
+    workings: Sequence[Working] = ()
+    """How the methods work, if that was asked for."""
     specs: Sequence[tuple[str, str]] = ()
     """Names and texts of comparison files."""
 
