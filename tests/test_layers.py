@@ -159,7 +159,8 @@ ALLOWED = {
     "presets.relations": "errors presets.findings presets.reading presets.trends",
     "presets.studies": "errors presets.findings",
     "presets.preset": (
-        f"{INPUT} experiment examinations grid presets.findings presets.reading presets.relations presets.studies"
+        f"{INPUT} experiment examinations grid "
+        "presets.findings presets.reading presets.relations presets.studies"
     ),
     "presets.page": (
         "quantities records presets.findings presets.preset presets.relations presets.trends"
