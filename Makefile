@@ -59,7 +59,7 @@ clean: ## remove .venv, caches and builds
 
 # .unfinished stands while pip works. Found at the start, the last set-up was killed half way and
 # nothing in .venv can be trusted, so it is made anew. When pip itself reports a failure it has
-# put things back, and .venv is kept.
+# put things back, and .venv is kept. In a terminal pip shows what it is fetching.
 $(READY): pyproject.toml constraints.txt
 	@set -eu; trap 'exit 130' INT TERM; \
 	if [ -e $(UNFINISHED) ] || ! $(PY) -m pip --version >/dev/null 2>&1; then \
@@ -77,7 +77,8 @@ $(READY): pyproject.toml constraints.txt
 	fi; \
 	echo 'Installing the versions of constraints.txt into $(VENV); the first time takes minutes'; \
 	touch $(UNFINISHED); \
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' \
+	if [ -t 1 ]; then quiet=; else quiet=--quiet; fi; \
+	$(PY) -m pip install $$quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' \
 		|| { status=$$?; rm -f $(UNFINISHED); exit $$status; }; \
 	rm -f $(UNFINISHED); \
 	touch $(READY)
