@@ -253,6 +253,7 @@ def test_what_is_true_by_definition_is_marked_and_counted_apart(tmp_path: Path) 
         ("held", ">", "fedavg", ""),
         ("failed", "<", "fedavg", ""),
         ("open", ">", "absent", ""),
+        ("later", ">", "fedavg", 'only = "full"'),
     )
     more = "".join(
         f'{says}says = "{name}"\nsign = "{sign}"\nright = "{right}"\n{flag}\n'
@@ -262,6 +263,7 @@ def test_what_is_true_by_definition_is_marked_and_counted_apart(tmp_path: Path) 
     text = f"{head}{more}[laptop]{rest.split('[laptop]', 1)[1]}"
     one = Measured(read(written(tmp_path, text)), "laptop", {"main": record})
     assert "| sure (true by definition) | 60 \\> 50 | held |" in section(one)
+    assert "later" not in section(one)
     assert page([one], "").split("| ---: |\n")[1].split("\n")[0].endswith("| 1 | 1 | 1 | 1 of 1 |")
 
 

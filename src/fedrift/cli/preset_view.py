@@ -28,7 +28,7 @@ def report(preset: Preset, size: Size, records: Mapping[str, Record], folder: Pa
         for one in preset.published:
             rows.add_row(one.what, one.setting, one.figure, shown(one.ours(findings, size.name)))
         screen.print(rows)
-    for relation in preset.relations:
+    for relation in preset.asked(size.name):
         verdict = relation.decide(findings)
         numbers = "" if verdict is None else f" ({verdict.numbers})"
         screen.print(f"{spoken(verdict)}: {relation.words}{numbers}")

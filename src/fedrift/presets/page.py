@@ -35,9 +35,7 @@ class Measured:
     def verdicts(self) -> list[tuple[Relation, Verdict | None]]:
         """Of the relations that this size has a part for."""
         findings = self.findings
-        parts = {part.name for part in self.preset.sizes[self.size].parts}
-        asked = [one for one in self.preset.relations if one.left.part in parts]
-        return [(one, one.decide(findings)) for one in asked]
+        return [(one, one.decide(findings)) for one in self.preset.asked(self.size)]
 
 
 def page(measured: Sequence[Measured], head: str) -> str:

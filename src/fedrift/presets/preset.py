@@ -13,10 +13,9 @@ from fedrift.examinations import WHAT
 from fedrift.presets import studies
 from fedrift.presets.findings import Cell, Findings
 from fedrift.presets.reading import Reader
-from fedrift.presets.relations import Place, Relation, relation
+from fedrift.presets.relations import SIZES, Place, Relation, relation
 from fedrift.toml_files import read_toml
 
-SIZES = ("laptop", "full")
 TABLES = ("accuracy", "best", "rounds", "loss", "costs", "target", "same")
 """Of a comparison; `compared.TABLES` makes them."""
 FIGURES = ("rounds", "loss", "bytes", "settings", "clients", "partition")
@@ -88,6 +87,12 @@ class Preset:
     published: tuple[Published, ...]
     sizes: Mapping[str, Size]
     relations: tuple[Relation, ...]
+
+    def asked(self, size: str) -> list[Relation]:
+        """The relations that this size has a part for."""
+        parts = {part.name for part in self.sizes[size].parts}
+        here = [one for one in self.relations if one.left.part in parts]
+        return [one for one in here if one.only in ("", size)]
 
 
 def read(path: Path) -> Preset:

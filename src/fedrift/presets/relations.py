@@ -12,6 +12,7 @@ from fedrift.presets.findings import Cell, Findings, Table
 from fedrift.presets.reading import Reader
 from fedrift.presets.trends import TRENDS
 
+SIZES = ("laptop", "full")
 PLUS, MINUS = "+", "\u2212"
 SIGNS = (">", "<", ">=", "<=", "=")
 NUMBER = re.compile(r"[+\u2212-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
@@ -57,6 +58,8 @@ class Relation:
     """Which of the expected trends it is a case of."""
     afterwards: bool = False
     """It was thought of when the figures were known."""
+    only: str = ""
+    """The one size it is asked of; the other has the part, but not the figure."""
     certain: bool = False
     """It follows from the definitions: a run that breaks it shows a mistake in the program."""
 
@@ -153,9 +156,11 @@ def relation(value: object, where: str, parts: Iterable[str]) -> Relation:
     right_part, right = reader.text("right_part", part), reader.raw("right")
     slack = reader.number("slack", 0.0)
     needs = _needs(reader.table("needs"), f"{where}: needs", part)
-    trend = reader.text("trend", "")
+    trend, only = reader.text("trend", ""), reader.text("only", "")
     afterwards, certain = reader.flag("afterwards"), reader.flag("certain")
     reader.end()
+    if only and only not in SIZES:
+        raise unknown(f"only of {where}", only, SIZES)
     if trend and trend not in TRENDS:
         raise unknown(f"trend of {where}", trend, TRENDS)
     for name in (part, right_part):
@@ -170,7 +175,7 @@ def relation(value: object, where: str, parts: Iterable[str]) -> Relation:
     else:
         raise InputError(f"{where}: right must be the name of a row or a number, not {right!r}")
     start = Place(part, left, column, table)
-    return Relation(says, start, sign, place, slack, needs, trend, afterwards, certain)
+    return Relation(says, start, sign, place, slack, needs, trend, afterwards, only, certain)
 
 
 def _needs(value: object, where: str, part: str) -> tuple[Place, float] | None:
