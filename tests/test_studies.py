@@ -13,8 +13,9 @@ import torch
 from fedrift.errors import InputError
 from fedrift.presets import studies
 from fedrift.presets.findings import Findings, Table
-from fedrift.presets.studies import large_scale, making
+from fedrift.presets.studies import flat_minima_table, large_scale, making
 from fedrift.presets.studies.extracting import pooled_ridge
+from fedrift.presets.studies.flat_minima_findings import APART, CENTRAL, Seen, findings
 from fedrift.presets.studies.populations import generated
 from fedrift.records import dump, load
 
@@ -220,3 +221,17 @@ def test_classes_are_numbered_from_zero() -> None:
     assert found.class_names == ("7", "2")
     whole = making.load("digits", None)
     assert (found.y == 0).sum() == (whole.y == 7).sum()
+
+
+def test_eigenvalues_that_did_not_converge_leave_a_gap(tmp_path: Path) -> None:
+    """ARPACK may give fewer than were asked for; the rest of the table stands."""
+    said = {**flat_minima_table.USUAL, "rows": ["FedAvg", "ASAM"], "eigenvalues": 2}
+    seen = {
+        "FedAvg": [Seen((0.5, 0.6), ((1, 2), (0.5, 0.6)), (9.0, 4.0))],
+        "ASAM": [Seen((0.4, 0.5), ((1, 2), (0.4, 0.5)), (3.0,))],
+    }
+    made = findings(tmp_path, {CENTRAL: seen, APART: seen}, said)
+    table, spectra = made.tables
+    assert table.cell("ASAM", "top eigenvalue one class") == 3.0
+    assert spectra.cell(f"FedAvg, {APART}", "eigenvalue 2") == 4.0
+    assert spectra.cell(f"ASAM, {CENTRAL}", "eigenvalue 2") is None
