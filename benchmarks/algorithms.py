@@ -19,7 +19,7 @@ from rich.table import Table
 
 import fedrift as fr
 from fedrift import models
-from fedrift.rounds import Plan, RoundReport
+from fedrift.engine.callbacks import Plan, RoundReport
 
 CLIENTS, SAMPLES, COHORT, BATCH, ROUNDS = 4, 500, 2, 32, 2
 REPEATS = 3

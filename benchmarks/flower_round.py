@@ -25,14 +25,13 @@ from rich.console import Console
 from rich.table import Table
 
 import fedrift
-from fedrift.backends.roster import PAUSE
-from fedrift.experiment import Spec
-from fedrift.federation.charter import Charter
-from fedrift.federation.demo import lay_out
-from fedrift.federation.loopback import Loopback
+from fedrift.config.spec import Spec
+from fedrift.engine.prepare import prepare
+from fedrift.federation.config import Charter
+from fedrift.federation.demo import Loopback, lay_out
+from fedrift.federation.events import EVENTS
+from fedrift.federation.membership import PAUSE
 from fedrift.federation.template import write_app
-from fedrift.federation.told import EVENTS
-from fedrift.prepare import prepare
 
 TARGET = 1.2
 PATIENCE = 600.0  # seconds without a round after which the measurement is given up

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 import fedrift as fr
 from fedrift import models
-from fedrift.analysis import Objective, top_eigenvalues
-from fedrift.engine import Plan, RoundReport
+from fedrift.analysis.hessian import top_eigenvalues
+from fedrift.analysis.objective import Objective
+from fedrift.engine.callbacks import Plan, RoundReport
 
 MODEL, SHAPE, CLASSES = "lenet", (3, 32, 32), 10
 BATCH, TOP, TURNS = 64, 5, 3

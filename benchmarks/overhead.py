@@ -24,8 +24,8 @@ from torch import Tensor
 
 import fedrift as fr
 from fedrift import models
-from fedrift.backends.evaluation import EVALUATION_CHUNK
-from fedrift.engine import Plan, RoundReport
+from fedrift.core.evaluation import EVALUATION_CHUNK
+from fedrift.engine.callbacks import Plan, RoundReport
 from peers import bare
 
 WORKERS = 2

@@ -21,20 +21,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift import catalogue
-from fedrift.algorithm import Algorithm, owner_of, resolve, signature
-from fedrift.backends.inprocess import InProcess
+from fedrift.backends.in_process import InProcess
 from fedrift.backends.visit import Visitor
-from fedrift.books import Books
-from fedrift.build import build
-from fedrift.data.resident import Split
-from fedrift.engine import Engine, Progress, RoundReport, Settings
-from fedrift.ledger import Entry
-from fedrift.messages import Size, nbytes, pack, reductions
-from fedrift.options import spell
-from fedrift.participation import participation
-from fedrift.problem import Problem, define
-from fedrift.store import Store
+from fedrift.config import catalogue
+from fedrift.config.catalogue import spell
+from fedrift.core.algorithm import Algorithm, owner_of, resolve, signature
+from fedrift.core.messages import Size, nbytes, pack, reductions
+from fedrift.core.problem import Problem, define
+from fedrift.core.sampling import participation
+from fedrift.data.split import Split
+from fedrift.engine.build import build
+from fedrift.engine.callbacks import Progress, RoundReport, Settings
+from fedrift.engine.history import Books
+from fedrift.engine.ledger import Entry
+from fedrift.engine.loop import Engine
+from fedrift.storage.client_state import Store
 
 DOCS = Path(__file__).resolve().parent
 PAGES, TEXTS = DOCS / "algorithms", DOCS / "algorithms" / "text"

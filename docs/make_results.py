@@ -16,7 +16,7 @@ from pathlib import Path
 from fedrift import presets
 from fedrift.presets.page import Measured, page, picture
 from fedrift.presets.running import finished
-from fedrift.records import Record, dump, read_file, replace_text
+from fedrift.storage.jsonl import Record, dump, read_file, replace_text
 
 DOCS = Path(__file__).resolve().parent
 PAGE, FIGURES, DATA = DOCS / "results.md", DOCS / "results", DOCS / "results" / "data"

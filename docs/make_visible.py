@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedrift import catalogue
-from fedrift.build import build
-from fedrift.federation.visible import Sight, can_be_masked, phases, sights
+from fedrift.config import catalogue
+from fedrift.engine.build import build
+from fedrift.federation.visibility import Sight, can_be_masked, phases, sights
 
 PAGE = Path(__file__).resolve().parent / "visible.md"
 INNER = "fedavg"

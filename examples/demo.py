@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fedrift.backends import prestart
 from fedrift.cli.progress import watcher
-from fedrift.experiment import Spec
+from fedrift.config.spec import Spec
 
 PICTURE = Path("demo.png")
 SPLITS = {"even (iid)": "iid", "skewed (2 classes each)": "classes:2"}
@@ -23,8 +23,9 @@ NEXT = """[bold]What to try next[/bold]
 
 def main() -> None:
     prestart()  # workers begin to load torch while this process does
-    from fedrift import figures, front
-    from fedrift.result import Result
+    from fedrift import api
+    from fedrift.engine.result import Result
+    from fedrift.figures import style
 
     console = Console()
     results: dict[str, dict[str, list[Result]]] = {}
@@ -46,7 +47,7 @@ def main() -> None:
             )
             watch = watcher(spec, silent=False)
             try:
-                results[split][algorithm] = [front.run_spec(spec, observer=watch)]
+                results[split][algorithm] = [api.run_spec(spec, observer=watch)]
             finally:
                 watch.close()
 
@@ -62,7 +63,7 @@ def main() -> None:
                 result.fingerprint,
             )
     console.print(table)
-    figures.panels(results, PICTURE)
+    style.curve_panels(results, PICTURE)
     console.print(f"\nCurves: [bold]{PICTURE}[/bold]\n\n{NEXT}")
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from fedrift.algorithm import Algorithm, Cohort
-from fedrift.flat import Vec
-from fedrift.local import Local
-from fedrift.messages import Mean, Sum, message, state
-from fedrift.problem import Problem
-from fedrift.site import Site
+from fedrift.core.algorithm import Algorithm, Cohort
+from fedrift.core.flat import Vec
+from fedrift.core.local import Local
+from fedrift.core.messages import Mean, Sum, message, state
+from fedrift.core.problem import Problem
+from fedrift.core.site import Site
 
 LEFT_BEHIND: dict[str, Any] = {}
 

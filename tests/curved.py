@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift.flat import Batch, Vec
-from fedrift.problem import Problem, define
+from fedrift.core.flat import Batch, Vec
+from fedrift.core.problem import Problem, define
 from problems import Net, blobs
 
 SINGLE: Batch = (torch.zeros(2, 1, dtype=torch.float64), torch.zeros(2, dtype=torch.float64))

@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import nn
 
-from fedrift.backends.letters import ABOUT, Letter
-from fedrift.backends.node import Node
-from fedrift.experiment import Spec
-from fedrift.federation.agreement import node_of
-from fedrift.federation.charter import Charter
-from fedrift.federation.serve import serve
-from fedrift.prepare import Prepared, prepare
-from fedrift.result import Result
+from fedrift.config.spec import Spec
+from fedrift.engine.prepare import Prepared, prepare
+from fedrift.engine.result import Result
+from fedrift.federation.config import Charter
+from fedrift.federation.node import Node
+from fedrift.federation.protocol import ABOUT, Letter
+from fedrift.federation.server import serve
+from fedrift.federation.task import node_of
 
 
 class Normed(nn.Sequential):

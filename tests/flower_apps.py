@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from fedrift.experiment import Spec
-from fedrift.federation.charter import Charter
+from fedrift.config.spec import Spec
+from fedrift.engine.prepare import prepare
+from fedrift.federation.config import Charter
 from fedrift.federation.template import write_app
-from fedrift.prepare import prepare
 
 FLOWER = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

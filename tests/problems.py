@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import fedrift as fr
-from fedrift.engine import RoundReport
+from fedrift.engine.callbacks import RoundReport
 
 A = torch.tensor([[1.0, 2.0], [4.0, 1.0]], dtype=torch.float64)
 B = torch.tensor([[3.0, 1.0], [-1.0, 2.0]], dtype=torch.float64)

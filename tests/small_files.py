@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrift.data import cifar, mnist, places
-from fedrift.data.cifar_binary import Batch
-from fedrift.data.cifar_strips import Strips
+from fedrift.data import files
 from fedrift.data.samples import Samples
+from fedrift.data.sources import cifar, mnist
+from fedrift.data.sources.cifar import Batch, Strips
 from fedrift.grammar import Named
 
 NOBODY = Named("nobody")
@@ -25,9 +25,9 @@ def isolate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No network, no data folder, an empty cache."""
 
     def offline(*_: object) -> Path:
-        raise places.Unreachable("no connection")
+        raise files.Unreachable("no connection")
 
-    monkeypatch.setattr(places, "fetch", offline)
+    monkeypatch.setattr(files, "fetch", offline)
     monkeypatch.delenv("FEDRIFT_DATA", raising=False)
     monkeypatch.setenv("FEDRIFT_CACHE", str(tmp_path / "cache"))
 

@@ -12,19 +12,13 @@ import torch
 from scipy.stats import norm as gauss
 
 import fedrift as fr
-from fedrift.aggregation import PrivateReducer, RobustReducer
-from fedrift.algorithm import Cohort
 from fedrift.algorithms.fedavg import Down, FedAvg, Server
-from fedrift.local import Local
-from fedrift.messages import Gather, Mean, Sum, message
-from fedrift.participation import Participation
-from fedrift.protection import (
-    Privacy,
-    Robustness,
-    guarantee,
-    parse_aggregate,
-    parse_privacy,
-)
+from fedrift.config.privacy import Privacy, Robustness, guarantee, parse_aggregate, parse_privacy
+from fedrift.core.algorithm import Cohort
+from fedrift.core.local import Local
+from fedrift.core.messages import Gather, Mean, Sum, message
+from fedrift.core.sampling import Participation
+from fedrift.engine.aggregation import PrivateReducer, RobustReducer
 from problems import small_run
 
 

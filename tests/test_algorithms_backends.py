@@ -9,7 +9,7 @@ import pytest
 from fedrift.algorithms import NAMES
 from fedrift.backends.pool import Pool
 from fedrift.conform import bench as benches
-from fedrift.conform import generic, isolation
+from fedrift.conform import generic
 from fedrift.conform.bench import Bench
 from fedrift.conform.runs import run
 from fedrift.conform.subject import subject_of
@@ -61,7 +61,7 @@ def test_resumed_is_uninterrupted(text: str, bench: Bench) -> None:
 def test_form_and_isolation(text: str, bench: Bench) -> None:
     """Frozen and typed all through; clients know nothing but `down` and their own state."""
     subject = subject_of(text)
-    for column in (generic.form, isolation.check):
+    for column in (generic.form, generic.check):
         cell = column(subject, bench)
         assert cell.passed, cell.said
 

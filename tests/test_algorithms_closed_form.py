@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedrift.algorithms.random_features import RandomFeatures
+from fedrift.algorithms.fed3r import RandomFeatures
 from fedrift.conform.closed_form import Given, golden_trial, head_of, ridge, splits
 from fedrift.conform.inside import Inside
 from fedrift.conform.problem import Trial, classifier, pooled

@@ -11,7 +11,7 @@ import torch
 from fedrift.algorithms import NAMES
 from fedrift.conform import closed_form, convergence, golden
 from fedrift.conform.convergence import LIMITS, Limit
-from fedrift.conform.golden_table import DERIVED, ROWS, Row
+from fedrift.conform.golden import DERIVED, ROWS, Row
 from fedrift.conform.inside import Inside
 from fedrift.conform.problem import DRIFTED, GOLDEN_A, GOLDEN_B, MINIMISER
 from fedrift.conform.problem import golden as golden_trial

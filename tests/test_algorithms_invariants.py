@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from fedrift.algorithms import NAMES
-from fedrift.conform import averages, invariants
-from fedrift.conform.inside import Inside, backwards, different
-from fedrift.conform.moment import Moment
+from fedrift.conform import invariants, rules
+from fedrift.conform.inside import Inside, Moment, backwards, different
 from fedrift.conform.problem import classifier, uneven_quadratic
 from fedrift.conform.runs import run
 from fedrift.conform.subject import subject_of
-from fedrift.messages import pack
+from fedrift.core.messages import pack
 
 COMPOSED = (
     "swa(fedavg):cycle=2",
@@ -124,7 +123,7 @@ def test_an_invariant_is_not_blind() -> None:
 
     def after(report: Any) -> None:
         wrong = replace(report, state=replace(report.state, c=report.state.c + 1e-6))
-        found.extend(averages.mean_over_all("c")(Moment(inside, wrong, old)))
+        found.extend(rules.mean_over_all("c")(Moment(inside, wrong, old)))
 
     inside.run(after)
     assert len(found) == 4

@@ -14,8 +14,8 @@ import pytest
 from fedrift.algorithms import NAMES
 from fedrift.conform.problem import Trial, classifier, equal_sizes
 from fedrift.conform.runs import run
-from fedrift.ledger import Entry
-from fedrift.result import Result
+from fedrift.engine.ledger import Entry
+from fedrift.engine.result import Result
 
 N, STEPS, COHORT = 8, 3, 3
 P = 8 * 12 + 12 + 12 * 4 + 4  # parameters of the model

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 import fedrift as fr
-from fedrift.algorithm import Algorithm
-from fedrift.algorithms import fedavg, fedcm, feddyn, fedgf, ghbm, mime, mimelite, swa
+from fedrift.algorithms import fedavg, fedcm, feddyn, fedgf, ghbm, mime, swa
 from fedrift.algorithms import scaffold as scaffold_module
 from fedrift.algorithms.diloco import DiLoCo
 from fedrift.algorithms.fed3r import Fed3R
@@ -28,13 +27,14 @@ from fedrift.algorithms.fedsmoo import Perturbed
 from fedrift.algorithms.scaffold import Scaffold
 from fedrift.conform import closed_form, convergence, generic, golden, identities, invariants
 from fedrift.conform.bench import Bench
-from fedrift.conform.golden_table import ROWS
+from fedrift.conform.golden import ROWS
 from fedrift.conform.problem import Trial, alternating, classifier, uneven_quadratic
 from fedrift.conform.problem import golden as golden_trial
 from fedrift.conform.runs import path, run
 from fedrift.conform.subject import subject_of
-from fedrift.optim import SGD, Adam, advance, apply
-from fedrift.pieces import SAM, Blend, Linear, Prox
+from fedrift.core.algorithm import Algorithm
+from fedrift.core.optim import SGD, Adam, advance, apply
+from fedrift.core.pieces import SAM, Blend, Linear, Prox
 
 Patch = pytest.MonkeyPatch
 
@@ -300,7 +300,7 @@ def one_optimizer(monkeypatch: Patch) -> None:
 
 
 def momentum_allowed(monkeypatch: Patch) -> None:
-    for module in (fedcm, ghbm, mime, mimelite):
+    for module in (fedcm, ghbm, mime, mime):
         monkeypatch.setattr(module, "refuse_memory", lambda *args: None)
     monkeypatch.setattr(Scaffold, "check", lambda self, p: None)
 

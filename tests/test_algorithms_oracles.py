@@ -13,8 +13,8 @@ from fedrift.algorithms.swa import Cycle
 from fedrift.conform.inside import Inside
 from fedrift.conform.problem import MINIMISER, Point, Trial, alternating, golden, uneven_quadratic
 from fedrift.conform.runs import path
-from fedrift.optim import rate
-from fedrift.streams import stream
+from fedrift.core.optim import rate
+from fedrift.rng import stream
 
 A = torch.tensor([[1.0, 2.0], [4.0, 1.0]], dtype=torch.float64)
 B = torch.tensor([[3.0, 1.0], [-1.0, 2.0]], dtype=torch.float64)

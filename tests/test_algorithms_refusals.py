@@ -14,10 +14,10 @@ from fedrift.algorithms.mime import Mime
 from fedrift.algorithms.scaffold import Scaffold
 from fedrift.conform.problem import Place, Point, golden, uneven_quadratic
 from fedrift.conform.runs import path, run
-from fedrift.flat import unit
-from fedrift.local import Local
-from fedrift.optim import Adam
-from fedrift.pieces import SAM
+from fedrift.core.flat import unit
+from fedrift.core.local import Local
+from fedrift.core.optim import Adam
+from fedrift.core.pieces import SAM
 
 NO_MOMENTUM = (
     "scaffold",

@@ -10,7 +10,7 @@ import torch
 
 from curved import net
 from fedrift.analysis import classes
-from fedrift.exchange import Shown
+from fedrift.core.algorithm import Shown
 
 CURVES = np.array([[0.2, 0.9, 0.0], [0.8, 0.5, 0.0], [0.6, 0.7, 0.4]])
 

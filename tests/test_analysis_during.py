@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 import fedrift as fr
-from fedrift.analysis.during import appointed
-from fedrift.engine import RoundReport
+from fedrift.analysis.live import appointed
+from fedrift.api import run_spec
+from fedrift.config.analyses import CHEAP, During, during, planned
+from fedrift.config.spec import Spec
+from fedrift.engine.callbacks import RoundReport
+from fedrift.engine.execute import execute
+from fedrift.engine.prepare import prepare
+from fedrift.engine.task import of_spec
 from fedrift.errors import InputError
-from fedrift.examinations import CHEAP, During, during, planned
-from fedrift.experiment import Spec
-from fedrift.front import run_spec
-from fedrift.prepare import prepare
-from fedrift.session import execute
-from fedrift.task import of_spec
 from problems import small_run
 
 TINY: dict[str, Any] = {
@@ -160,7 +160,7 @@ def test_curves_are_drawn_at_the_end(tmp_path: Path) -> None:
 
 
 def test_snapshots_are_the_weights_of_their_rounds(tmp_path: Path) -> None:
-    from fedrift.analysis.folder import snapshots
+    from fedrift.analysis.saved import snapshots
 
     weights: dict[int, Any] = {}
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from fedrift.analysis.case import NotMeasured, Options
-from fedrift.analysis.measures import MEASURES
+from fedrift.analysis.examine import MEASURES
 from fedrift.analysis.saved import Loader
 from fedrift.cli import code_of
-from fedrift.pictures.style import sheet
-from fedrift.records import dump
+from fedrift.figures.style import sheet
+from fedrift.storage.jsonl import dump
 
 OWN = """
 import torch

@@ -11,13 +11,13 @@ import torch
 from curved import net, quadratic
 from fedrift.analysis import landscape
 from fedrift.analysis.case import Case, Options
-from fedrift.analysis.measures import MEASURES
+from fedrift.analysis.examine import MEASURES
 from fedrift.analysis.saved import Loader
 from fedrift.cli import code_of
+from fedrift.core.algorithm import Shown
+from fedrift.core.flat import Layout, norm
 from fedrift.errors import InputError
-from fedrift.exchange import Shown
-from fedrift.flat import Layout, norm
-from fedrift.records import dump
+from fedrift.storage.jsonl import dump
 
 LAYOUT = Layout(("a.weight", "a.bias", "b.weight"), ((2, 3), (2,), (2, 1, 2, 2)))
 
@@ -195,7 +195,7 @@ def test_clients_that_end_at_one_point_have_lines_but_no_plane(case: Case) -> No
 
 
 def test_what_is_registered_is_what_can_be_asked_for() -> None:
-    from fedrift.examinations import WHAT
+    from fedrift.config.analyses import WHAT
 
     assert set(MEASURES) == set(WHAT)
 

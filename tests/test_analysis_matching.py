@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fedrift.analysis.matching import Chain, aligned, matched, merged
+from fedrift.core.flat import Layout, Vec, flatten
 from fedrift.errors import InputError
-from fedrift.flat import Layout, Vec, flatten
 from fedrift.models import factory
 
 CASES = [("mlp:hidden=12", (1, 6, 6)), ("cnn", (1, 28, 28)), ("niid-cnn", (3, 32, 32))]

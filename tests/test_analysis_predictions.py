@@ -10,11 +10,10 @@ import torch
 
 from fedrift.analysis import predictions
 from fedrift.analysis.case import Case, NotMeasured, Options
-from fedrift.analysis.examine import draw_file
-from fedrift.analysis.measures import MEASURES
+from fedrift.analysis.examine import MEASURES, draw_file
 from fedrift.analysis.saved import Loader
 from fedrift.cli import code_of
-from fedrift.records import dump
+from fedrift.storage.jsonl import dump
 
 
 def run(folder: Path, *more: str) -> Case:
@@ -72,7 +71,7 @@ def test_every_row_is_what_that_model_says(case: Case) -> None:
 
 
 def test_wrong_ones_are_marked(case: Case, tmp_path: Path) -> None:
-    from fedrift.pictures.predictions import WRONG
+    from fedrift.figures.classes import WRONG
 
     found = MEASURES["predictions"](case, Options(images=40, clients=1))
     path = draw_file(found.figures["images"], tmp_path / "images.svg")

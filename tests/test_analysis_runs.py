@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from fedrift import results
 from fedrift.analysis.case import NotMeasured, Options
-from fedrift.analysis.during import update_of
-from fedrift.analysis.measures import MEASURES
+from fedrift.analysis.examine import MEASURES
+from fedrift.analysis.live import update_of
 from fedrift.analysis.saved import Loader
-from fedrift.engine import RoundReport
+from fedrift.api import run_spec
+from fedrift.config.analyses import WHAT
+from fedrift.config.spec import Spec
+from fedrift.core.flat import norm
+from fedrift.engine.callbacks import RoundReport
+from fedrift.engine.execute import execute
+from fedrift.engine.prepare import prepare
+from fedrift.engine.task import of_spec
 from fedrift.errors import InputError
-from fedrift.examinations import WHAT
-from fedrift.experiment import Spec
-from fedrift.flat import norm
-from fedrift.front import run_spec
-from fedrift.prepare import prepare
-from fedrift.session import execute
-from fedrift.task import of_spec
+from fedrift.storage import run_folder
 from problems import small_run
 
 TINY: dict[str, Any] = {
@@ -103,7 +103,7 @@ def test_a_case_reads_and_changes_nothing(folder: Path) -> None:
     assert case.round == 4
     assert case.notes == ()
     assert case.snapshots[4] is case.weights
-    saved = results.load(folder).weights()
+    saved = run_folder.load(folder).weights()
     whole = torch.cat([torch.from_numpy(saved[n]).reshape(-1) for n in case.problem.layout.names])
     assert torch.equal(case.weights, whole)
     case.trained(case.cohort)
@@ -116,8 +116,8 @@ def test_the_names_of_the_command_are_those_of_the_measures() -> None:
 
 @pytest.mark.parametrize("what", list(MEASURES))
 def test_every_measure_gives_numbers_sentences_and_figures(folder: Path, what: str) -> None:
-    from fedrift.pictures.style import sheet
-    from fedrift.records import dump, load
+    from fedrift.figures.style import sheet
+    from fedrift.storage.jsonl import dump, load
 
     found = MEASURES[what](Loader().case(folder), FEW)
     assert 1 <= len(found.said) <= 3

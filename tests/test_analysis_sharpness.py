@@ -9,7 +9,7 @@ import torch
 from curved import net, quadratic, symmetric
 from fedrift.analysis.objective import Objective
 from fedrift.analysis.sharpness import rises, scale_of, sharpness
-from fedrift.flat import Layout
+from fedrift.core.flat import Layout
 
 
 class Counting:

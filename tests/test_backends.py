@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import fedrift as fr
 from fedrift.backends import start_method
 from fedrift.backends.pool import Pool
-from fedrift.engine import RoundReport
+from fedrift.engine.callbacks import RoundReport
 from problems import Net, blobs, small_run
 
 PLACES: list[dict[str, Any]] = [{"workers": 2}, {"workers": 1}, {"backend": "wire"}]

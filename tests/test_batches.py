@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import fedrift as fr
-from fedrift.data.batches import batches, steps_per_epoch
-from fedrift.data.given import channels_last, gather, pair
-from fedrift.data.resident import Split
-from fedrift.site import Site
-from fedrift.streams import stream
+from fedrift.core.local import batches, steps_per_epoch
+from fedrift.core.site import Site
+from fedrift.data.arrays import channels_last, gather, pair
+from fedrift.data.split import Split
+from fedrift.rng import stream
 from problems import blobs, small_run, uneven_clients
 
 SIZES = st.integers(1, 60)

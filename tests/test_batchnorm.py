@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 import fedrift as fr
 from fedrift.algorithms.fedavg import FedAvg, Up
-from fedrift.backends.fold import Fold
+from fedrift.backends.backend import Fold
 from fedrift.backends.visit import Reply
-from fedrift.data.resident import Split
-from fedrift.exchange import Exchange, Weights, signature
-from fedrift.local import Local
-from fedrift.pieces import SAM, SVRG
-from fedrift.problem import Problem, define
-from fedrift.site import Site, Work
+from fedrift.core.algorithm import Exchange, Weights, signature
+from fedrift.core.local import Local
+from fedrift.core.pieces import SAM, SVRG
+from fedrift.core.problem import Problem, define
+from fedrift.core.site import Site, Work
+from fedrift.data.split import Split
 from problems import blobs, small_run
 
 

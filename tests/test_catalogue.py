@@ -9,10 +9,10 @@ from textwrap import dedent
 
 import pytest
 
-from fedrift import catalogue
+from fedrift.config import catalogue
+from fedrift.config.catalogue import Kind, Scalar, kind_of
 from fedrift.errors import InputError
 from fedrift.grammar import parse
-from fedrift.options import Kind, Scalar, kind_of
 
 FILES = {
     "algorithm.py": """

@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 
 import fedrift
+from fedrift.config.spec import FIELDS, Spec
 from fedrift.errors import InputError, RunError
-from fedrift.experiment import FIELDS, Spec
-from fedrift.results import RunFolder, load
+from fedrift.report.numbers import bytes_text, seconds_text
+from fedrift.storage.run_folder import RunFolder, load
 
 with warnings.catch_warnings():
     # typer 0.20 imports names that click 8.5 will drop; tests treat warnings as errors.
     warnings.simplefilter("ignore", DeprecationWarning)
-    from fedrift.cli import code_of, screen
+    from fedrift.cli import code_of
 
 SUMMARY: dict[str, Any] = {
     "algorithm": "fedavg",
@@ -97,10 +98,12 @@ def plan(**changes: Any) -> Any:
 @pytest.fixture
 def front(monkeypatch: pytest.MonkeyPatch) -> Front:
     fake = Front()
-    monkeypatch.setitem(sys.modules, "fedrift.front", fake)  # type: ignore[arg-type]
-    monkeypatch.setattr(fedrift, "front", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "fedrift.api", fake)  # type: ignore[arg-type]
+    monkeypatch.setattr(fedrift, "api", fake, raising=False)
     monkeypatch.setattr("fedrift.backends.prestart", lambda: None)
-    monkeypatch.setattr("fedrift.prepare.prepare", lambda _: types.SimpleNamespace(model="cnn"))
+    monkeypatch.setattr(
+        "fedrift.engine.prepare.prepare", lambda _: types.SimpleNamespace(model="cnn")
+    )
     return fake
 
 
@@ -600,15 +603,15 @@ def test_the_same_command_goes_on(front: Front, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "value", "expected"),
     [
-        (screen.bytes_text, 0, "0 B"),
-        (screen.bytes_text, 999, "999 B"),
-        (screen.bytes_text, 1000, "1.0 kB"),
-        (screen.bytes_text, 12_345_678, "12.3 MB"),
-        (screen.bytes_text, 10**18, "1000.0 PB"),
-        (screen.seconds_text, 0.84, "0.8 s"),
-        (screen.seconds_text, 59.4, "59 s"),
-        (screen.seconds_text, 59.6, "1 min 00 s"),
-        (screen.seconds_text, 7620, "2 h 07 min"),
+        (bytes_text, 0, "0 B"),
+        (bytes_text, 999, "999 B"),
+        (bytes_text, 1000, "1.0 kB"),
+        (bytes_text, 12_345_678, "12.3 MB"),
+        (bytes_text, 10**18, "1000.0 PB"),
+        (seconds_text, 0.84, "0.8 s"),
+        (seconds_text, 59.4, "59 s"),
+        (seconds_text, 59.6, "1 min 00 s"),
+        (seconds_text, 7620, "2 h 07 min"),
     ],
 )
 def test_readable_quantities(make: Callable[[float], str], value: float, expected: str) -> None:

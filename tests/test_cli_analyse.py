@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from fedrift.analysis import classes
+from fedrift.api import run_spec
 from fedrift.cli import code_of
-from fedrift.experiment import Spec
+from fedrift.config.spec import Spec
 from fedrift.explain import workings
-from fedrift.front import run_spec
 from fedrift.report import write
 
 FEW = ["--images", "40", "--clients", "2", "--steps", "5", "--figures", "svg"]
@@ -196,12 +196,12 @@ def test_what_cannot_be_measured_is_a_note_or_an_error(
 def test_an_interruption_keeps_what_is_finished(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedrift.analysis import measures
+    from fedrift.analysis import examine
 
     def stopped(case: Any, options: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(measures.MEASURES, "classes", stopped)
+    monkeypatch.setitem(examine.MEASURES, "classes", stopped)
     (runs / "a" / "analysis" / "drift.json").unlink()
     assert code_of(["analyse", str(runs / "a"), "--what", "drift,classes", *FEW]) == 130
     assert "interrupted; kept: drift of fedavg" in capsys.readouterr().err
@@ -209,7 +209,7 @@ def test_an_interruption_keeps_what_is_finished(
 
 
 def test_long_work_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
-    from fedrift.cli.analyse_watch import Watch
+    from fedrift.cli.progress import Watch
 
     watch = Watch(silent=False)
     watch.turn("fedavg", "hessian")
@@ -222,11 +222,11 @@ def test_long_work_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
 def test_work_of_unknown_length_is_announced_from_its_pace(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedrift.cli import analyse_watch
+    from fedrift.cli import progress
 
     now = [0.0]
-    monkeypatch.setattr(analyse_watch.time, "perf_counter", lambda: now[0])
-    watch = analyse_watch.Watch(silent=False)
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    watch = progress.Watch(silent=False)
     watch.turn("fedavg", "drift")
     watch.begin("local models", 10, 0.0)
     for _ in range(10):

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedrift.algorithm import Algorithm, Cohort
 from fedrift.backends.codec import MOST_ITEMS, Codec, Form, Piece, Pieces, Refused, tensors
+from fedrift.core.algorithm import Algorithm, Cohort
+from fedrift.core.local import Local
+from fedrift.core.messages import Mean, Sum, derived, message, pack, shaped, state
+from fedrift.core.optim import OptState
+from fedrift.core.problem import Problem, define
+from fedrift.core.site import Site
 from fedrift.errors import RunError
-from fedrift.local import Local
-from fedrift.messages import Mean, Sum, derived, message, pack, shaped, state
-from fedrift.optim import OptState
-from fedrift.problem import Problem, define
-from fedrift.site import Site
 from problems import Net, small_run
 
 D = 5 * 3 + 3

@@ -16,7 +16,7 @@ import pytest
 
 from fedrift.cli import code_of
 from fedrift.report import write
-from fedrift.statistics.rows import rows
+from fedrift.report.statistics.findings import rows
 
 WORDS = ["fedavg", "scaffold", "--data", "digits", "--model", "mlp", "--clients", "6"]
 WORDS += ["--partition", "dirichlet", "--alpha", "0.1,1", "--lr", "0.1"]

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import fedrift as fr
-from fedrift import contests
+from fedrift import comparison
 from fedrift.comparison import Outcome
-from fedrift.engine import RoundReport
-from fedrift.experiment import Spec
-from fedrift.grid import Entrant, Grid
-from fedrift.prepare import load
-from fedrift.validation import hold_out
+from fedrift.config.grid import Entrant, Grid
+from fedrift.config.spec import Spec
+from fedrift.data.samples import hold_out
+from fedrift.engine.callbacks import RoundReport
+from fedrift.engine.prepare import load
 from problems import Net, blobs, small_run, uneven_clients
 
 NAMES = ["fedavg", "scaffold", "mime", "swa(fedsam):cycle=2"]
@@ -141,11 +141,11 @@ def test_held_out_samples_come_from_training_alone() -> None:
 def test_tuning_takes_the_better_rate_and_leaves_other_options_alone(tmp_path: Path) -> None:
     base = Spec(data="digits", rounds=5, clients=4, workers=0, model="logistic", partition="iid")
     grid = Grid((Entrant("fedavg"), Entrant("fedprox")), base)
-    made = contests.tuned(grid, ["lr=0.0001,0.5", "mu=0,0.01"], tmp_path, None)
+    made = comparison.tuned(grid, ["lr=0.0001,0.5", "mu=0,0.01"], tmp_path, None)
     rates = [e.settings["lr"] for e in made.entrants]
     assert rates == [0.5, 0.5]
     assert made.entrants[0].algorithm == "fedavg" and "mu=" in made.entrants[1].algorithm
     with pytest.raises(fr.InputError, match="tune 'colour'"):
-        contests.tuned(grid, ["colour=1,2"], None, None)
+        comparison.tuned(grid, ["colour=1,2"], None, None)
     with pytest.raises(fr.InputError, match="tune 'lr'"):
-        contests.tuned(grid, ["lr"], None, None)
+        comparison.tuned(grid, ["lr"], None, None)

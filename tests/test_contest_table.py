@@ -9,7 +9,7 @@ import pytest
 
 from fedrift.cli import code_of
 from fedrift.report import write
-from fedrift.statistics.rows import rows
+from fedrift.report.statistics.findings import rows
 
 WORDS = ["--rounds", "4", "--clients", "4", "--workers", "0", "--model", "logistic"]
 WORDS += ["--partition", "dirichlet", "--alpha", "0.5,5", "--quiet"]

@@ -8,9 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from fedrift.data import bundled
-from fedrift.data.datasets import NAMES, check, load, synthetic_client
+from fedrift.data.datasets import NAMES, check, load
 from fedrift.data.samples import Samples, finish, stratified
+from fedrift.data.sources import bundled
+from fedrift.data.sources.synthetic import synthetic_client
 from fedrift.errors import InputError
 
 

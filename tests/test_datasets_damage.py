@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrift.data import bundled, cifar, cifar_strips, mnist, npz
+from fedrift.data import files
 from fedrift.data.datasets import load
 from fedrift.data.files import at_most
 from fedrift.data.samples import Samples
+from fedrift.data.sources import bundled, cifar, mnist
 from fedrift.errors import InputError
 from small_files import (
     NOBODY,
@@ -95,7 +96,7 @@ def lying(path: Path, header: bytes, method: int = zipfile.ZIP_DEFLATED) -> Path
 )
 def test_npz_headers_are_not_believed(tmp_path: Path, header: bytes):
     with pytest.raises(InputError, match=r"own\.npz"):
-        npz.arrays(lying(tmp_path / "own.npz", header), ["x"])
+        files.arrays(lying(tmp_path / "own.npz", header), ["x"])
 
 
 def test_npz_sizes_are_not_believed(tmp_path: Path):
@@ -106,10 +107,10 @@ def test_npz_sizes_are_not_believed(tmp_path: Path):
     assert data.count(size) == 2
     path.write_bytes(data.replace(size, (1 << 31).to_bytes(4, "little")))
     with pytest.raises(InputError, match=r"array 'x' claims 2147483648 bytes"):
-        npz.arrays(path, ["x"])
+        files.arrays(path, ["x"])
     lying(path, b"{'descr': '<f8', 'fortran_order': False, 'shape': (0,), }", zipfile.ZIP_LZMA)
     with pytest.raises(InputError, match="packed in a way numpy does not use"):
-        npz.arrays(path, ["x"])
+        files.arrays(path, ["x"])
 
 
 def damages(data: bytes) -> Iterator[bytes]:
@@ -168,7 +169,7 @@ def test_damaged_cifar(tmp_path: Path, form: str):
 def test_another_pixel_or_label_is_noticed(tmp_path: Path):
     small = small_cifar(tmp_path / "d", cifar.CIFAR10, 1)
     folder, part = tmp_path / "d" / "strips", small.strips[0]
-    x, y = cifar_strips.read(folder / part.file, part)
+    x, y = cifar.read_strips(folder / part.file, part)
     x = x.transpose(0, 2, 3, 1).copy()
     x[3, 2, 1, 0] ^= 1
     write_strips(folder / part.file, x, y, shuffle=False)

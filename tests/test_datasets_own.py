@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrift.data.datasets import DataSet, load
+from fedrift.data.datasets import load
+from fedrift.data.samples import DataSet
 from fedrift.errors import InputError
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedrift.data import image_files
 from fedrift.data.datasets import load
+from fedrift.data.sources import images
 from fedrift.errors import InputError
 
 
@@ -82,15 +82,15 @@ def test_folder_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     refused(f"images:{tmp_path},root=x", "no option 'root'")
     Image.new("I;16", (8, 6)).save(tmp_path / "a" / "1.png")
     refused(f"images:{tmp_path}", "1.png", "8 bits")
-    monkeypatch.setattr(image_files, "MOST_PIXELS", 40)
+    monkeypatch.setattr(images, "MOST_PIXELS", 40)
     refused(f"images:{tmp_path}", "0.png", "8×6", "too many")
-    monkeypatch.setattr(image_files, "LARGEST", 10)
+    monkeypatch.setattr(images, "LARGEST", 10)
     refused(f"images:{tmp_path},size=4", "too many")
 
 
 def test_memory_is_estimated_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     draw(tmp_path / "a" / "0.png", 5)
-    monkeypatch.setattr(image_files, "LARGEST", 8 * 6 * 3 * 4 - 1)
+    monkeypatch.setattr(images, "LARGEST", 8 * 6 * 3 * 4 - 1)
     refused(f"images:{tmp_path}", "of memory", "smaller size=")
 
 

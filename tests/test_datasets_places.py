@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrift.data import cifar, mnist, places
+from fedrift.data import files as places
 from fedrift.data.datasets import load
+from fedrift.data.sources import cifar, mnist
 from fedrift.errors import InputError
 from small_files import (
     NOBODY,

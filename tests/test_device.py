@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedrift import front, models
-from fedrift.flat import Vec, sent
-from fedrift.linking import chain_of
-from fedrift.local import Local
-from fedrift.messages import pack, placed
-from fedrift.optim import SGD, Adagrad, Adam, Momentum, OptState
-from fedrift.pieces import ASAM, SAM, SVRG, Blend, Extra, Linear, Plain, Prox
-from fedrift.problem import Problem
-from fedrift.site import Site
-from fedrift.together import Together
+from fedrift import api, models
+from fedrift.backends.stacking.chain import chain_of
+from fedrift.backends.stacking.scheduler import Together
+from fedrift.core.flat import Vec, sent
+from fedrift.core.local import Local
+from fedrift.core.messages import pack, placed
+from fedrift.core.optim import SGD, Adagrad, Adam, Momentum, OptState
+from fedrift.core.pieces import ASAM, SAM, SVRG, Blend, Extra, Linear, Plain, Prox
+from fedrift.core.problem import Problem
+from fedrift.core.site import Site
 from problems import blobs, uneven_clients
 
 COPIES = (torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten._foreach_copy_)
@@ -53,7 +53,7 @@ def one_device() -> Generator[None]:
 def away(model: Any) -> tuple[Problem, Any]:
     """A task whose model and samples are on the other device."""
     settings = {"model": model, "clients": uneven_clients(), "test": blobs(20), "rounds": 1}
-    task = front.settled("fedavg", {**settings, "lr": 0.1, "batch_size": 16})
+    task = api.settled("fedavg", {**settings, "lr": 0.1, "batch_size": 16})
     problem = replace(task.problem, device="meta", _bound=[])
     return problem, task.split.with_data(task.split.x.to("meta"), task.split.y.to("meta"))
 
@@ -101,7 +101,7 @@ def test_dropout_and_images_stay_on_their_device() -> None:
     x, y = torch.randn(20, 1, 16, 16), torch.arange(20) % 4
     settings: dict[str, Any] = {"model": models.factory("cnn", (1, 16, 16), 4)}
     settings |= {"clients": [(x, y)], "rounds": 1, "lr": 0.1}
-    task = front.settled("fedavg", settings)
+    task = api.settled("fedavg", settings)
     problem = replace(task.problem, device="meta", _bound=[])
     split = task.split.with_data(task.split.x.to("meta"), task.split.y.to("meta"))
     site = Site(problem, split.view(0), client=0, round=0, seed=0)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import fedrift as fr
-from fedrift import results
-from fedrift.experiment import Spec
-from fedrift.results import RunFolder
+from fedrift.config.spec import Spec
+from fedrift.storage import run_folder
+from fedrift.storage.run_folder import RunFolder
 from problems import small_run
 
 NOBODY = 65534
@@ -96,7 +96,7 @@ def test_a_folder_without_permission_is_refused_before_training(tmp_path: Path) 
     there = tmp_path / "there"
     there.mkdir(mode=0o755)
     for path in (there, there / "below"):
-        said = as_nobody(partial(results.check_free, path))
+        said = as_nobody(partial(run_folder.check_free, path))
         assert said.startswith("InputError") and "not writable" in said
     run = tmp_path / "run"
     RunFolder.create(run, Spec()).close()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import fedrift as fr
-from fedrift import catalogue
+from fedrift.config import catalogue
 from fedrift.errors import InputError
 from fedrift.grammar import parse
 from problems import Net, blobs

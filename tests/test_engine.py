@@ -13,9 +13,9 @@ from torch import Tensor
 
 import fedrift as fr
 from fedrift.algorithms.fedavg import FedAvg
-from fedrift.engine import RoundReport
-from fedrift.local import Local
-from fedrift.optim import SGD
+from fedrift.core.local import Local
+from fedrift.core.optim import SGD
+from fedrift.engine.callbacks import RoundReport
 from problems import (
     Point,
     blobs,

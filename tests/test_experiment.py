@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedrift.config.fields import schedule_of, uniform
+from fedrift.config.spec import FIELDS, LARGEST_FILE, Spec
 from fedrift.errors import InputError
-from fedrift.experiment import FIELDS, Spec
-from fedrift.toml_files import LARGEST_FILE
-from fedrift.workload import schedule_of, uniform
 
 FULL: dict[str, Any] = {
     "algorithm": "scaffold:server_lr=0.5",

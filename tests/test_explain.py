@@ -13,9 +13,9 @@ from fedrift.algorithms import NAMES
 from fedrift.conform import runs
 from fedrift.conform.subject import subject_of
 from fedrift.explain import settle
+from fedrift.explain.recording import Stride, point
 from fedrift.explain.story import Turn, watched
 from fedrift.explain.terrain import Point
-from fedrift.explain.watch import Stride, point
 
 TRAINS = [name for name in NAMES if name != "fed3r"]
 ROUNDS = 4

@@ -15,12 +15,12 @@ from fedrift.algorithms import NAMES
 from fedrift.cli import code_of
 from fedrift.conform.subject import subject_of
 from fedrift.errors import InputError
-from fedrift.explain import explain, settle, words, write
+from fedrift.explain import captions, explain, settle, write
+from fedrift.explain.captions import Told
 from fedrift.explain.frames import frames, pieces, verdict
 from fedrift.explain.page import document, payload
 from fedrift.explain.story import Story, Turn, tell, watched
 from fedrift.explain.terrain import TERRAINS
-from fedrift.explain.words import Told
 from fedrift.grammar import parse
 
 TRAINS = [name for name in NAMES if name != "fed3r"]
@@ -76,18 +76,18 @@ def test_a_run_that_diverges_is_told() -> None:
 
 
 def test_every_algorithm_that_trains_has_its_words() -> None:
-    assert set(words.table()) == set(NAMES) - {"fed3r"}
-    for name, entry in words.table().items():
+    assert set(captions.table()) == set(NAMES) - {"fed3r"}
+    for name, entry in captions.table().items():
         assert entry.idea and entry.look and entry.title, name
-        used = words.visible(parse(name, "algorithm"))
-        text = words.told(used)
+        used = captions.visible(parse(name, "algorithm"))
+        text = captions.told(used)
         assert "{g|" in text.step or name == "diloco", name
         assert text.server, name
 
 
 @pytest.mark.parametrize("name", TRAINS)
 def test_every_correction_has_a_name_of_its_own(name: str) -> None:
-    turns, text = seen(name), words.told(words.visible(parse(name, "algorithm")))
+    turns, text = seen(name), captions.told(captions.visible(parse(name, "algorithm")))
     found = {
         push.piece for turn in turns for v in turn.visits for s in v.strides for push in s.pushes
     }

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import fedrift as fr
-from fedrift import algorithms, keeping
-from fedrift.engine import Plan, RoundReport
+from fedrift import algorithms
+from fedrift.engine import recorder
+from fedrift.engine.callbacks import Plan, RoundReport
 from problems import small_run
 
 WRAPPERS = {"fed3rft", "swa", "wima", "sam", "asam", "serveradam"}
@@ -78,4 +79,4 @@ def test_a_strange_history_is_no_harm(resumed: object, tmp_path: Path) -> None:
     path = tmp_path / "run" / "env.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "resumed": resumed}))
     assert small_run("fedavg", out=tmp_path / "run").status == "done"
-    assert keeping.moved({"torch": None}, {"torch": "2"}) == ("torch was None, is 2 now",)
+    assert recorder.moved({"torch": None}, {"torch": "2"}) == ("torch was None, is 2 now",)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 import fedrift as fr
 from fedrift.algorithms.fed3r import Fed3R
-from fedrift.backends.corruption import corrupted
+from fedrift.backends.visit import corrupted
 from fedrift.cli import code_of
-from fedrift.faults import Corrupt, Faults, Stragglers, parse_faults
-from fedrift.guard import check_faults
-from fedrift.messages import Mean, message
+from fedrift.core.faults import Corrupt, Faults, Stragglers, parse_faults
+from fedrift.core.messages import Mean, message
+from fedrift.engine.aggregation import check_faults
 from problems import small_run
 
 CLIENTS = range(2000)

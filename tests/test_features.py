@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedrift import features
 from fedrift.errors import InputError
-from fedrift.features import Extractor, cached, extract, extractor, fingerprint
 from fedrift.models import factory
+from fedrift.presets.studies import extractors
+from fedrift.presets.studies.extractors import Extractor, cached, extract, extractor, fingerprint
 
 SHAPE = (1, 8, 8)
 
@@ -58,7 +58,7 @@ def test_a_model_without_a_head_is_refused() -> None:
 def test_features_are_computed_once_and_blocks_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(features, "BLOCK", 20)
+    monkeypatch.setattr(extractors, "BLOCK", 20)
     source, x, told = some(), images(50), list[str]()
     first = cached(source, x, folder=tmp_path, tell=told.append)
     assert len(told) == 3 and torch.equal(first, extract(source, x))

@@ -13,15 +13,16 @@ import torch
 
 import fedrift as fr
 from federations import Federation, Meddle, Office
-from fedrift import front, task
+from fedrift import api
 from fedrift.algorithms import NAMES
-from fedrift.backends import remote, roster
 from fedrift.backends.codec import Piece
-from fedrift.backends.letters import ABOUT, VISIT, Letter
-from fedrift.experiment import Spec
-from fedrift.federation.agreement import settled
-from fedrift.federation.charter import Charter
-from fedrift.prepare import prepare
+from fedrift.config.spec import Spec
+from fedrift.engine import task
+from fedrift.engine.prepare import prepare
+from fedrift.federation import membership, remote
+from fedrift.federation.config import Charter
+from fedrift.federation.protocol import ABOUT, VISIT, Letter
+from fedrift.federation.task import settled
 
 SMALL: dict[str, Any] = {
     "data": "digits:train=100,test=60",
@@ -41,10 +42,10 @@ def spec(algorithm: str = "scaffold", **changes: Any) -> Spec:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "PAUSE", 0.0)
+    monkeypatch.setattr(membership, "PAUSE", 0.0)
     monkeypatch.setattr(remote, "PAUSE", 0.0)
     monkeypatch.setattr(remote, "LOOK", 0.0)
-    monkeypatch.setattr(roster, "PATIENCE", 0.05)
+    monkeypatch.setattr(membership, "PATIENCE", 0.05)
 
 
 def same(one: fr.Result, other: fr.Result) -> bool:
@@ -54,7 +55,7 @@ def same(one: fr.Result, other: fr.Result) -> bool:
 
 
 def simulated(what: Spec) -> fr.Result:
-    return front.run_spec(replace(what, workers=0))
+    return api.run_spec(replace(what, workers=0))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "mimemom", "fed3r:features=6", "fedgf"])
@@ -119,10 +120,10 @@ class Killed(BaseException):
 def test_a_killed_server_goes_on_and_applies_no_round_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedrift import engine, keeping
+    from fedrift.engine import loop, recorder
 
     turn = itertools.count()
-    monkeypatch.setattr(keeping.Keeper, "is_due", lambda self: next(turn) % 2 == 1)
+    monkeypatch.setattr(recorder.Keeper, "is_due", lambda self: next(turn) % 2 == 1)
     what = spec("scaffold", rounds=6, per_round=4)
     visits: list[int] = []
 
@@ -142,7 +143,7 @@ def test_a_killed_server_goes_on_and_applies_no_round_twice(
     federation = Half(what, tmp_path)
     federation.everybody()
     federation.office.before = kill
-    monkeypatch.setattr(engine.Engine, "interrupted", lambda self, alone: None)  # killed, not asked
+    monkeypatch.setattr(loop.Engine, "interrupted", lambda self, alone: None)  # killed, not asked
     for _ in range(2):
         with pytest.raises(Killed):
             federation.run(out=tmp_path / "run")
@@ -203,7 +204,7 @@ def test_nodes_leave_and_return_under_another_id(tmp_path: Path) -> None:
 
 def test_who_joins_late_is_known_by_size(tmp_path: Path) -> None:
     """In the run's folder, in what the algorithm is told, and after the server's restart."""
-    from fedrift.results import load
+    from fedrift.storage.run_folder import load
 
     federation = Federation(spec("scaffold", rounds=4, per_round=4), tmp_path)
     for client in range(3):

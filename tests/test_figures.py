@@ -9,8 +9,9 @@ import pytest
 from matplotlib.axes import Axes
 
 import fedrift as fr
-from fedrift import figures
-from fedrift.figures import COLOURS, curves, new_figure, panels
+from fedrift.figures import style
+from fedrift.figures.style import COLOURS, curves, new_figure
+from fedrift.figures.style import curve_panels as panels
 from problems import small_run
 
 SIGNATURES = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
@@ -24,9 +25,9 @@ class Line:
     status: str = "done"
 
 
-def drawn(runs: figures.Panel) -> Axes:
+def drawn(runs: style.Panel) -> Axes:
     _, (axis,) = new_figure(1)
-    figures._draw(axis, runs)
+    style._draw(axis, runs)
     return axis
 
 

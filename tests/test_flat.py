@@ -12,9 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedrift.flat import Layout, Vec, add_each, cosine, dot, is_finite, norm, unit
-from fedrift.flat_model import CHUNK, FlatModel
-from fedrift.problem import Problem, define
+from fedrift.core.flat import (
+    CHUNK,
+    FlatModel,
+    Layout,
+    Vec,
+    add_each,
+    cosine,
+    dot,
+    is_finite,
+    norm,
+    unit,
+)
+from fedrift.core.problem import Problem, define
 from problems import Net, blobs
 
 

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 import fedrift as fr
-from fedrift import front
-from fedrift.backends import remote, roster
+from fedrift import api
 from fedrift.backends.codec import Piece, Refused
-from fedrift.backends.letters import Letter
 from fedrift.cli import code_of
-from fedrift.federation.charter import Charter
-from fedrift.federation.told import EVENTS
-from fedrift.results import load
+from fedrift.federation import membership, remote
+from fedrift.federation.config import Charter
+from fedrift.federation.events import EVENTS
+from fedrift.federation.protocol import Letter
+from fedrift.storage.run_folder import load
 from flower_apps import FLOWER, Grid, as_in_app, written
 from test_federation import spec
 
@@ -32,7 +32,7 @@ pytestmark = FLOWER
 
 
 def test_a_letter_comes_back() -> None:
-    from fedrift.backends.flower import from_records, to_records
+    from fedrift.federation.flower import from_records, to_records
 
     sent = Letter(
         {"phase": "train", "round": 3, "temperature": 0.5},
@@ -51,7 +51,7 @@ def test_a_letter_comes_back() -> None:
 def test_strange_records_are_refused() -> None:
     from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-    from fedrift.backends.flower import from_records
+    from fedrift.federation.flower import from_records
 
     raw = Array(dtype="float32", shape=(1,), stype="fedrift.raw", data=bytes(4))
     other = Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=bytes(4))
@@ -81,7 +81,7 @@ def test_the_apps_give_the_same_bits(
 ) -> None:
     from flwr.app import Context, RecordDict
 
-    monkeypatch.setattr(roster, "PAUSE", 0.0)
+    monkeypatch.setattr(membership, "PAUSE", 0.0)
     monkeypatch.setattr(remote, "PAUSE", 0.0)
     client, server = written(tmp_path / "app", spec("fedavg"))
     config: dict[str, Any] = {"algorithm": name, "rounds": 3, "out": str(tmp_path / "out")}
@@ -92,7 +92,7 @@ def test_the_apps_give_the_same_bits(
     }
     grid = Grid(client.app, config, nodes)
     server.app(grid, Context(1, 1, {}, RecordDict(), config))
-    here = front.run_spec(replace(spec(name), workers=0))
+    here = api.run_spec(replace(spec(name), workers=0))
     record = load(tmp_path / "out" / "run")
     assert record.summary["fingerprint"] == here.fingerprint
     assert list(record.ledger) == here.ledger.rows()
@@ -104,7 +104,7 @@ def test_the_apps_give_the_same_bits(
 def test_a_site_whose_data_do_not_fit_is_told_why(tmp_path: Path) -> None:
     from flwr.app import Context, Message, RecordDict
 
-    from fedrift.backends.flower import from_records, to_records
+    from fedrift.federation.flower import from_records, to_records
 
     client, _ = written(tmp_path / "app", spec("fedavg"))
     np.savez(tmp_path / "bad.npz", x=np.zeros((3, 1, 2, 2), np.float32), y=np.zeros(3, np.int64))
@@ -139,8 +139,8 @@ def test_init_writes_an_app_from_a_spec(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_data_that_only_the_sites_know_are_not_made_up(tmp_path: Path) -> None:
     """No samples of another data set at a site or the server, and none in the record of the run."""
-    from fedrift.federation.agreement import settled
     from fedrift.federation.sources import site_samples, test_samples
+    from fedrift.federation.task import settled
 
     charter = Charter(spec("fedavg"), (1, 8, 8), 10, 4, named=False)
     (tmp_path / "fedrift.toml").write_text(charter.to_toml())
@@ -168,6 +168,6 @@ def test_papers_are_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_help_is_given_without_flwr(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr.app", None)
-    monkeypatch.delitem(sys.modules, "fedrift.backends.flower", raising=False)
+    monkeypatch.delitem(sys.modules, "fedrift.federation.flower", raising=False)
     with pytest.raises(fr.InputError, match=r"pip install 'fedrift\[flower\]'"):
-        importlib.import_module("fedrift.backends.flower")
+        importlib.import_module("fedrift.federation.flower")

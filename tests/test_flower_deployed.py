@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 from federations import Federation
-from fedrift import front
-from fedrift.backends.letters import VISIT, Letter
-from fedrift.experiment import Spec
-from fedrift.federation.charter import Charter
+from fedrift import api
+from fedrift.config.grid import slug
+from fedrift.config.spec import Spec
+from fedrift.engine.prepare import prepare
+from fedrift.federation.config import Charter
+from fedrift.federation.events import EVENTS
+from fedrift.federation.protocol import VISIT, Letter
 from fedrift.federation.template import write_app
-from fedrift.federation.told import EVENTS
-from fedrift.grid import slug
-from fedrift.prepare import prepare
-from fedrift.results import load
+from fedrift.storage.run_folder import load
 from flower_apps import FLOWER
 from test_federation import spec
 
@@ -55,8 +55,8 @@ def news(file: Path, wanted: str | int, seconds: float = 800.0) -> dict[str, Any
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Three SuperNodes with a key each, at a SuperLink that knows them."""
-    from fedrift.federation.loopback import Loopback
-    from fedrift.federation.papers import make_papers
+    from fedrift.federation.certificates import make_papers
+    from fedrift.federation.demo import Loopback
 
     home = tmp_path_factory.mktemp("deployed")
     names = [f"node{i}" for i in range(3)]
@@ -94,7 +94,7 @@ def test_a_deployed_federation_gives_the_same_bits(name: str, deployed: Any) -> 
     write_app(app, Charter.of(what, prepare(what)), 600.0)
     here.start_app(app, {"out": out})
     assert news(out / EVENTS, "finished")["status"] == "done"
-    simulated = front.run_spec(replace(what, workers=0))
+    simulated = api.run_spec(replace(what, workers=0))
     record = load(out / "run")
     assert record.summary["fingerprint"] == simulated.fingerprint
     assert list(record.ledger) == simulated.ledger.rows()
@@ -102,7 +102,7 @@ def test_a_deployed_federation_gives_the_same_bits(name: str, deployed: Any) -> 
 
 def test_flowers_simulation_gives_the_same_bits(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs fedrift[ray]")
-    from fedrift.federation.loopback import Loopback
+    from fedrift.federation.demo import Loopback
 
     what = spec("scaffold", clients=3, rounds=2)
     write_app(tmp_path / "app", Charter.of(what, prepare(what)), 600.0)
@@ -115,7 +115,7 @@ def test_flowers_simulation_gives_the_same_bits(tmp_path: Path) -> None:
         news(out / EVENTS, "finished")
     finally:
         here.stop()
-    simulated = front.run_spec(replace(what, workers=0))
+    simulated = api.run_spec(replace(what, workers=0))
     record = load(out / "run")
     assert record.summary["fingerprint"] == simulated.fingerprint
     assert list(record.ledger) == simulated.ledger.rows()
@@ -259,7 +259,7 @@ def test_a_hostile_node_is_refused_and_the_run_goes_on(deployed: Any, tmp_path: 
 
 
 def test_a_node_that_joins_late_is_asked_and_known(tmp_path: Path) -> None:
-    from fedrift.federation.loopback import Loopback
+    from fedrift.federation.demo import Loopback
 
     what = spec("scaffold", clients=3, per_round=3, rounds=6)
     ready = prepare(what)
@@ -285,7 +285,7 @@ def test_a_killed_server_goes_on_and_ends_as_if_nothing_had_happened(deployed: A
     import os
     import signal
 
-    from fedrift.federation.loopback import descendants
+    from fedrift.federation.demo import descendants
 
     here, home = deployed
     what = spec("scaffold", clients=3, rounds=5, seed=1)
@@ -302,7 +302,7 @@ def test_a_killed_server_goes_on_and_ends_as_if_nothing_had_happened(deployed: A
     here.start_app(home / "app killed", {"out": out})
     news(out / EVENTS, "finished")
     assert len((out / EVENTS).read_text().splitlines()) > lines
-    simulated = front.run_spec(replace(what, workers=0))
+    simulated = api.run_spec(replace(what, workers=0))
     record = load(out / "run")
     assert record.summary["fingerprint"] == simulated.fingerprint
     assert list(record.ledger) == simulated.ledger.rows()
@@ -315,7 +315,7 @@ def test_a_deployed_federation_with_masks(deployed: Any) -> None:
     out = home / "out masked"
     here.start_app(home / "app masked", {"out": out, "secagg": True})
     news(out / EVENTS, "finished")
-    record, own = load(out / "run"), front.run_spec(replace(what, workers=0))
+    record, own = load(out / "run"), api.run_spec(replace(what, workers=0))
     off = [np.abs(record.weights()[k] - v.numpy()).max() for k, v in own.tensors().items()]
     assert 0 < max(off) < 2e-4
     assert [row["replied"] for row in record.ledger] == [[0, 1, 2]]

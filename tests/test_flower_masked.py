@@ -14,11 +14,11 @@ import pytest
 
 import fedrift as fr
 from federations import Federation, Meddle
-from fedrift import front
-from fedrift.backends import roster
-from fedrift.backends.letters import ABOUT
-from fedrift.federation.told import EVENTS
-from fedrift.results import load
+from fedrift import api
+from fedrift.federation import membership
+from fedrift.federation.events import EVENTS
+from fedrift.federation.protocol import ABOUT
+from fedrift.storage.run_folder import load
 from flower_apps import FLOWER, Grid, as_in_app, written
 from test_federation import spec
 
@@ -38,7 +38,7 @@ def test_masked_runs_end_where_open_ones_do(
 ) -> None:
     """SecAgg+: nothing leaves a node unmasked, and only quantisation moves the result."""
     grid, record = masked_run(name, tmp_path, monkeypatch)
-    here = front.run_spec(replace(spec(name, per_round=4), workers=0))
+    here = api.run_spec(replace(spec(name, per_round=4), workers=0))
     off = [np.abs(record.weights()[k] - v.numpy()).max() for k, v in here.tensors().items()]
     assert 0 < max(off) < 2e-4, "0: the masks were not on"
     assert {key for row in record.ledger for key in row["up"]} == {"masked", "keys"}
@@ -53,10 +53,10 @@ def masked_run(
 ) -> tuple[Grid, Any]:
     from flwr.app import Context, RecordDict
 
-    from fedrift.backends import stages
+    from fedrift.federation import secagg
 
-    monkeypatch.setattr(roster, "PAUSE", 0.0)
-    monkeypatch.setattr(stages, "PAUSE", 0.0)
+    monkeypatch.setattr(membership, "PAUSE", 0.0)
+    monkeypatch.setattr(secagg, "PAUSE", 0.0)
     client, server = written(tmp_path / "app", spec(name, per_round=4))
     config: dict[str, Any] = {"out": str(tmp_path / "out"), "deadline": 100.0, "secagg": True}
     nodes = {

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from fedrift.federation.charter import Charter
+from fedrift.engine.prepare import prepare
+from fedrift.federation.config import Charter
+from fedrift.federation.events import EVENTS
 from fedrift.federation.template import write_app
-from fedrift.federation.told import EVENTS
-from fedrift.prepare import prepare
-from fedrift.results import load
+from fedrift.storage.run_folder import load
 from flower_apps import FLOWER
 from test_federation import spec
 from test_flower_deployed import news, node
@@ -65,7 +65,7 @@ class Meter:
 @pytest.mark.parametrize("hidden", [4, 520])
 def test_the_wire_carries_what_the_ledger_says(hidden: int, tmp_path: Path) -> None:
     """Within 3 % of the ledger from 1 MB on, and a fixed cost per message; the start aside."""
-    from fedrift.federation.loopback import Loopback
+    from fedrift.federation.demo import Loopback
 
     what = spec("fedavg", clients=2, per_round=2, rounds=4, model=f"mlp:hidden={hidden}")
     write_app(tmp_path / "app", Charter.of(what, prepare(what)), 600.0)

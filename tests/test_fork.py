@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedrift import results
 from fedrift.cli import code_of
-from fedrift.experiment import Spec
-from fedrift.origin import forked
+from fedrift.config.spec import Spec
+from fedrift.storage import run_folder
+from fedrift.storage.fork import forked
 
 SMALL = "--data digits --model logistic --clients 6 --per-round 3 --lr 0.1 --rounds 6 -q".split()
 
@@ -27,31 +27,33 @@ def fork(parent: Path, out: Path, *more: str) -> int:
 
 
 def untimed(folder: Path) -> list[dict[str, object]]:
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in results.load(folder).rounds]
+    return [
+        {k: v for k, v in row.items() if k != "seconds"} for row in run_folder.load(folder).rounds
+    ]
 
 
 def test_a_fork_shares_the_first_rounds(parent: Path, tmp_path: Path) -> None:
     assert fork(parent, tmp_path / "b", "--at-round", "4", "--set", "lr=0.01") == 0
     old, new = untimed(parent), untimed(tmp_path / "b")
     assert old[:4] == new[:4] and old[4] != new[4] and len(new) == 6
-    assert results.load(tmp_path / "b").spec.lr == 0.01
+    assert run_folder.load(tmp_path / "b").spec.lr == 0.01
     assert code_of(["verify", str(tmp_path / "b"), "-q"]) == 0
 
 
 def test_a_fork_that_changes_nothing_is_the_run_itself(parent: Path, tmp_path: Path) -> None:
     assert fork(parent, tmp_path / "b", "--at-round", "3") == 0
-    ends = [results.load(folder).summary["fingerprint"] for folder in (parent, tmp_path / "b")]
+    ends = [run_folder.load(folder).summary["fingerprint"] for folder in (parent, tmp_path / "b")]
     assert ends[0] == ends[1]
 
 
 def test_a_fork_is_resumed_from_nothing_but_its_specs(parent: Path, tmp_path: Path) -> None:
     out = tmp_path / "b"
     assert fork(parent, out, "--at-round", "4", "--set", "lr=0.01", "--set", "rounds=8") == 0
-    said = results.load(out).summary["fingerprint"]
+    said = run_folder.load(out).summary["fingerprint"]
     for file in ("summary.json", "checkpoint.safetensors", "checkpoint.previous.safetensors"):
         (out / file).unlink(missing_ok=True)
     assert code_of(["resume", str(out), "-q"]) == 0
-    assert results.load(out).summary["fingerprint"] == said
+    assert run_folder.load(out).summary["fingerprint"] == said
 
 
 REFUSED = [

@@ -16,9 +16,9 @@ from torch.utils.data import TensorDataset
 import fedrift as fr
 from fedrift.algorithms.fedavg import FedAvg
 from fedrift.algorithms.scaffold import Scaffold
-from fedrift.local import Local
-from fedrift.optim import SGD
-from fedrift.results import load
+from fedrift.core.local import Local
+from fedrift.core.optim import SGD
+from fedrift.storage.run_folder import load
 from problems import Net, blobs, small_run, uneven_clients
 
 

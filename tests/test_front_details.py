@@ -15,14 +15,15 @@ import pytest
 import torch
 
 import fedrift as fr
-from fedrift import backends, catalogue, conform, fields
+from fedrift import backends, conform
 from fedrift.cli import code_of
+from fedrift.cli.console import loss_text
 from fedrift.cli.listing import KINDS
-from fedrift.cli.screen import loss_text
+from fedrift.config import catalogue, fields
+from fedrift.config.spec import Spec
+from fedrift.core.sampling import participation
+from fedrift.engine.prepare import prepare
 from fedrift.errors import unknown
-from fedrift.experiment import Spec
-from fedrift.participation import participation
-from fedrift.prepare import prepare
 from problems import Net, blobs, small_run, uneven_clients
 
 TASK: dict[str, Any] = {

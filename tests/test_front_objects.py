@@ -10,19 +10,19 @@ import pytest
 import torch
 
 import fedrift as fr
-from fedrift.algorithm import Algorithm, Cohort, Weights
 from fedrift.algorithms.fedavg import Down, FedAvg, Up
 from fedrift.algorithms.scaffold import Scaffold
 from fedrift.algorithms.swa import SWA
-from fedrift.comparing import named
-from fedrift.experiment import Spec
-from fedrift.flat import Vec
-from fedrift.local import Local
-from fedrift.messages import state
-from fedrift.optim import SGD, Exponential
-from fedrift.problem import Problem
-from fedrift.results import load
-from fedrift.site import Site
+from fedrift.api import named
+from fedrift.config.spec import Spec
+from fedrift.core.algorithm import Algorithm, Cohort, Weights
+from fedrift.core.flat import Vec
+from fedrift.core.local import Local
+from fedrift.core.messages import state
+from fedrift.core.optim import SGD, Exponential
+from fedrift.core.problem import Problem
+from fedrift.core.site import Site
+from fedrift.storage.run_folder import load
 from problems import Net, blobs, small_run, uneven_clients
 
 

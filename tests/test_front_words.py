@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fedrift as fr
 from fedrift.cli import code_of
-from fedrift.experiment import Spec
+from fedrift.config.spec import Spec
 from problems import blobs, small_run
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedrift.algorithm import Algorithm, Cohort
 from fedrift.algorithms import fedavg, fedsgd, scaffold
-from fedrift.data.resident import Split
-from fedrift.flat import Vec
-from fedrift.ledger import Cost
-from fedrift.local import Local
-from fedrift.messages import Mean, message, pack, state
-from fedrift.optim import SGD, Adam
-from fedrift.pieces import SAM, Prox, Step
-from fedrift.problem import Problem
-from fedrift.site import Site
+from fedrift.core.algorithm import Algorithm, Cohort
+from fedrift.core.flat import Vec
+from fedrift.core.local import Local
+from fedrift.core.messages import Mean, message, pack, state
+from fedrift.core.optim import SGD, Adam
+from fedrift.core.pieces import SAM, Prox, Step
+from fedrift.core.problem import Problem
+from fedrift.core.site import Site
+from fedrift.data.split import Split
+from fedrift.engine.ledger import Cost
 from problems import Net, blobs, small_run
 
 W = torch.zeros(3)

@@ -19,20 +19,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedrift import catalogue, checkpoint, records, results
 from fedrift.cli import code_of
+from fedrift.config import catalogue
+from fedrift.config.models import choose
+from fedrift.config.privacy import parse_aggregate, parse_privacy
+from fedrift.config.spec import FIELDS, Spec, read_toml
+from fedrift.core.faults import parse_faults
 from fedrift.data import datasets, manifest
-from fedrift.data.parts import Partition
+from fedrift.data.assignment import Partition
+from fedrift.engine.ledger import Ledger
 from fedrift.errors import InputError, RunError
-from fedrift.experiment import FIELDS, Spec
-from fedrift.faults import parse_faults
 from fedrift.grammar import parse
-from fedrift.ledger import Ledger
-from fedrift.model_names import choose
-from fedrift.origin import read_origin
-from fedrift.protection import parse_aggregate, parse_privacy
-from fedrift.run_folder import RunFolder
-from fedrift.toml_files import read_toml
+from fedrift.storage import checkpoint, jsonl, run_folder
+from fedrift.storage.fork import read_origin
+from fedrift.storage.run_folder import RunFolder
 from problems import small_run
 from small_files import isolate
 
@@ -227,7 +227,7 @@ def test_run_folders(data: st.DataObject, finished: dict[str, bytes], tmp_path: 
     (tmp_path / "run" / name).write_bytes(data.draw(damaged(finished[name])))
 
     def read() -> None:
-        record = results.load(tmp_path / "run")
+        record = run_folder.load(tmp_path / "run")
         Ledger.of(record.ledger)
 
     refused_or_read(read)
@@ -273,8 +273,8 @@ def test_a_run_goes_on_from_any_damage_or_refuses(
 def test_records(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(content)
-    refused_or_read(lambda: records.read_lines(path))
-    refused_or_read(lambda: records.read_file(path))
+    refused_or_read(lambda: jsonl.read_lines(path))
+    refused_or_read(lambda: jsonl.read_file(path))
 
 
 @settings(SLOWER, max_examples=200, deadline=None)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from fedrift import grid
-from fedrift.cli.contest import gathered
+from fedrift.cli.compare import gathered
+from fedrift.config import grid
+from fedrift.config.grid import Entrant, Grid, seeds_of
+from fedrift.config.spec import Spec
 from fedrift.errors import InputError
-from fedrift.experiment import Spec
-from fedrift.grid import Entrant, Grid, seeds_of
 
 
 def test_every_combination_is_there_once() -> None:

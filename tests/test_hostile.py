@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedrift import checkpoint
 from fedrift.algorithms.scaffold import Scaffold, Server
 from fedrift.cli import code_of
-from fedrift.optim import SGD
-from fedrift.results import RunFolder
+from fedrift.core.optim import SGD
+from fedrift.storage import checkpoint
+from fedrift.storage.run_folder import RunFolder
 from problems import small_run
 
 COMMANDS = {
@@ -209,7 +209,7 @@ def test_a_folder_that_somebody_writes_is_refused_at_once(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fedrift.prepare.prepare", lambda *_: pytest.fail("data were read"))
+    monkeypatch.setattr("fedrift.engine.prepare.prepare", lambda *_: pytest.fail("data were read"))
     with RunFolder.reopen(folder):
         assert code_of([*words, "--quiet"]) == 2
     assert "another process" in capfd.readouterr().err

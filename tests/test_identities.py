@@ -18,10 +18,10 @@ from torch import Tensor
 import fedrift as fr
 from fedrift.algorithms.fedavg import FedAvg
 from fedrift.algorithms.scaffold import Scaffold
-from fedrift.engine import RoundReport
-from fedrift.flat import flatten
-from fedrift.local import Local
-from fedrift.optim import SGD
+from fedrift.core.flat import flatten
+from fedrift.core.local import Local
+from fedrift.core.optim import SGD
+from fedrift.engine.callbacks import RoundReport
 from problems import blobs, quadratic_clients, small_run, trajectory, uneven_clients
 
 Row = tuple[Any, dict[str, Any], Any, dict[str, Any]]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import fedrift as fr
-from fedrift import results
 from fedrift.backends import context
 from fedrift.backends.worker import main
-from fedrift.unbroken import unbroken
+from fedrift.engine.history import unbroken
+from fedrift.storage import run_folder
 from problems import small_run
 
 HOME = str(Path(fr.__file__).parent)
@@ -67,7 +67,7 @@ def test_ctrl_c_at_any_moment_loses_nothing(
     assert again.rounds == alone.rounds
     assert again.ledger.entries == alone.ledger.entries
     assert again.fingerprint == alone.fingerprint
-    kept = results.load(tmp_path / "run")
+    kept = run_folder.load(tmp_path / "run")
     assert [row["round"] for row in kept.rounds] == alone.rounds
     assert kept.clients["sizes"]
 
@@ -107,7 +107,7 @@ def test_a_run_killed_while_its_folder_is_made_starts_anew(left: str, tmp_path: 
     if left.startswith("."):
         (place / left).write_text('algorithm = "fed')
     assert run(place).fingerprint == run().fingerprint
-    assert (place / results.CLIENTS).exists()
+    assert (place / run_folder.CLIENTS).exists()
 
 
 def test_sigterm_is_held_back_where_it_ends_as_ctrl_c_does() -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import fedrift as fr
-from fedrift.ledger import Cost, Entry, Ledger
-from fedrift.messages import Size
-from fedrift.optim import SGD
+from fedrift.core.messages import Size
+from fedrift.core.optim import SGD
+from fedrift.engine.ledger import Cost, Entry, Ledger
 from problems import Net, blobs, small_run, uneven_clients
 
 P = 212  # parameters of problems.Net

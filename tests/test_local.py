@@ -11,15 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedrift.data.batches import batches
-from fedrift.data.resident import Split
-from fedrift.flat import Vec, flatten
-from fedrift.local import Draw, Local, Run
-from fedrift.optim import SGD, Adam, Exponential
-from fedrift.pieces import SAM, Linear, Prox, Step
-from fedrift.problem import Problem, define
-from fedrift.site import Site
-from fedrift.streams import stream
+from fedrift.core.flat import Vec, flatten
+from fedrift.core.local import Draw, Local, Run, batches
+from fedrift.core.optim import SGD, Adam, Exponential
+from fedrift.core.pieces import SAM, Linear, Prox, Step
+from fedrift.core.problem import Problem, define
+from fedrift.core.site import Site
+from fedrift.data.split import Split
+from fedrift.rng import stream
 from problems import Net, blobs, small_run
 
 N, SEED, ROUND, CLIENT = 37, 5, 2, 1

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch.nn.functional as F
 
-from fedrift import losses
 from fedrift.cli import code_of
+from fedrift.config.spec import Spec
 from fedrift.data import datasets
+from fedrift.engine.prepare import load
 from fedrift.errors import InputError
-from fedrift.experiment import Spec
-from fedrift.prepare import load
-from fedrift.results import load as load_folder
+from fedrift.models import losses
+from fedrift.storage.run_folder import load as load_folder
 from problems import blobs, small_run
 
 X = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedrift.data.assignment import Partition
 from fedrift.data.manifest import labels_digest, load, save
-from fedrift.data.partition import Partition, partition
+from fedrift.data.partition import partition
 from fedrift.errors import InputError
 
 Y = np.arange(60) % 5

@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrift.flat import Vec
-from fedrift.messages import (
+from fedrift.core.flat import Vec
+from fedrift.core.messages import (
     Gather,
     Mean,
+    Reducer,
     Size,
     Sum,
     all_finite,
@@ -25,7 +26,6 @@ from fedrift.messages import (
     state,
     unpack,
 )
-from fedrift.reducing import Reducer
 
 
 @state

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedrift.metrics import Sums, client_accuracies, combine, evaluate_chunk, fairness
+from fedrift.core.evaluation import Sums, client_accuracies, combine, evaluate_chunk, fairness
 
 
 def classified(n: int = 103, classes: int = 5) -> tuple[Tensor, Tensor]:

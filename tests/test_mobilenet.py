@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedrift.config.models import choose
 from fedrift.data import datasets
 from fedrift.errors import InputError
-from fedrift.mobilenet import MEAN, STD, MobileNetV2, Prepared, mobilenet_v2
-from fedrift.model_names import choose
 from fedrift.models import factory
+from fedrift.models.mobilenet import MEAN, STD, MobileNetV2, Prepared, mobilenet_v2
 
 DATA = os.environ.get("FEDRIFT_DATA")
 FILE = Path(DATA or ".") / "mobilenet_v2-imagenet.safetensors"

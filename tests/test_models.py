@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedrift import model_names
+from fedrift.config import models
 from fedrift.errors import InputError
 from fedrift.models import NAMES, build_own, factory
 
@@ -59,7 +59,7 @@ SHAPES = (MNIST, CIFAR, (3, 24, 17), DIGITS, (5,))
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [(n, s) for n in NAMES for s in SHAPES if model_names.fits(n, s)]
+    ("name", "shape"), [(n, s) for n in NAMES for s in SHAPES if models.fits(n, s)]
 )
 def test_output_head_and_memory_formats(name: str, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
@@ -258,10 +258,10 @@ def test_own_modules_that_fail_to_import_or_to_accept() -> None:
 
 
 def test_tables_agree_and_names_need_no_torch() -> None:
-    assert [*NAMES] == [*model_names.NAMES] == [*model_names.GRAMMAR]
-    assert all(NAMES[name].about == about for name, about in model_names.NAMES.items())
+    assert [*NAMES] == [*models.NAMES] == [*models.GRAMMAR]
+    assert all(NAMES[name].about == about for name, about in models.NAMES.items())
     code = (
-        "import sys; from fedrift.model_names import choose; choose('mlp:hidden=3', (1, 8, 8));"
+        "import sys; from fedrift.config.models import choose; choose('mlp:hidden=3', (1, 8, 8));"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedrift.algorithm import Cohort
 from fedrift.algorithms import scaffold
 from fedrift.algorithms.scaffold import Client, Down, Scaffold, Server, Up
-from fedrift.engine import RoundReport
-from fedrift.optim import apply
-from fedrift.pieces import Linear
-from fedrift.site import Site
+from fedrift.core.algorithm import Cohort
+from fedrift.core.optim import apply
+from fedrift.core.pieces import Linear
+from fedrift.core.site import Site
+from fedrift.engine.callbacks import RoundReport
 from problems import alternating, quadratic_clients, trajectory
 
 GOLDEN_F = [

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedrift.flat import Vec
-from fedrift.optim import (
+from fedrift.core.flat import Vec
+from fedrift.core.optim import (
     SGD,
     Adagrad,
     Adam,

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import fedrift as fr
-from fedrift import catalogue
 from fedrift.cli import code_of
-from fedrift.experiment import Spec
-from fedrift.federation.charter import Charter
-from fedrift.foreign import foreign
+from fedrift.config import catalogue
+from fedrift.config.own_code import foreign
+from fedrift.config.spec import Spec
+from fedrift.federation.config import Charter
 from fedrift.grammar import parse
-from fedrift.results import load
+from fedrift.storage.run_folder import load
 from problems import small_run
 
 SOURCE = """
@@ -25,10 +25,10 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from fedrift.algorithm import Algorithm
+from fedrift.core.algorithm import Algorithm
 from fedrift.algorithms.fedavg import Down, FedAvg, Server, Up
-from fedrift.local import Local
-from fedrift.site import Site
+from fedrift.core.local import Local
+from fedrift.core.site import Site
 
 
 @dataclass(frozen=True)

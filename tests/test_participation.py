@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedrift as fr
-from fedrift.participation import participation
+from fedrift.core.sampling import participation
 from problems import small_run
 
 POPULATION = st.integers(1, 60)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrift.data.partition import NAMES, Partition, partition
+from fedrift.data.assignment import Partition
+from fedrift.data.partition import NAMES, partition
 from fedrift.errors import InputError
 
 BALANCED = np.tile(np.arange(10), 5000)
@@ -205,7 +206,7 @@ def test_speed(name) -> None:
 
 def test_neither_torch_nor_matplotlib_is_imported() -> None:
     code = (
-        "import sys; from fedrift.data import manifest, partition, picture; "
+        "import sys; from fedrift.data import describe, manifest, partition; "
         "sys.exit(bool({'torch', 'matplotlib', 'scipy'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)})

@@ -8,11 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from fedrift.data.describe import statistics
 from fedrift.data.partition import partition
-from fedrift.data.pathological import seats
-from fedrift.data.sizes import normalised, raise_minimum
-from fedrift.data.skew import fill, log_dirichlet, over_clients
-from fedrift.data.statistics import statistics
+from fedrift.data.schemes import fill, log_dirichlet, normalised, over_clients, raise_minimum, seats
 
 BALANCED = np.tile(np.arange(10), 5000)
 

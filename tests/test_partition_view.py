@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
 
-from fedrift.data.partition import Partition, partition
-from fedrift.data.picture import draw, picture
-from fedrift.data.statistics import Statistics, statistics
+from fedrift.data.assignment import Partition
+from fedrift.data.describe import Statistics, draw, picture, statistics
+from fedrift.data.partition import partition
 from fedrift.errors import InputError
 
 Y = np.array([0, 0, 0, 1, 1, 2, 0, 1])

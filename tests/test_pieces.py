@@ -10,10 +10,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedrift.flat import Vec, norm
-from fedrift.local import LocalStep
-from fedrift.pieces import ASAM, SAM, SVRG, Blend, Extra, Linear, Plain, Prox
-from fedrift.problem import Problem, define
+from fedrift.core.flat import Vec, norm
+from fedrift.core.local import LocalStep
+from fedrift.core.pieces import ASAM, SAM, SVRG, Blend, Extra, Linear, Plain, Prox
+from fedrift.core.problem import Problem, define
 
 WEIGHTS, BIASES = 3, 2
 

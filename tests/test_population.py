@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedrift import front
-from fedrift.data import datasets, synthetic
+from fedrift import api
+from fedrift.config.spec import Spec
+from fedrift.data import datasets
+from fedrift.data.sources import synthetic
+from fedrift.engine.prepare import prepare
 from fedrift.errors import InputError
-from fedrift.experiment import Spec
-from fedrift.prepare import prepare
 
 TEXT = "synthetic:1,1,clients=40,seed=3"
 
@@ -42,12 +43,12 @@ def test_made_on_demand_is_what_is_made_at_once(monkeypatch: pytest.MonkeyPatch)
 def test_a_run_does_not_care_when_samples_are_made(
     algorithm: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    whole = front.run_spec(spec(algorithm=algorithm))
+    whole = api.run_spec(spec(algorithm=algorithm))
     small_population(monkeypatch)
     monkeypatch.setattr(synthetic, "TESTED", 40)
-    lazy = front.run_spec(spec(algorithm=algorithm), out=tmp_path / "run")
+    lazy = api.run_spec(spec(algorithm=algorithm), out=tmp_path / "run")
     assert torch.equal(whole.weights, lazy.weights) and whole.loss == lazy.loss
-    assert front.run_spec(spec(algorithm=algorithm, workers=2)).fingerprint == lazy.fingerprint
+    assert api.run_spec(spec(algorithm=algorithm, workers=2)).fingerprint == lazy.fingerprint
 
 
 @pytest.mark.parametrize("how", [{"partition": "iid"}, {"shift": "noise:0.5"}], ids=str)
@@ -61,5 +62,5 @@ def test_such_clients_are_divided_already(
 
 @pytest.mark.slow
 def test_a_hundred_thousand_clients() -> None:
-    run = front.run_spec(spec(data="synthetic:1,1,clients=100000", rounds=2, per_round=50))
+    run = api.run_spec(spec(data="synthetic:1,1,clients=100000", rounds=2, per_round=50))
     assert run.status == "done" and len(run.clients["sizes"]) == 100_000

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedrift.config.spec import Spec
+from fedrift.engine.prepare import prepare
 from fedrift.errors import InputError
-from fedrift.experiment import Spec
-from fedrift.prepare import prepare
 
 
 def test_digits_divided_and_shifted() -> None:

@@ -18,16 +18,15 @@ import pytest
 import torch
 
 import fedrift as fr
-from fedrift import grid, presets
+from fedrift import presets
+from fedrift.config import grid
 from fedrift.errors import InputError
 from fedrift.presets import preset as reading
-from fedrift.presets.effort import spent
 from fedrift.presets.findings import Findings, Table
 from fedrift.presets.page import Measured, page, plain, section
 from fedrift.presets.preset import Preset, read
-from fedrift.presets.relations import Place, Relation, spoken, value_of
-from fedrift.presets.running import Order, key_of, run
-from fedrift.presets.trends import TRENDS
+from fedrift.presets.relations import TRENDS, Place, Relation, spoken, value_of
+from fedrift.presets.running import Order, key_of, run, spent
 from fedrift.presets.variants import FlippedScaffold
 from problems import Net, blobs, trajectory
 
@@ -420,8 +419,8 @@ def test_every_picture_of_the_page_is_there_and_no_other() -> None:
 
 
 def test_known_tables_and_figures_can_be_made() -> None:
-    from fedrift.presets.compared import TABLES
-    from fedrift.presets.drawn import FIGURES
+    from fedrift.presets.figures import FIGURES
+    from fedrift.presets.tables import TABLES
 
     assert (tuple(TABLES), tuple(FIGURES)) == (reading.TABLES, reading.FIGURES)
 
@@ -430,7 +429,7 @@ def test_known_tables_and_figures_can_be_made() -> None:
 @pytest.mark.parametrize("name", WANTED.split())
 def test_every_method_of_a_preset_starts_with_its_settings(name: str) -> None:
     """On eight clients of digits: nothing is refused after hours in a queue."""
-    from fedrift import contests
+    from fedrift import comparison
 
     small: dict[str, Any] = {"data": "digits:train=80,test=20", "model": "mlp", "clients": 8}
     small |= {"partition": "iid", "alpha": None, "rounds": 1, "eval_every": 1, "augment": ()}
@@ -442,5 +441,5 @@ def test_every_method_of_a_preset_starts_with_its_settings(name: str) -> None:
                 epochs = 1 if isinstance(cell.spec.epochs, int) else cell.spec.epochs
                 spec = replace(cell.spec, **small, epochs=epochs, seed=0)
                 known[spec.to_toml()] = grid.Cell(cell.entrant, {}, spec)
-    made = contests.run_grid(list(known.values()), None, 0, None)
+    made = comparison.run_grid(list(known.values()), None, 0, None)
     assert [o.error for o in made.outcomes if o.result is None] == []

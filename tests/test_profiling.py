@@ -9,9 +9,9 @@ import torch
 from typer.testing import CliRunner
 
 import fedrift as fr
+from fedrift.backends.profiling import IN_MAIN, IN_WORKERS, Meter
 from fedrift.cli import app
 from fedrift.errors import InputError
-from fedrift.profiling import IN_MAIN, IN_WORKERS, Meter
 
 
 def _run(**changes: object) -> fr.Result:

@@ -27,7 +27,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def local() -> Generator[None]:
     """One Ray for all tests of the file."""
-    from fedrift.backends.cluster import connect
+    from fedrift.backends.ray_tasks import connect
 
     assert connect("", 2)
     yield
@@ -181,7 +181,7 @@ def test_help_is_given_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "fedrift.backends.cluster", raising=False)
+    monkeypatch.delitem(sys.modules, "fedrift.backends.ray_tasks", raising=False)
     with pytest.raises(fr.InputError, match=r"pip install 'fedrift\[ray\]'"):
         small_run("fedavg", model=Net, backend="ray", workers=2)
 
@@ -194,7 +194,7 @@ def test_a_comparison_on_ray_is_the_same(tmp_path: Path) -> None:
     folders = [tmp_path / "here", tmp_path / "there"]
     assert code_of([*common, "--workers", "0", "--out", str(folders[0])]) == 0
     assert code_of([*common, "--backend", "ray", "--workers", "2", "--out", str(folders[1])]) == 0
-    from fedrift.results import load
+    from fedrift.storage.run_folder import load
 
     for run in sorted((folders[0] / "runs").iterdir()):
         other = folders[1] / "runs" / run.name

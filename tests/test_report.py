@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from fedrift import report, results
-from fedrift.experiment import Spec
-from fedrift.report import Labelled, formats, options, page, write
+from fedrift import report
+from fedrift.config.spec import Spec
+from fedrift.report import formats, html, provenance, write
+from fedrift.report.selection import Labelled
 from fedrift.report.tables import Cell, Table
-from fedrift.results import RunRecord
+from fedrift.storage import run_folder as results
+from fedrift.storage.run_folder import RunRecord
 from report_pages import made
 from run_folders import grid, run_folder
 
@@ -56,7 +58,7 @@ def test_a_page_asks_for_nothing_and_runs_only_its_own_scripts(tmp_path: Path) -
     )
     assert "default-src 'none'" in policy
     assert "unsafe-inline" not in policy.split("style-src")[0]
-    assert found.unpacked("library") == page.library()
+    assert found.unpacked("library") == html.library()
 
 
 def test_the_same_runs_give_the_same_file(tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_signs_with_a_meaning_are_escaped() -> None:
     ],
 )
 def test_the_command_makes_the_run_again(given: dict[str, Any], said: str) -> None:
-    assert options.command(Spec.of(given)) == said
+    assert provenance.command(Spec.of(given)) == said
 
 
 @pytest.mark.slow

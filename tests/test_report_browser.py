@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from fedrift import results
-from fedrift.report import Labelled, write
+from fedrift.report import write
+from fedrift.report.selection import Labelled
+from fedrift.storage import run_folder as results
 from run_folders import grid, run_folder
 
 if TYPE_CHECKING:

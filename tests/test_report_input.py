@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fedrift import results
 from fedrift.cli import code_of
 from fedrift.errors import InputError
-from fedrift.report import page, write
+from fedrift.report import html, write
+from fedrift.storage import run_folder as results
 from report_pages import Page, made
 from run_folders import grid, run_folder
 
@@ -76,14 +76,14 @@ def test_what_cannot_be_reported_is_refused_in_one_sentence(tmp_path: Path) -> N
 
 
 def test_without_plotly_the_fix_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(html, "find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
     with pytest.raises(InputError, match=r"pip install 'fedrift\[report\]'"):
         write([run_folder(tmp_path / "a")], tmp_path / "report.html")
 
 
 def comparison(root: Path) -> Path:
     """A comparison folder with one run of four missing and one of another grid."""
-    from fedrift import grid as grids
+    from fedrift.config import grid as grids
 
     root.mkdir()
     (root / "compare.toml").write_text(COMPARISON)

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrift import records, results
+from fedrift.config.spec import Spec
 from fedrift.errors import InputError
-from fedrift.experiment import Spec
-from fedrift.results import RunFolder
+from fedrift.storage import jsonl, run_folder
+from fedrift.storage.run_folder import RunFolder
 
 SPEC = Spec(algorithm="fedavg", lr=0.1 + 0.2, out="elsewhere")
 
@@ -34,10 +34,10 @@ def test_a_run_comes_back_as_written(tmp_path: Path) -> None:
     path = tmp_path / "a" / "run"
     with written(path) as folder:
         folder.write_environment({"torch": "2.13"})
-        assert results.load(path).status == "unfinished"
+        assert run_folder.load(path).status == "unfinished"
         folder.write_summary({"status": "diverged", "loss": math.nan})
         folder.write_model({"fc.weight": np.eye(3, dtype=np.float32), "fc.bias": np.zeros(3)})
-    record = results.load(path)
+    record = run_folder.load(path)
     assert record.spec.lr == SPEC.lr
     assert record.spec.out is None
     assert [row["accuracy"] for row in record.rounds] == [1 / 3, 2 / 3, 1.0]
@@ -50,29 +50,29 @@ def test_a_run_comes_back_as_written(tmp_path: Path) -> None:
     assert weights["fc.weight"].shape == (3, 3)
     assert weights["fc.bias"].dtype == np.float64
     assert {file.name for file in path.iterdir()} == {
-        results.SPEC,
-        results.ROUNDS,
-        results.LEDGER,
-        results.ENVIRONMENT,
-        results.SUMMARY,
-        results.MODEL,
+        run_folder.SPEC,
+        run_folder.ROUNDS,
+        run_folder.LEDGER,
+        run_folder.ENVIRONMENT,
+        run_folder.SUMMARY,
+        run_folder.MODEL,
     }
 
 
 def test_every_line_is_there_as_soon_as_it_is_appended(tmp_path: Path) -> None:
     folder = written(tmp_path / "run")
-    assert len((tmp_path / "run" / results.ROUNDS).read_text().splitlines()) == 3
+    assert len((tmp_path / "run" / run_folder.ROUNDS).read_text().splitlines()) == 3
     folder.close()
 
 
 @given(st.floats())
 def test_floats_come_back_exactly(number: float) -> None:
-    back = records.load(records.dump({"x": [number]}))["x"][0]
+    back = jsonl.load(jsonl.dump({"x": [number]}))["x"][0]
     assert back == number or (math.isnan(back) and math.isnan(number))
 
 
 def test_json_holds_words_for_what_json_cannot_say() -> None:
-    text = records.dump({"a": math.nan, "b": -math.inf, "c": np.float32(0.1), "d": np.arange(2)})
+    text = jsonl.dump({"a": math.nan, "b": -math.inf, "c": np.float32(0.1), "d": np.arange(2)})
     assert json.loads(text, parse_constant=pytest.fail) == {
         "a": "nan",
         "b": "-inf",
@@ -83,7 +83,7 @@ def test_json_holds_words_for_what_json_cannot_say() -> None:
 
 def test_what_is_no_record_is_refused() -> None:
     with pytest.raises(TypeError, match="set"):
-        records.dump({"x": {1}})
+        jsonl.dump({"x": {1}})
 
 
 @pytest.mark.parametrize("tail", [b'{"round": 4, "acc', b"\0\0\0", b"\0\0\n", b"{}\n"])
@@ -92,14 +92,14 @@ def test_a_torn_last_line_is_reported_and_cut_off_when_reopened(
 ) -> None:
     path = tmp_path / "run"
     written(path).close()
-    with (path / results.ROUNDS).open("ab") as file:
+    with (path / run_folder.ROUNDS).open("ab") as file:
         file.write(tail)
-    record = results.load(path)
-    assert record.torn == (results.ROUNDS,)
+    record = run_folder.load(path)
+    assert record.torn == (run_folder.ROUNDS,)
     assert len(record.rounds) == 3
     with RunFolder.reopen(path) as folder:
         folder.append_round({"round": 4, "accuracy": 1.0})
-    record = results.load(path)
+    record = run_folder.load(path)
     assert record.torn == ()
     assert [row["round"] for row in record.rounds] == [1, 2, 3, 4]
 
@@ -107,10 +107,10 @@ def test_a_torn_last_line_is_reported_and_cut_off_when_reopened(
 def test_damage_in_the_middle_is_named(tmp_path: Path) -> None:
     path = tmp_path / "run"
     written(path).close()
-    lines = (path / results.ROUNDS).read_text().splitlines(keepends=True)
-    (path / results.ROUNDS).write_text(lines[0] + "xx\n" + lines[2])
+    lines = (path / run_folder.ROUNDS).read_text().splitlines(keepends=True)
+    (path / run_folder.ROUNDS).write_text(lines[0] + "xx\n" + lines[2])
     with pytest.raises(InputError, match=r"line 2 of .*rounds\.jsonl.* is damaged"):
-        results.load(path)
+        run_folder.load(path)
 
 
 def test_cut_to_a_mark_and_go_on(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_cut_to_a_mark_and_go_on(tmp_path: Path) -> None:
     with RunFolder.reopen(path) as folder:
         folder.append_ledger({"round": 2, "bytes_up": 5})
         folder.check_marks(folder.marks())
-    record = results.load(path)
+    record = run_folder.load(path)
     assert [row["accuracy"] for row in record.rounds] == [1 / 3, 0.5]
     assert [row["bytes_up"] for row in record.ledger] == [3, 5]
 
@@ -136,31 +136,33 @@ def test_cut_to_a_mark_and_go_on(tmp_path: Path) -> None:
 def test_lines_that_were_changed_do_not_fit_their_mark(tmp_path: Path) -> None:
     with written(tmp_path / "run") as folder:
         marks = folder.marks()
-        lines = tmp_path / "run" / results.ROUNDS
+        lines = tmp_path / "run" / run_folder.ROUNDS
         lines.write_bytes(lines.read_bytes().replace(b"0.66", b"0.67"))
         with pytest.raises(ValueError, match=r"rounds\.jsonl"):
             folder.check_marks(marks)
         folder.cut({})
-    assert results.load(tmp_path / "run").rounds == []
+    assert run_folder.load(tmp_path / "run").rounds == []
 
 
 def test_cut_without_any_line(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", SPEC) as folder:
         folder.cut({})
-    assert results.load(tmp_path / "run").rounds == []
+    assert run_folder.load(tmp_path / "run").rounds == []
 
 
 def test_what_a_killed_start_left_is_no_hindrance(tmp_path: Path) -> None:
     """Everything but the spec is written first, so that a folder with a spec is complete."""
     path = tmp_path / "run"
     path.mkdir()
-    (path / f".{results.SPEC}.99.tmp").write_text("algor")
-    (path / results.ENVIRONMENT).write_text("{}")
+    (path / f".{run_folder.SPEC}.99.tmp").write_text("algor")
+    (path / run_folder.ENVIRONMENT).write_text("{}")
     RunFolder.create(path, SPEC, {"identity": "x"}, {"sizes": [1]}).close()
-    assert results.load(path).environment == {"identity": "x"}
+    assert run_folder.load(path).environment == {"identity": "x"}
 
 
-@pytest.mark.parametrize("name", [results.ROUNDS, results.LEDGER, "clients", ".x.tmp", "fifo"])
+@pytest.mark.parametrize(
+    "name", [run_folder.ROUNDS, run_folder.LEDGER, "clients", ".x.tmp", "fifo"]
+)
 def test_a_folder_with_links_is_not_written_to(name: str, tmp_path: Path) -> None:
     path, victim = tmp_path / "run", tmp_path / "victim"
     written(path).close()
@@ -188,7 +190,7 @@ def test_a_failed_write_leaves_the_old_file(
         with pytest.raises(OSError, match="disk full"):
             folder.write_summary({"status": "stopped"})
         monkeypatch.undo()
-    assert results.load(tmp_path / "run").status == "done"
+    assert run_folder.load(tmp_path / "run").status == "done"
     assert not list((tmp_path / "run").glob(".*"))
 
 
@@ -228,7 +230,7 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     RunFolder.create(tmp_path / "run", SPEC).close()
-    assert results.load(tmp_path / "run").spec.algorithm == "fedavg"
+    assert run_folder.load(tmp_path / "run").spec.algorithm == "fedavg"
 
 
 def test_a_folder_that_could_not_be_started_is_not_left_behind(
@@ -255,25 +257,25 @@ def test_two_writers_cannot_share_a_folder(tmp_path: Path) -> None:
 def test_what_is_no_run_folder(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(InputError, match="is no run folder"):
-            results.load(path)
+            run_folder.load(path)
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{", b"\xff", b"[" * 100_000])
 def test_damaged_summary_and_weights(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run"
     written(path).close()
-    (path / results.SUMMARY).write_bytes(content)
-    (path / results.MODEL).write_bytes(content)
+    (path / run_folder.SUMMARY).write_bytes(content)
+    (path / run_folder.MODEL).write_bytes(content)
     with pytest.raises(InputError, match=r"summary\.json"):
-        results.load(path)
-    (path / results.SUMMARY).unlink()
+        run_folder.load(path)
+    (path / run_folder.SUMMARY).unlink()
     with pytest.raises(InputError, match=r"model\.safetensors"):
-        results.load(path).weights()
+        run_folder.load(path).weights()
 
 
 def test_frame(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     written(tmp_path / "run").close()
-    frame = results.load(tmp_path / "run").frame()
+    frame = run_folder.load(tmp_path / "run").frame()
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame["round"]) == [1, 2, 3]

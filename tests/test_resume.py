@@ -16,17 +16,18 @@ import torch
 from torch import Tensor, nn
 
 import fedrift as fr
-from fedrift import checkpoint
-from fedrift.algorithm import Algorithm, Cohort
 from fedrift.algorithms.fedavg import Down, FedAvg, Up
-from fedrift.engine import Engine, Plan, RoundReport
-from fedrift.flat import Vec
-from fedrift.keeping import Keeper
-from fedrift.local import Local
-from fedrift.messages import state
-from fedrift.optim import SGD
-from fedrift.problem import Problem
-from fedrift.site import Site
+from fedrift.core.algorithm import Algorithm, Cohort
+from fedrift.core.flat import Vec
+from fedrift.core.local import Local
+from fedrift.core.messages import state
+from fedrift.core.optim import SGD
+from fedrift.core.problem import Problem
+from fedrift.core.site import Site
+from fedrift.engine.callbacks import Plan, RoundReport
+from fedrift.engine.loop import Engine
+from fedrift.engine.recorder import Keeper
+from fedrift.storage import checkpoint
 from problems import Net, blobs, small_run, uneven_clients
 
 

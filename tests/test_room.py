@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import fedrift as fr
-from fedrift import room
-from fedrift.engine import Plan, RoundReport
+from fedrift.engine import plan as room
+from fedrift.engine.callbacks import Plan, RoundReport
 from problems import small_run
 
 

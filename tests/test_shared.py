@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedrift.messages import Packed
-from fedrift.shared import (
+from fedrift.core.messages import Packed
+from fedrift.storage.shared_memory import (
     DTYPES,
     Block,
     Ref,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from fedrift.data.partition import shift
+from fedrift.data.shift import shift
 from fedrift.errors import InputError
 
 IMAGES = np.random.default_rng(0).standard_normal((12, 2, 7, 7)).astype(np.float32)

@@ -13,20 +13,21 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedrift as fr
-from fedrift import front, minibatches, models, session, site, stacked, together
-from fedrift.algorithm import Algorithm, Cohort
+from fedrift import api, models
 from fedrift.algorithms import NAMES
 from fedrift.algorithms.fedavg import Down, Server, Up
 from fedrift.backends.pool import Pool
-from fedrift.data.batches import batches, table
-from fedrift.data.resident import Split
-from fedrift.flat import Layout
-from fedrift.linking import chain_of
-from fedrift.local import Local
-from fedrift.optim import OptState
-from fedrift.problem import Problem
-from fedrift.requests import Request, Trained
-from fedrift.site import Site
+from fedrift.backends.stacking import loop, scheduler
+from fedrift.backends.stacking.chain import chain_of
+from fedrift.core import site
+from fedrift.core.algorithm import Algorithm, Cohort
+from fedrift.core.flat import Layout
+from fedrift.core.local import Local, batches, table
+from fedrift.core.optim import OptState
+from fedrift.core.problem import Problem
+from fedrift.core.site import Request, Site, Trained
+from fedrift.data.split import Split
+from fedrift.engine import execute
 from problems import Net, blobs, uneven_clients
 
 MODELS = {
@@ -47,11 +48,11 @@ class Counter:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows: list[int] = []
-        monkeypatch.setattr(together, "train", self.train)
+        monkeypatch.setattr(scheduler, "train", self.train)
 
     def train(self, chain: Any, layout: Layout, requests: Sequence[Request]) -> list[Trained]:
         self.rows.append(len(requests))
-        return stacked.train(chain, layout, requests)
+        return loop.train(chain, layout, requests)
 
 
 @pytest.fixture
@@ -197,9 +198,9 @@ def pools() -> Generator[list[Pool]]:
 def test_the_same_bits_wherever_it_runs(text: str, pools: list[Pool]) -> None:
     own: dict[str, Any] = {} if text == "diloco" else {"lr": 0.05}
     settings = {**USUAL, "model": MODELS["mlp"], "lr": None, **own}
-    task = front.settled(text, settings)
-    runs = [session.execute(task, pool=pool) for pool in pools]
-    runs += [session.execute(task, workers=0, backend=kind) for kind in ("auto", "wire")]
+    task = api.settled(text, settings)
+    runs = [execute.execute(task, pool=pool) for pool in pools]
+    runs += [execute.execute(task, workers=0, backend=kind) for kind in ("auto", "wire")]
     assert len({run.fingerprint for run in runs}) == 1
     assert all(run.ledger.entries == runs[0].ledger.entries for run in runs)
 
@@ -222,9 +223,9 @@ def test_clients_that_are_made_when_visited(counter: Counter) -> None:
     x, y = (torch.from_numpy(part) for part in make(0))
     weights: list[Tensor] = []
     for how in ("on", "off"):
-        task = front.settled("scaffold", {**USUAL, "model": MODELS["mlp"], "stack": how})
+        task = api.settled("scaffold", {**USUAL, "model": MODELS["mlp"], "stack": how})
         task = replace(task, split=Split(x, y, (), make=make, sizes=sizes))
-        weights.append(session.execute(task, workers=0).weights)
+        weights.append(execute.execute(task, workers=0).weights)
     assert torch.allclose(weights[0], weights[1], rtol=0, atol=1e-6)
     assert max(counter.rows) > 1
 
@@ -294,7 +295,7 @@ def test_what_is_not_for_rows_falls_back_exactly(counter: Counter) -> None:
 def test_large_batches_of_large_models_are_off_unless_asked(
     counter: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(together, "WORTH", 36 * 16 - 1)
+    monkeypatch.setattr(scheduler, "WORTH", 36 * 16 - 1)
     small("fedavg", rounds=1)
     assert not counter.rows
     small("fedavg", rounds=1, stack="on")
@@ -302,19 +303,19 @@ def test_large_batches_of_large_models_are_off_unless_asked(
 
 
 def test_groups_are_a_rule_of_model_and_cohort() -> None:
-    problem = front.settled("fedavg", {**USUAL, "model": MODELS["logistic"]}).problem
-    stacks = together.together(problem)
+    problem = api.settled("fedavg", {**USUAL, "model": MODELS["logistic"]}).problem
+    stacks = scheduler.together(problem)
     assert stacks is not None
     sizes = np.full(100, 60)
     assert stacks.groups(10, sizes) == 4 and stacks.groups(10, sizes[:3]) == 3
     assert stacks.groups(10, np.full(1000, 60)) == 16  # of at most 64
-    large = replace(problem, layout=Layout(("w",), ((together.CACHED, 1),)))
-    assert together.Together(large, stacks._chain).groups(10, sizes) == 100
+    large = replace(problem, layout=Layout(("w",), ((scheduler.CACHED, 1),)))
+    assert scheduler.Together(large, stacks._chain).groups(10, sizes) == 100
 
 
 def test_neighbours_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [small("fedavg", "mlp", steps=[1, 2, 3, 4, 5, 6, 9])]
-    monkeypatch.setattr(together, "CACHED", 1)
+    monkeypatch.setattr(scheduler, "CACHED", 1)
     runs.append(small("fedavg", "mlp", steps=[1, 2, 3, 4, 5, 6, 9]))
     assert torch.equal(runs[0].weights, runs[1].weights)
 
@@ -387,7 +388,7 @@ def test_no_local_loop_waits_for_the_device(
         return call
 
     monkeypatch.setattr(site, "local_train", guarded(site.local_train))
-    monkeypatch.setattr(stacked._Stack, "train", guarded(stacked._Stack.train))
+    monkeypatch.setattr(loop._Stack, "train", guarded(loop._Stack.train))
     own: dict[str, Any] = {"lr": None} if name == "diloco" else {}
     options = {} if name == "fednova" else {"clip": 0.5}
     small(WRAPPED.get(name, name), "mlp", rounds=1, stack=stack, **options, **own)
@@ -410,29 +411,29 @@ def test_rows_are_the_minibatches(n: int, size: int | None) -> None:
 
 def mutated_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding counts like a sample."""
-    right = minibatches.Minibatches.__init__
+    right = loop.Minibatches.__init__
 
     def wrong(self: Any, *given: Any) -> None:
         right(self, *given)
         self._share = torch.full_like(self._share, 1 / self._share.shape[2])
 
-    monkeypatch.setattr(minibatches.Minibatches, "__init__", wrong)
+    monkeypatch.setattr(loop.Minibatches, "__init__", wrong)
 
 
 def mutated_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is finished goes on moving."""
-    right = stacked._Stack._some_steps
+    right = loop._Stack._some_steps
 
     def wrong(self: Any, which: range, rows: int) -> None:
         right(self, which, len(self.requests))
 
-    monkeypatch.setattr(stacked._Stack, "_some_steps", wrong)
+    monkeypatch.setattr(loop._Stack, "_some_steps", wrong)
 
 
 def mutated_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everybody gets the result of another row."""
-    right = stacked._Stack.results
-    monkeypatch.setattr(stacked._Stack, "results", lambda self: right(self)[::-1])
+    right = loop._Stack.results
+    monkeypatch.setattr(loop._Stack, "results", lambda self: right(self)[::-1])
 
 
 @pytest.mark.parametrize("mutant", [mutated_share, mutated_end, mutated_order])

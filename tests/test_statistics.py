@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedrift.config.spec import Spec
 from fedrift.errors import InputError
-from fedrift.experiment import Spec
-from fedrift.results import RunRecord
-from fedrift.statistics import clients, costs, estimates
-from fedrift.statistics.findings import find
-from fedrift.statistics.grouping import Group, group
-from fedrift.statistics.measured import Measured, measured
+from fedrift.report.statistics import costs, estimates
+from fedrift.report.statistics.findings import find
+from fedrift.report.statistics.grouping import Group, group
+from fedrift.report.statistics.measured import Measured, measured
+from fedrift.storage.run_folder import RunRecord
 
 
 def run(values: list[float], name: str = "run", status: str = "done", **options: Any) -> Measured:
@@ -232,11 +232,11 @@ def test_the_baseline_is_fedavg_or_the_one_named() -> None:
 
 def test_expected_accuracy_of_clients_follows_their_labels() -> None:
     one = run([0.8])  # class accuracies 0.8 and 0.4
-    found = clients.client_accuracy(one, 1)
+    found = costs.client_accuracy(one, 1)
     assert found is not None  # the empty client is not among them
     assert found.tolist() == pytest.approx([0.8, 0.25 * 0.8 + 0.75 * 0.4])
-    spread = clients.spread([one], 1)
+    spread = costs.spread([one], 1)
     assert spread is not None
     assert spread.worst.mean == pytest.approx(0.5)
     assert spread.std.mean == pytest.approx(0.15)
-    assert clients.worst_tenth(np.arange(21.0)) == 1.0  # three of 21 clients
+    assert costs.worst_tenth(np.arange(21.0)) == 1.0  # three of 21 clients

@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedrift import results
+from fedrift.config.spec import Spec
 from fedrift.errors import InputError
-from fedrift.experiment import Spec
-from fedrift.records import dump
-from fedrift.results import RunRecord
-from fedrift.statistics import costs
-from fedrift.statistics.findings import Findings, find
-from fedrift.statistics.grouping import group
-from fedrift.statistics.measured import Measured, measured
-from fedrift.statistics.rows import rows
+from fedrift.report.statistics import costs
+from fedrift.report.statistics.findings import Findings, find, rows
+from fedrift.report.statistics.grouping import group
+from fedrift.report.statistics.measured import Measured, measured
+from fedrift.storage import run_folder as results
+from fedrift.storage.jsonl import dump
+from fedrift.storage.run_folder import RunRecord
 from run_folders import grid, run_folder
 
 

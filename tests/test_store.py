@@ -11,17 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedrift import checkpoint
-from fedrift.algorithm import Algorithm, Cohort
 from fedrift.algorithms.scaffold import Scaffold
-from fedrift.flat import Vec
-from fedrift.local import Local
-from fedrift.messages import Mean, Sum, message, state
-from fedrift.optim import OptState
-from fedrift.problem import Problem
-from fedrift.rows import RowLayout
-from fedrift.site import Site
-from fedrift.store import Store, Table
+from fedrift.core.algorithm import Algorithm, Cohort
+from fedrift.core.flat import Vec
+from fedrift.core.local import Local
+from fedrift.core.messages import Mean, Sum, message, state
+from fedrift.core.optim import OptState
+from fedrift.core.problem import Problem
+from fedrift.core.site import Site
+from fedrift.storage import checkpoint
+from fedrift.storage.client_state import RowLayout, Store, Table
 from problems import small_run
 
 W = torch.arange(5.0)

@@ -13,11 +13,11 @@ import torch
 from fedrift.errors import InputError
 from fedrift.presets import studies
 from fedrift.presets.findings import Findings, Table
-from fedrift.presets.studies import flat_minima_table, large_scale, making
-from fedrift.presets.studies.extracting import pooled_ridge
-from fedrift.presets.studies.flat_minima_findings import APART, CENTRAL, Seen, findings
-from fedrift.presets.studies.populations import generated
-from fedrift.records import dump, load
+from fedrift.presets.studies import common, flat_minima_table, large_scale
+from fedrift.presets.studies.extractors import pooled_ridge
+from fedrift.presets.studies.flat_minima_table import APART, CENTRAL, Seen, findings
+from fedrift.presets.studies.large_scale import generated
+from fedrift.storage.jsonl import dump, load
 
 DATA = "digits:train=300,test=100"
 TINY: dict[str, dict[str, Any]] = {
@@ -137,7 +137,7 @@ def test_a_study_goes_on_from_its_folder(made: Made, monkeypatch: pytest.MonkeyP
     def never(*_: object, **__: object) -> None:
         raise AssertionError("what is there is made again")
 
-    monkeypatch.setattr("fedrift.session._execute", never)
+    monkeypatch.setattr("fedrift.engine.execute._execute", never)
     monkeypatch.setattr("fedrift.presets.studies.flat_minima_table.top_eigenvalues", never)
     again = studies.find(name)(folder, {**TINY[name], "workers": 0}, None, print)
     assert again.record() == first.record()
@@ -216,10 +216,10 @@ def test_wrong_settings_are_told(
 
 
 def test_classes_are_numbered_from_zero() -> None:
-    found = making.load("digits", None, [7, 2])
+    found = common.load("digits", None, [7, 2])
     assert found.classes == 2 and set(found.y.tolist()) == {0, 1}
     assert found.class_names == ("7", "2")
-    whole = making.load("digits", None)
+    whole = common.load("digits", None)
     assert (found.y == 0).sum() == (whole.y == 7).sum()
 
 

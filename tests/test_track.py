@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import fedrift as fr
-from fedrift import track
 from fedrift.cli import code_of
-from fedrift.engine import RoundReport
+from fedrift.engine import trackers
+from fedrift.engine.callbacks import RoundReport
 from problems import small_run
 
 
@@ -61,7 +61,7 @@ def mlflow_runs(file: Path) -> list[Any]:
 def test_mlflow_holds_options_curve_and_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for needed in track.NEEDS["mlflow"]:
+    for needed in trackers.NEEDS["mlflow"]:
         pytest.importorskip(needed)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     how: dict[str, Any] = {"out": tmp_path / "run", "track": ["mlflow"]}
@@ -98,7 +98,7 @@ def test_a_comparison_is_tracked_run_by_run(tmp_path: Path) -> None:
     assert {p.name for p in (tmp_path / "tensorboard").iterdir()} == runs
 
 
-@pytest.mark.parametrize("name", track.NEEDS)
+@pytest.mark.parametrize("name", trackers.NEEDS)
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_a_missing_package_is_one_sentence_with_the_fix(
     name: str,
@@ -106,7 +106,7 @@ def test_a_missing_package_is_one_sentence_with_the_fix(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(track, "find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(trackers, "find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
     assert code_of([command, "fedavg", "--track", name]) == 2
     said = capsys.readouterr().err
     assert f"pip install 'fedrift[{name}]'" in said

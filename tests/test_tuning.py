@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fedrift import contests, grid
+from fedrift import comparison
 from fedrift.cli import code_of
+from fedrift.config import grid
+from fedrift.config.grid import Entrant, Grid, Tuned
+from fedrift.config.spec import Spec
+from fedrift.config.tuning import Rung, rungs, searches
 from fedrift.errors import InputError
-from fedrift.experiment import Spec
-from fedrift.grid import Entrant, Grid
-from fedrift.search import Rung, rungs, searches
-from fedrift.tuned import Tuned
 from report_pages import made
 
 BASE = Spec(data="digits", rounds=4, clients=4, workers=0, model="logistic", partition="iid")
@@ -71,7 +71,7 @@ def test_what_cannot_be_tuned_is_refused_before_anything_runs(tune: list[str], s
 
 def test_the_settings_of_one_algorithm_do_not_reach_another(tmp_path: Path) -> None:
     entrants = (Entrant("fedavg", {"epochs": 2}), Entrant("fedprox"))
-    contests.tuned(Grid(entrants, BASE), ["mu=0,1"], tmp_path, None)
+    comparison.tuned(Grid(entrants, BASE), ["mu=0,1"], tmp_path, None)
     tried = [Spec.from_toml(f) for f in (tmp_path / "tuning").glob("runs/*/spec.toml")]
     assert len(tried) == 2
     assert {spec.epochs for spec in tried} == {None}

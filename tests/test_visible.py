@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedrift.build import build
-from fedrift.federation.visible import can_be_masked, phases, sights
+from fedrift.engine.build import build
+from fedrift.federation.visibility import can_be_masked, phases, sights
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

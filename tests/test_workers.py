@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import fedrift as fr
-from fedrift.backends import watch
+from fedrift.backends import pool
 from problems import small_run
 from segments import orphaned, present
 
@@ -50,8 +50,8 @@ class Troubled:
 def test_trouble_is_repeated_elsewhere_with_the_same_bits(
     trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "TICK", 0.2)
-    monkeypatch.setattr(watch, "STALLED", 10)
+    monkeypatch.setattr(pool, "TICK", 0.2)
+    monkeypatch.setattr(pool, "STALLED", 10)
     loss = Troubled(tmp_path, trouble, 1)
     fine = small_run("scaffold", rounds=2, loss=loss)
     again = small_run("scaffold", rounds=2, loss=loss, workers=2)
@@ -75,8 +75,8 @@ def test_deaths_now_and_then_do_not_add_up(tmp_path: Path) -> None:
 def test_a_visit_that_always_hangs_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "TICK", 0.1)
-    monkeypatch.setattr(watch, "STALLED", 5)
+    monkeypatch.setattr(pool, "TICK", 0.1)
+    monkeypatch.setattr(pool, "STALLED", 5)
     before = set(multiprocessing.active_children())
     loss = Troubled(tmp_path, "stop", 99)
     with pytest.raises(fr.RunError, match=r"visit of client \d+.*did not move"):
@@ -87,12 +87,12 @@ def test_a_visit_that_always_hangs_is_named(
 def test_processor_time_is_known_here() -> None:
     if not Path("/proc/self/stat").exists():
         pytest.skip("no /proc")
-    start = watch.processor_seconds(os.getpid())
+    start = pool.processor_seconds(os.getpid())
     end = time.process_time() + 0.05
     while time.process_time() < end:
         pass
-    assert start is not None and (watch.processor_seconds(os.getpid()) or 0) > start
-    assert watch.processor_seconds(2**30) is None
+    assert start is not None and (pool.processor_seconds(os.getpid()) or 0) > start
+    assert pool.processor_seconds(2**30) is None
 
 
 def family(session: int) -> list[int]:

@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 import fedrift as fr
-from fedrift.rounds import Plan, RoundReport
+from fedrift.engine.callbacks import Plan, RoundReport
 from peers import work
 from peers.notes import Notes
 

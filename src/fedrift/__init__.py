@@ -5,20 +5,22 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedrift._moved import install
 from fedrift.version import VERSION
 
 if TYPE_CHECKING:
-    from fedrift.algorithm import Algorithm
-    from fedrift.comparing import compare
+    from fedrift.api import compare, run
     from fedrift.comparison import Comparison
-    from fedrift.data.resident import Split
-    from fedrift.dividing import split
-    from fedrift.engine import RoundReport
+    from fedrift.core.algorithm import Algorithm
+    from fedrift.core.local import Local
+    from fedrift.data.arrays import split
+    from fedrift.data.split import Split
+    from fedrift.engine.callbacks import RoundReport
+    from fedrift.engine.result import Result
     from fedrift.errors import InputError, RunError
-    from fedrift.front import run
-    from fedrift.local import Local
-    from fedrift.result import Result
 
+
+install()
 __version__ = VERSION
 __all__ = [
     "Algorithm",
@@ -35,17 +37,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Algorithm": "fedrift.algorithm",
+    "Algorithm": "fedrift.core.algorithm",
     "Comparison": "fedrift.comparison",
     "InputError": "fedrift.errors",
-    "Local": "fedrift.local",
-    "Result": "fedrift.result",
-    "RoundReport": "fedrift.engine",
+    "Local": "fedrift.core.local",
+    "Result": "fedrift.engine.result",
+    "RoundReport": "fedrift.engine.loop",
     "RunError": "fedrift.errors",
-    "Split": "fedrift.data.resident",
-    "compare": "fedrift.comparing",
-    "run": "fedrift.front",
-    "split": "fedrift.dividing",
+    "Split": "fedrift.data.split",
+    "compare": "fedrift.api",
+    "run": "fedrift.api",
+    "split": "fedrift.data.arrays",
 }
 
 

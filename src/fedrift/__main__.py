@@ -1,5 +1,7 @@
 """The program `fedrift`, also as `python -m fedrift`."""
 
+from __future__ import annotations
+
 import sys
 from typing import NoReturn
 

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 
 from fedrift.cli import code_of
-from fedrift.keeping import Keeper
+from fedrift.engine.recorder import Keeper
 
 spent: list[tuple[float, float]] = []
 
 
 def main() -> int:
-    from fedrift.checkpoint import Checkpoint
+    from fedrift.storage.checkpoint import Checkpoint
 
     usual = Keeper.checkpoint
 

@@ -33,10 +33,10 @@ ROUNDS = 40
 
 def run(name: str, workers: int, out: Path | None) -> str:
     """One run to its end; its fingerprint."""
-    from fedrift import keeping
+    from fedrift.engine import recorder
     from problems import small_run
 
-    keeping.SHORTEST, keeping.SHARE = 0.0, 1.0  # a checkpoint after almost every round
+    recorder.SHORTEST, recorder.SHARE = 0.0, 1.0  # a checkpoint after almost every round
     how: dict[str, Any] = {"rounds": ROUNDS, "workers": workers, "on_round": pause}
     return small_run(name, out=out, **how).fingerprint
 
@@ -91,7 +91,7 @@ def main() -> int:
     said = parser.parse_args()
     import torch
 
-    import problems  # everything is imported before the first fork
+    import problems
 
     assert problems is not None
     torch.set_num_threads(1)

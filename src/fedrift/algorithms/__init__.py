@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fedrift.algorithm import Algorithm
-from fedrift.algorithms.changed import with_asam, with_sam, with_server_adam
 from fedrift.algorithms.diloco import diloco
 from fedrift.algorithms.fed3r import Fed3R
+from fedrift.algorithms.fed3r_finetune import fed3rft
 from fedrift.algorithms.fedavg import FedAvg
 from fedrift.algorithms.fedcm import FedCM
 from fedrift.algorithms.feddyn import FedDyn
@@ -19,14 +18,14 @@ from fedrift.algorithms.fedprox import fedprox
 from fedrift.algorithms.fedsgd import FedSGD
 from fedrift.algorithms.fedsmoo import FedSMOO
 from fedrift.algorithms.fedspeed import fedspeed
-from fedrift.algorithms.finetune import fed3rft
 from fedrift.algorithms.ghbm import GHBM, FedHBM, LocalGHBM
-from fedrift.algorithms.mime import Mime, mimemom
-from fedrift.algorithms.mimelite import MimeLite, mimelitemom
+from fedrift.algorithms.mime import Mime, MimeLite, mimelitemom, mimemom
 from fedrift.algorithms.sam import fedasam, fedgamma, fedsam, mofedsam
 from fedrift.algorithms.scaffold import Scaffold
 from fedrift.algorithms.swa import SWA
 from fedrift.algorithms.wima import WiMA
+from fedrift.algorithms.wrappers import with_asam, with_sam, with_server_adam
+from fedrift.core.algorithm import Algorithm
 
 NAMES: dict[str, Callable[..., Algorithm[Any, Any]]] = {
     "fedsgd": FedSGD,

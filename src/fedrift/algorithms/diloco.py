@@ -10,14 +10,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from fedrift.algorithm import Algorithm, Cohort, Weights
+from fedrift.core.algorithm import Algorithm, Cohort, Weights
+from fedrift.core.flat import Vec
+from fedrift.core.local import Local
+from fedrift.core.messages import Mean, message, state
+from fedrift.core.optim import SGD, Adam, Optimizer, OptState, Schedule, apply
+from fedrift.core.problem import Problem
+from fedrift.core.site import Site
 from fedrift.errors import InputError
-from fedrift.flat import Vec
-from fedrift.local import Local
-from fedrift.messages import Mean, message, state
-from fedrift.optim import SGD, Adam, Optimizer, OptState, Schedule, apply
-from fedrift.problem import Problem
-from fedrift.site import Site
 
 
 class Usual(float):

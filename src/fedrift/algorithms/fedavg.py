@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedrift.algorithm import Algorithm, Cohort, Weights
-from fedrift.flat import Vec
-from fedrift.local import Local
-from fedrift.messages import Mean, message, state
-from fedrift.optim import SGD, Optimizer, OptState, apply
-from fedrift.problem import Problem
-from fedrift.site import Site
+from fedrift.core.algorithm import Algorithm, Cohort, Weights
+from fedrift.core.flat import Vec
+from fedrift.core.local import Local
+from fedrift.core.messages import Mean, message, state
+from fedrift.core.optim import SGD, Optimizer, OptState, apply
+from fedrift.core.problem import Problem
+from fedrift.core.site import Site
 
 
 @message

@@ -11,13 +11,13 @@ from typing import Annotated
 
 import torch
 
-from fedrift.algorithm import Algorithm, Cohort, Weights, refuse_memory
-from fedrift.flat import Vec
-from fedrift.local import Local
-from fedrift.messages import Mean, derived, message, state
-from fedrift.pieces import Blend
-from fedrift.problem import Problem
-from fedrift.site import Site
+from fedrift.core.algorithm import Algorithm, Cohort, Weights, refuse_memory
+from fedrift.core.flat import Vec
+from fedrift.core.local import Local
+from fedrift.core.messages import Mean, derived, message, state
+from fedrift.core.pieces import Blend
+from fedrift.core.problem import Problem
+from fedrift.core.site import Site
 
 
 @message

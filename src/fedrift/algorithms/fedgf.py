@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedrift.algorithm import Algorithm, Cohort, Weights
-from fedrift.flat import Vec, norm, unit
-from fedrift.local import Local
-from fedrift.messages import Mean, Sum, message, state
-from fedrift.pieces import Step
-from fedrift.problem import Problem
-from fedrift.site import Site
+from fedrift.core.algorithm import Algorithm, Cohort, Weights
+from fedrift.core.flat import Vec, norm, unit
+from fedrift.core.local import Local
+from fedrift.core.messages import Mean, Sum, message, state
+from fedrift.core.pieces import Step
+from fedrift.core.problem import Problem
+from fedrift.core.site import Site
 
 
 @message

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fedrift.algorithm import Weights
 from fedrift.algorithms.fedavg import FedAvg
-from fedrift.local import Local
-from fedrift.optim import SGD, Adagrad, Adam
+from fedrift.core.algorithm import Weights
+from fedrift.core.local import Local
+from fedrift.core.optim import SGD, Adagrad, Adam
 
 Positive = Annotated[float, "> 0"]
 Decay = Annotated[float, ">= 0", "< 1"]

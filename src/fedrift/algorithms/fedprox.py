@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from fedrift.algorithm import Weights
 from fedrift.algorithms.fedavg import FedAvg
-from fedrift.local import Local
-from fedrift.pieces import Prox
+from fedrift.core.algorithm import Weights
+from fedrift.core.local import Local
+from fedrift.core.pieces import Prox
 
 
 def fedprox(

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from fedrift.algorithm import Algorithm, Cohort, Weights
-from fedrift.flat import Vec
-from fedrift.local import Local, clip_
-from fedrift.messages import Mean, message, state
-from fedrift.optim import SGD, rate
-from fedrift.problem import Problem
-from fedrift.site import Site
+from fedrift.core.algorithm import Algorithm, Cohort, Weights
+from fedrift.core.flat import Vec
+from fedrift.core.local import Local, clip_
+from fedrift.core.messages import Mean, message, state
+from fedrift.core.optim import SGD, rate
+from fedrift.core.problem import Problem
+from fedrift.core.site import Site
 
 
 @message

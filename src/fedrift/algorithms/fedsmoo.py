@@ -11,14 +11,14 @@ from typing import Annotated
 
 import torch
 
-from fedrift.algorithm import Algorithm, Cohort, Weights, uniform_only
 from fedrift.algorithms.feddyn import server_step
-from fedrift.flat import Vec, norm, unit
-from fedrift.local import Local
-from fedrift.messages import Mean, message, state
-from fedrift.pieces import Linear, Prox, Step
-from fedrift.problem import Problem
-from fedrift.site import Site
+from fedrift.core.algorithm import Algorithm, Cohort, Weights, uniform_only
+from fedrift.core.flat import Vec, norm, unit
+from fedrift.core.local import Local
+from fedrift.core.messages import Mean, message, state
+from fedrift.core.pieces import Linear, Prox, Step
+from fedrift.core.problem import Problem
+from fedrift.core.site import Site
 
 
 @message

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from fedrift.algorithm import Weights
 from fedrift.algorithms.feddyn import FedDyn
-from fedrift.local import Local
-from fedrift.pieces import Extra
+from fedrift.core.algorithm import Weights
+from fedrift.core.local import Local
+from fedrift.core.pieces import Extra
 
 
 def fedspeed(

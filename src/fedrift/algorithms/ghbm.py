@@ -12,13 +12,13 @@ from typing import Annotated, Literal
 
 import torch
 
-from fedrift.algorithm import Algorithm, Cohort, Weights, refuse_memory
-from fedrift.flat import Vec
-from fedrift.local import Local
-from fedrift.messages import Mean, message, state
-from fedrift.pieces import Linear, Prox
-from fedrift.problem import Problem
-from fedrift.site import Site
+from fedrift.core.algorithm import Algorithm, Cohort, Weights, refuse_memory
+from fedrift.core.flat import Vec
+from fedrift.core.local import Local
+from fedrift.core.messages import Mean, message, state
+from fedrift.core.pieces import Linear, Prox
+from fedrift.core.problem import Problem
+from fedrift.core.site import Site
 
 WHY = "momentum would multiply β by the length of its memory"
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from fedrift.algorithm import Weights
 from fedrift.algorithms.fedavg import FedAvg
 from fedrift.algorithms.fedcm import FedCM
 from fedrift.algorithms.scaffold import Scaffold
-from fedrift.local import Local
-from fedrift.pieces import ASAM, SAM
+from fedrift.core.algorithm import Weights
+from fedrift.core.local import Local
+from fedrift.core.pieces import ASAM, SAM
 
 Radius = Annotated[float, ">= 0"]
 

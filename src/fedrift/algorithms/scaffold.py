@@ -13,15 +13,15 @@ from typing import Annotated, Literal
 
 import torch
 
-from fedrift.algorithm import Algorithm, Cohort, Weights
+from fedrift.core.algorithm import Algorithm, Cohort, Weights
+from fedrift.core.flat import Vec
+from fedrift.core.local import Local, Run
+from fedrift.core.messages import Mean, message, state
+from fedrift.core.optim import SGD, Optimizer, OptState, apply
+from fedrift.core.pieces import Linear, Plain
+from fedrift.core.problem import Problem
+from fedrift.core.site import Site
 from fedrift.errors import InputError
-from fedrift.flat import Vec
-from fedrift.local import Local, Run
-from fedrift.messages import Mean, message, state
-from fedrift.optim import SGD, Optimizer, OptState, apply
-from fedrift.pieces import Linear, Plain
-from fedrift.problem import Problem
-from fedrift.site import Site
 
 
 @message

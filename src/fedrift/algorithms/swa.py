@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from fedrift.algorithm import Algorithm, Cohort, map_local
-from fedrift.algorithms.wrapper import Wrapper
-from fedrift.flat import Vec
-from fedrift.messages import state
-from fedrift.optim import Schedule, rate
-from fedrift.problem import Problem
+from fedrift.algorithms.wrappers import Wrapper
+from fedrift.core.algorithm import Algorithm, Cohort, map_local
+from fedrift.core.flat import Vec
+from fedrift.core.messages import state
+from fedrift.core.optim import Schedule, rate
+from fedrift.core.problem import Problem
 
 
 @dataclass(frozen=True)

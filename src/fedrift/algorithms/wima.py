@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import torch
 
-from fedrift.algorithm import Algorithm, Cohort
-from fedrift.algorithms.wrapper import Wrapper
-from fedrift.flat import Vec
-from fedrift.messages import state
-from fedrift.problem import Problem
+from fedrift.algorithms.wrappers import Wrapper
+from fedrift.core.algorithm import Algorithm, Cohort
+from fedrift.core.flat import Vec
+from fedrift.core.messages import state
+from fedrift.core.problem import Problem
 
 
 @state

@@ -11,20 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift.analysis.patience import Unwatched, Watch
-from fedrift.analysis.rehearsal import Visited, rehearse
+from fedrift.analysis.rehearsal import Unwatched, Visited, Watch, rehearse
+from fedrift.core.algorithm import Shown
+from fedrift.core.flat import Batch, FlatModel, Vec, count, map_tree, take
+from fedrift.core.problem import Problem
+from fedrift.engine.plan import Task
 from fedrift.errors import InputError
-from fedrift.exchange import Shown
-from fedrift.flat import Batch, Vec, count, map_tree, take
-from fedrift.flat_model import FlatModel
-from fedrift.planning import Task
-from fedrift.problem import Problem
-from fedrift.records import Record
-from fedrift.store import Store
-from fedrift.streams import stream
+from fedrift.rng import stream
+from fedrift.storage.client_state import Store
+from fedrift.storage.jsonl import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 PATIENCE = 1000  # rounds that are looked ahead for one in which somebody takes part
 

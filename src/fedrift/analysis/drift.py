@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fedrift.flat import Vec, cosine, dot, norm
+from fedrift.analysis.case import Case, Finding, Options
+from fedrift.analysis.objective import Objective
+from fedrift.core.flat import Vec, cosine, dot, norm
+from fedrift.core.messages import pack
+from fedrift.figures import TOGETHER
+from fedrift.figures import clients as pictures
+from fedrift.storage.jsonl import Record
 
 BLOCK = 1 << 16  # weights
 
@@ -124,3 +133,153 @@ def dissimilarity(gradients: Sequence[Vec], weights: Sequence[float]) -> dict[st
         "variance": float(share @ apart),
         "mean_length": length,
     }
+
+
+# Control variates in the states of server and clients, found by the letters of their papers.
+
+CONTROLS = {"c": "The control variate cᵢ", "h": "The dual variable hᵢ"}
+"""c of SCAFFOLD and FedGAMMA, h of FedDyn, FedSpeed and FedSMOO: both stand for ∇Fᵢ."""
+
+
+def _named(state: object, size: int) -> dict[str, Vec]:
+    found: dict[str, Vec] = {}
+    for path, leaf in pack(state).items():
+        letter = path.rpartition(".")[2]
+        if letter in CONTROLS and isinstance(leaf, Tensor) and leaf.numel() == size:
+            found[letter] = leaf
+    return found
+
+
+def server_lengths(case: Case) -> dict[str, float]:
+    """Norms of the server's own vectors of the kind."""
+    found = _named(case.state, case.problem.layout.size) if case.state is not None else {}
+    return {letter: float(norm(v)) for letter, v in found.items()}
+
+
+def client_controls(case: Case, clients: Sequence[int]) -> dict[str, dict[int, Vec]]:
+    """By letter, the vectors of those clients that have taken part and hold one."""
+    found: dict[str, dict[int, Vec]] = {}
+    if case.store is None:
+        return found
+    for path, table in case.store.tables.items():
+        for client in clients:
+            if table.slot(client) < 0:
+                continue
+            state = case.store.read(path, client)
+            for letter, vector in _named(state, case.problem.layout.size).items():
+                found.setdefault(letter, {})[client] = vector
+    return found
+
+
+def client_lengths(case: Case, clients: Sequence[int]) -> dict[str, float]:
+    """Mean norms of what these clients hold."""
+    return {
+        letter: float(np.mean([float(norm(v)) for v in vectors.values()]))
+        for letter, vectors in client_controls(case, clients).items()
+    }
+
+
+def _nothing() -> None:
+    return None
+
+
+def against_gradients(
+    case: Case, clients: Sequence[int], w: Vec, after_each: Callable[[], None] = _nothing
+) -> Record:
+    """Dissimilarity of the clients' true gradients at w, and how control variates compare to them.
+
+    It takes a pass over the data of these clients. Empty if none of them holds samples.
+    """
+    sizes = case.task.split.sizes
+    clients = [client for client in clients if sizes[client]]
+    if not clients:
+        return {}
+    found: dict[int, Vec] = {}
+    for client in clients:
+        objective = Objective(
+            case.problem,
+            case.client(client),
+            moved=case.moved,
+            temperature=case.shown.temperature,
+            chunk=256,
+        )
+        found[client] = objective.grad(w)
+        after_each()
+    uniform = case.task.algorithm.weighting() == "uniform"
+    shares = [1.0 if uniform else float(sizes[c]) for c in clients]
+    controls: Record = {}
+    for letter, vectors in client_controls(case, clients).items():
+        cosines = [float(cosine(v, found[c])) for c, v in vectors.items()]
+        controls[letter] = {
+            "clients": list(vectors),
+            "cosines": cosines,
+            "lengths": [float(norm(v)) for v in vectors.values()],
+            "gradients": [float(norm(found[c])) for c in vectors],
+            "mean_cosine": float(np.mean(cosines)),
+        }
+    return {"dissimilarity": dissimilarity(list(found.values()), shares), "controls": controls}
+
+
+# Drift of the clients in the coming round, and what control variates have learned.
+
+MOST = 100  # local models that are held at once
+
+
+def measure(case: Case, options: Options) -> Finding:
+    """Lengths and angles of updates; with passes over client data, gradients and controls too."""
+    local = case.trained(case.few(MOST), options.watch)
+    uniform = case.task.algorithm.weighting() == "uniform"
+    shares = [1.0 if uniform else float(seen.samples) for seen in local.values()]
+    found = geometry([seen.delta for seen in local.values()], shares)
+    means = found.summary()
+    numbers: Record = {
+        "round": case.round,
+        "clients": list(local),
+        "distances": found.distances,
+        "to_average": found.to_average,
+        "pairs": found.pairs,
+        **means,
+        "server_controls": server_lengths(case),
+    }
+    about = [_said(case, means)]
+    if options.passes:
+        about += _gradients(case, options, numbers, list(local))
+    drawn: dict[str, Any] = {"updates": pictures.updates}
+    drawn |= {"pairs": pictures.pairs} if len(local) > 1 else {}
+    drawn |= {"controls": pictures.controls} if numbers.get("controls") else {}
+    figures = {name: partial(draw, runs={case.name: numbers}) for name, draw in drawn.items()}
+    return Finding("Drift", tuple(about), numbers, figures, TOGETHER["drift"])
+
+
+def _said(case: Case, means: dict[str, float]) -> str:
+    number, all_ = int(means["count"]), len(case.cohort)
+    if number == 1:
+        return (
+            f"The client of the round after round {case.round} ends {means['distance']:.4g} away "
+            "from the model it was sent."
+        )
+    some = f"{number:,}" if number == all_ else f"{number:,} of {all_:,}"
+    return (
+        f"The {some} clients of the round after round {case.round} end on average "
+        f"{means['distance']:.4g} away from the model they were sent. Their updates have a mean "
+        f"cosine of {means['cosine_to_average']:.3f} with the average update and of "
+        f"{means['cosine_between']:.3f} with each other."
+    )
+
+
+def _gradients(case: Case, options: Options, numbers: Record, clients: list[int]) -> list[str]:
+    """True client gradients at the global model: they cost a pass over the clients' data."""
+    w = case.task.algorithm.model(case.state)
+    options.watch.begin("client gradients", len(clients), 0.0)
+    found = against_gradients(case, clients, w, options.watch.step)
+    numbers |= found
+    said = [
+        f"Their true gradients at the global model differ by B = "
+        f"{found['dissimilarity']['ratio']:.3g} (1 if all agree)."
+    ]
+    for letter, one in found["controls"].items():
+        said.append(
+            f"{CONTROLS[letter]} has a mean cosine of {one['mean_cosine']:.3f} with the client's "
+            f"true gradient there ({len(one['clients'])} of {len(clients)} clients have one)."
+        )
+    return said

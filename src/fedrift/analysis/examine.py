@@ -7,11 +7,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from fedrift.analysis.case import Case, DrawTogether, Finding, NotMeasured, Options
-from fedrift.analysis.folder import place, write_json
-from fedrift.analysis.measures import MEASURES
-from fedrift.pictures.style import sheet
-from fedrift.records import Record, replace_bytes
+from fedrift.analysis import cka, classes, drift, hessian, landscape, predictions
+from fedrift.analysis.case import Case, DrawTogether, Finding, Measure, NotMeasured, Options
+from fedrift.analysis.saved import place, write_json
+from fedrift.analysis.sharpness import measure as measure_sharpness
+from fedrift.figures.style import sheet
+from fedrift.storage.jsonl import Record, replace_bytes
+
+# What `fedrift analyse --what` names: each takes a case and options and returns a finding.
+
+MEASURES: dict[str, Measure] = {
+    "hessian": hessian.measure,
+    "sharpness": measure_sharpness,
+    "cka": cka.measure,
+    "drift": drift.measure,
+    "classes": classes.measure,
+    "landscape": landscape.measure,
+    "predictions": predictions.measure,
+}
+
 
 ENDINGS = ("svg", "png", "pdf")
 REPORTED = "svg"

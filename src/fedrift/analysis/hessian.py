@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedrift.analysis.case import NotMeasured
+from fedrift.analysis.case import Case, Finding, NotMeasured, Options
 from fedrift.analysis.objective import Objective
-from fedrift.analysis.patience import Unwatched, Watch
-from fedrift.flat import Vec, dot, is_finite, norm
-from fedrift.pictures.spectrum import smoothed
-from fedrift.streams import stream
+from fedrift.analysis.rehearsal import Unwatched, Watch
+from fedrift.core.flat import Vec, dot, is_finite, norm
+from fedrift.figures import TOGETHER
+from fedrift.figures import curvature as pictures
+from fedrift.figures.curvature import smoothed
+from fedrift.rng import stream
+from fedrift.storage.jsonl import Record
 
 Floats = npt.NDArray[np.float64]
 TOLERANCE = 1e-3  # relative, of an eigenvalue
@@ -176,3 +180,79 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
     held = np.array(values)
     error = held.std(ddof=1) / np.sqrt(len(held)) if len(held) > 1 else np.nan
     return float(held.mean()), float(error)
+
+
+# Curvature of the global model and of some local models of a run.
+
+TRACE_PROBES = 8
+
+
+def measure(case: Case, options: Options) -> Finding:
+    """Top eigenvalues, density and trace of the global model; of local ones as far as asked."""
+    data, said = case.data(options)
+    moved, temperature, watch = case.moved, case.shown.temperature, options.watch
+    objective = Objective(case.problem, data, moved=moved, temperature=temperature)
+    try:
+        number = min(options.curved, options.clients or options.curved)
+        local = case.trained(case.few(number), watch) if number else {}
+        why = ""
+    except NotMeasured as reason:
+        local, why = {}, f" No local models: {reason}."
+    steps = lanczos_steps(objective.size, options.steps, case.weights)
+    cut = f" The density has {steps} Lanczos steps: more do not fit." * (steps < options.steps)
+    whole = 1 + len(local) * options.local_density
+    products = expected_products(options.top) * (1 + len(local))
+    products += (steps * options.probes + TRACE_PROBES) * whole
+    watch.begin("Hessian products", products, products * objective.seconds(case.weights))
+    found = _spectrum(objective, case.weights, options)
+    values, total, error = found["eigenvalues"], found["trace"], found["trace_error"]
+    clients: Record = {}
+    for client, seen in local.items():
+        own = moved | dict(zip(case.problem.moving, seen.buffers, strict=False))
+        there = Objective(case.problem, data, moved=own, temperature=temperature)
+        if options.local_density:
+            clients[str(client)] = _spectrum(there, seen.w, options)
+        else:
+            top = top_eigenvalues(there, seen.w, options.top, watch)
+            clients[str(client)] = {"eigenvalues": top}
+    numbers: Record = {
+        "round": case.round,
+        "data": said,
+        "parameters": objective.size,
+        "global": found,
+        "clients": clients,
+    }
+    about = (
+        f"Hessian of the mean loss over {said}, without decay, of the model after round "
+        f"{case.round}. The eigenvalue of largest size is {values[0]:.4g}, the trace "
+        f"{total:.4g} ± {error:.2g}.{cut}{why}",
+        "Smaller eigenvalues mean a flatter minimum. Local models are measured on the same data.",
+    )
+    figures = {name: partial(draw, runs={case.name: numbers}) for name, draw in _PICTURES.items()}
+    return Finding("Curvature", about, numbers, figures, TOGETHER["hessian"])
+
+
+def _spectrum(objective: Objective, w: Vec, options: Options) -> Record:
+    """All that is measured of one model's Hessian."""
+    watch = options.watch
+    values = top_eigenvalues(objective, w, options.top, watch)
+    if not values:
+        raise NotMeasured("no eigenvalue of its Hessian converged")
+    steps = lanczos_steps(objective.size, options.steps, w)
+    density = spectral_density(objective, w, steps=steps, probes=options.probes, watch=watch)
+    total, error = trace(objective, w, TRACE_PROBES, watch)
+    grid, curve = density.curve()
+    return {
+        "eigenvalues": values,
+        "ratio": values[0] / values[-1] if len(values) == options.top and values[-1] else None,
+        "trace": total,
+        "trace_error": error,
+        "lanczos_steps": steps,
+        "probes": options.probes,
+        "nodes": [n.tolist() for n in density.nodes],
+        "weights": [n.tolist() for n in density.weights],
+        "density": {"grid": grid.tolist(), "density": curve.tolist()},
+    }
+
+
+_PICTURES = {"eigenvalues": pictures.eigenvalues, "density": pictures.density}

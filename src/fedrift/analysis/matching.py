@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedrift.core.flat import Layout, Vec, flatten
 from fedrift.errors import InputError
-from fedrift.flat import Layout, Vec, flatten
-from fedrift.streams import stream
+from fedrift.rng import stream
 
 MOST_SWEEPS = 100
 Order = npt.NDArray[np.int64]

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from fedrift.core.flat import Batch, Vec, add_each, copy_each, count, take
+from fedrift.core.problem import Problem
 from fedrift.errors import InputError
-from fedrift.flat import Batch, Vec, add_each, copy_each, count, take
-from fedrift.problem import Problem
 
 CHUNK = 64  # a product differentiates twice, and larger batches only cost memory
 

@@ -4,20 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from fedrift.algorithm import Cohort, owner_of
-from fedrift.analysis.patience import Unwatched, Watch
-from fedrift.backends.fold import Fold
+from fedrift.backends.backend import Fold
 from fedrift.backends.visit import Call, Visitor
-from fedrift.exchange import Exchange, NoReply, Outcome
-from fedrift.flat import Vec
-from fedrift.planning import Task
-from fedrift.problem import Problem
-from fedrift.store import Store
+from fedrift.core.algorithm import Cohort, Exchange, NoReply, Outcome, owner_of
+from fedrift.core.flat import Vec
+from fedrift.core.problem import Problem
+from fedrift.engine.plan import Task
+from fedrift.storage.client_state import Store
+
+# How a long measurement tells how long it may take, and how far it is.
+
+
+class Watch(Protocol):
+    """Is told before a long piece of work how long it may take, and after every step of it."""
+
+    def begin(self, what: str, steps: int, seconds: float) -> None:
+        """`seconds` of 0 means that nobody knows: the first steps will show."""
+        ...
+
+    def step(self) -> None: ...
+
+
+class Unwatched:
+    """Nobody looks."""
+
+    def begin(self, what: str, steps: int, seconds: float) -> None:
+        return None
+
+    def step(self) -> None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -71,7 +91,7 @@ def _rehearsed(
     watch: Watch | None,
 ) -> tuple[dict[int, Visited], int]:
     """Their local models, and how often they were asked."""
-    from fedrift.session import one_thread
+    from fedrift.engine.execute import one_thread
 
     stage = _Stage(task, store, task.algorithm.model(state), watch or Unwatched())
     cohort = Cohort(

@@ -2,27 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift import checkpoint, keeping, results
-from fedrift.algorithm import Algorithm
 from fedrift.analysis.case import Case
-from fedrift.analysis.folder import observed, snapshots
-from fedrift.checkpoint import Checkpoint
+from fedrift.core.algorithm import Algorithm, Shown
+from fedrift.core.flat import Vec
+from fedrift.core.problem import Problem
+from fedrift.engine import recorder
+from fedrift.engine.plan import Task
+from fedrift.engine.prepare import Prepared, prepare
+from fedrift.engine.task import Tensors, of_spec
 from fedrift.errors import InputError
-from fedrift.exchange import Shown
-from fedrift.flat import Vec
-from fedrift.planning import Task
-from fedrift.prepare import Prepared, prepare
-from fedrift.problem import Problem
-from fedrift.results import RunRecord
-from fedrift.store import Store
-from fedrift.task import Tensors, of_spec
+from fedrift.storage import checkpoint, run_folder
+from fedrift.storage.checkpoint import Checkpoint
+from fedrift.storage.client_state import Store
+from fedrift.storage.jsonl import Record, dump, read_lines, replace_bytes
+from fedrift.storage.run_folder import ANALYSIS, RunRecord
+
+# The folder `analysis` inside a run folder: what was found, and what was kept on the way.
+
+ROUNDS, WEIGHTS = "rounds.jsonl", "weights"
+
+
+def place(run: Path) -> Path:
+    """Where a run's analysis is kept; made if need be."""
+    found = run / ANALYSIS
+    try:
+        found.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InputError(f"'{found}' cannot be made: {error.strerror}") from None
+    return found
+
+
+def write_json(path: Path, record: Record) -> Path:
+    """Replaces a file as a whole."""
+    replace_bytes(path, (dump(record, indent=1) + "\n").encode("utf-8"))
+    return path
+
+
+def observed(run: Path) -> list[Record]:
+    """What was measured while the run was going on."""
+    return read_lines(run / ANALYSIS / ROUNDS)[0]
+
+
+def keep_weights(run: Path, round: int, names: Sequence[str], w: Sequence[torch.Tensor]) -> None:
+    """The global weights of a round, by name."""
+    from safetensors.numpy import save
+
+    folder = place(run) / WEIGHTS
+    folder.mkdir(exist_ok=True)
+    arrays = {n: np.array(t.detach().cpu().numpy()) for n, t in zip(names, w, strict=True)}
+    replace_bytes(folder / f"{round:06d}.safetensors", save(arrays))
+
+
+def snapshots(run: Path, names: Sequence[str]) -> dict[int, Vec]:
+    """The global weights that were kept on the way, flat, by round."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    found: dict[int, Vec] = {}
+    for file in sorted((run / ANALYSIS / WEIGHTS).glob("*.safetensors")):
+        try:
+            tensors = load_file(file)
+            found[int(file.stem)] = torch.cat([tensors[name].reshape(-1) for name in names])
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise InputError(f"'{file}' cannot be read: {error}") from None
+    return found
 
 
 class Loader:
@@ -35,9 +86,9 @@ class Loader:
 
     def case(self, folder: str | Path, name: str = "") -> Case:
         """The last state of a run. Reads only."""
-        record = results.load(folder)
+        record = run_folder.load(folder)
         spec = record.spec
-        if spec.data == keeping.IN_PYTHON["data"]:
+        if spec.data == recorder.IN_PYTHON["data"]:
             raise InputError(
                 f"'{folder}' was made in Python, and its data and model are not in it; use the "
                 "functions of fedrift.analysis there"
@@ -61,7 +112,7 @@ def _case(task: Task, record: RunRecord, name: str) -> Case:
     algorithm, problem, folder = task.algorithm, task.problem, record.folder
     point = checkpoint.newest(folder, algorithm.server(problem))
     store = _store(task, folder, point) if point is not None else None
-    if (folder / results.MODEL).is_file():
+    if (folder / run_folder.MODEL).is_file():
         shown, round = _final(problem, record.weights(), folder), _rounds(record)
     elif point is not None:
         shown, round = Shown(algorithm.model(point.server), point.buffers), point.round
@@ -112,10 +163,12 @@ def _final(problem: Problem, saved: Mapping[str, object], folder: Path) -> Shown
         buffers = tuple(tensors[name] for name in problem.moving)
     except KeyError as missing:
         raise InputError(
-            f"'{folder / results.MODEL}' has no {missing}: it is another model's"
+            f"'{folder / run_folder.MODEL}' has no {missing}: it is another model's"
         ) from None
     if w.shape != problem.w0.shape:
-        raise InputError(f"'{folder / results.MODEL}' is another model's: {w.numel():,} parameters")
+        raise InputError(
+            f"'{folder / run_folder.MODEL}' is another model's: {w.numel():,} parameters"
+        )
     known = {*problem.layout.names, *problem.moving}
     frozen: dict[str, Tensor] = {n: t for n, t in tensors.items() if n not in known}
     return Shown(w, buffers, frozen=frozen)
@@ -146,7 +199,7 @@ def _changes(task: Task, record: RunRecord) -> tuple[str, ...]:
     known = record.environment.get("identity")
     if not known:
         return ()
-    now = keeping.identity(task.algorithm, task.problem, task.split, task.deciding())
+    now = recorder.identity(task.algorithm, task.problem, task.split, task.deciding())
     if now == known:
         return ()
     return ("data, settings or program are not exactly those the run was made with",)

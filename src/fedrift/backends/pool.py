@@ -6,22 +6,184 @@ import heapq
 import itertools
 import os
 import pickle
+import signal
 import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from multiprocessing.connection import wait
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import send_handle
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from fedrift.backends import context, hidden_main
-from fedrift.backends.jobs import Job, Known, Peer, obituary
-from fedrift.backends.watch import TICK, Watch
-from fedrift.backends.worker import main, say
+from fedrift.backends.worker import OUT_OF_MEMORY, main, say
+from fedrift.core.messages import Packed
 from fedrift.errors import RunError
-from fedrift.messages import Packed
-from fedrift.shared import Block
+from fedrift.storage.shared_memory import Block
 
-__all__ = ["Job", "Known", "Peer", "Pool"]
+# Finds workers that hang: no processor time although they have work, or far longer than usual.
+
+TICK = 1.0  # seconds between two looks
+STALLED = 60  # looks without any processor time before a worker is ended
+PATIENCE = 600.0  # seconds that any job may take, besides…
+USUAL = 50.0  # …so many times the longest so far
+
+
+@dataclass
+class Pulse:
+    """What was last seen of a worker."""
+
+    processor: float = -1.0
+    quiet: int = 0
+    """Looks in a row at which it had work and had not moved."""
+    since: float = 0.0
+    """When its present job was first seen."""
+    is_stalled: bool = False
+
+
+class Process(Protocol):
+    @property
+    def pid(self) -> int | None: ...
+    def kill(self) -> None: ...
+
+
+class Watched(Protocol):
+    """A worker as far as it is watched."""
+
+    pulse: Pulse
+
+    @property
+    def process(self) -> Process: ...
+    @property
+    def jobs(self) -> Sequence[object]: ...
+
+
+class Watch:
+    """Looks at workers from time to time. Looks are counted, not seconds: a program that was
+    suspended as a whole finds its workers where it left them."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + TICK
+        self._longest: float | None = None
+
+    def answered(self, peer: Watched) -> None:
+        """A job is done: how long jobs take is known a little better."""
+        now, pulse = time.monotonic(), peer.pulse
+        if pulse.since:
+            self._longest = max(self._longest or 0.0, now - pulse.since)
+        pulse.since, pulse.quiet = (now if peer.jobs else 0.0), 0
+
+    def look(self, peers: Sequence[Watched]) -> None:
+        """End what hangs; the pool then finds it dead and repeats its work elsewhere."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        slept, self._next = now - self._next > 10 * TICK, now + TICK
+        for peer in peers:
+            pulse = peer.pulse
+            if not peer.jobs:
+                peer.pulse = Pulse()
+                continue
+            if slept or not pulse.since:
+                pulse.since = now
+            used = processor_seconds(peer.process.pid)
+            pulse.quiet = pulse.quiet + 1 if used is not None and used == pulse.processor else 0
+            pulse.processor = -1.0 if used is None else used
+            late = self._longest is not None and (
+                now - pulse.since > PATIENCE + USUAL * self._longest
+            )
+            if pulse.quiet >= STALLED or late:
+                pulse.is_stalled = True
+                peer.process.kill()
+
+
+def processor_seconds(pid: int | None) -> float | None:
+    """Processor time of a process in clock ticks; None where that cannot be known."""
+    with suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return float(fields[11]) + float(fields[12])
+    return None
+
+
+# What the parent of a pool keeps: runs, workers as it sees them, and jobs for them.
+
+
+@dataclass
+class Known:
+    """A run as the pool introduces it to workers."""
+
+    name: str
+    priority: int
+    setup: Packed
+    blocks: dict[str, Block]
+    rows: dict[str, int]
+    """Path → descriptor of the file with client states."""
+    scratch: str
+    exchange: int = 0
+    ask: bytes = b""
+
+
+@dataclass
+class Peer:
+    """A worker as the parent sees it."""
+
+    process: BaseProcess
+    pipe: Connection
+    jobs: deque[Job] = field(default_factory=lambda: deque[Job]())
+    slots: dict[str, Block] = field(default_factory=dict[str, Block])
+    free: list[str] = field(default_factory=list[str])
+    has: set[str] = field(default_factory=set[str])
+    """Names of the blocks it holds."""
+    knows: dict[str, int] = field(default_factory=dict[str, int])
+    """Run → number of the exchange it was told about last."""
+    pulse: Pulse = field(default_factory=Pulse)
+
+    def lost(self) -> None:
+        """It died: the slots of its unfinished visits hold nothing."""
+        self.free += [
+            job.task.slot for job in self.jobs if job.kind != "evaluate" and job.task.slot
+        ]
+
+    def is_read(self) -> bool:
+        """No reply of its is waiting to be folded."""
+        return len(self.free) == len(self.slots)
+
+    def close(self) -> None:
+        for block in self.slots.values():
+            block.close()
+
+
+@dataclass(order=True)
+class Job:
+    """One task for any worker; `answer` is called with the peer and what it said."""
+
+    key: tuple[int, ...]
+    run: Known = field(compare=False)
+    kind: str = field(compare=False)
+    task: Any = field(compare=False)
+    answer: Callable[[Peer, Job, Any], None] = field(compare=False)
+    deaths: int = field(default=0, compare=False)
+
+
+def obituary(peer: Peer, deaths: int) -> str:
+    """Why a run is given up after workers have died, `deaths` of them of one job."""
+    code, job = peer.process.exitcode, peer.jobs[0] if peer.jobs else None
+    why = f"exit code {code}"
+    if peer.pulse.is_stalled:
+        why = "it did not move any more and was ended"
+    elif code in (-signal.SIGKILL, OUT_OF_MEMORY):
+        why = "the machine is probably out of memory"
+    doing, often = "no task", "several workers died in a row"
+    if job is not None:
+        client = getattr(job.task, "client", None)
+        doing = "an evaluation" if client is None else f"the visit of client {client}"
+        often = f"{job.deaths} workers died of it" if job.deaths > deaths else often
+    return f"{often}: {doing}; the last: {why}; try fewer workers or a smaller batch"
+
 
 PARKED_IN_MEMORY = 64  # replies waiting for their turn beyond this many go to a scratch file
 DEATHS = 3  # workers that may die of one job, or in a row without an answer, before giving up

@@ -13,21 +13,58 @@ import cloudpickle
 import numpy as np
 import torch
 
-from fedrift.algorithm import owner_of
-from fedrift.backends.bundle import each_size, unbundled
-from fedrift.backends.describing import described
-from fedrift.backends.evaluation import Chunk, Evaluator
-from fedrift.backends.fold import Fold
-from fedrift.backends.orders import Ask, Evaluation, Visit, Visits
+from fedrift.backends.backend import Fold
 from fedrift.backends.pool import Job, Known, Peer, Pool
+from fedrift.backends.profiling import OFF, Meter
 from fedrift.backends.visit import Call, Reply, Visitor
-from fedrift.data.resident import Split
+from fedrift.backends.worker import Ask, Evaluation, Setup, Visit, Visits, each_size, unbundled
+from fedrift.core.algorithm import Exchange, Outcome, Shown, owner_of
+from fedrift.core.evaluation import Chunk, Evaluator
+from fedrift.core.messages import Packed, pack, unpack
+from fedrift.data.split import Split
 from fedrift.errors import InputError
-from fedrift.exchange import Exchange, Outcome, Shown
-from fedrift.messages import Packed, pack, unpack
-from fedrift.profiling import OFF, Meter
-from fedrift.shared import Block
-from fedrift.store import Store, Table
+from fedrift.storage.client_state import Store, Table
+from fedrift.storage.shared_memory import Block, skeleton, tree_to_packed
+
+# A run as its workers are told of it: where its data are, and everything else pickled.
+
+
+def described(
+    visitor: Visitor,
+    split: Split,
+    evaluator: Evaluator | None,
+    store: Store,
+    pool: Pool,
+    blocks: dict[str, Block],
+    name: str,
+) -> bytes:
+    """The run as every worker is told of it."""
+    trees = {"x": split.x, "y": split.y}
+    if evaluator is not None:
+        trees |= {"x_test": evaluator.x, "y_test": evaluator.y}
+    where = {n: pool.share(n, tree, tree_to_packed(tree, n)) for n, tree in trees.items()}
+    parts, ends = split.flat()
+    mine = blocks[f"{name} split"].put({"parts": parts, "ends": ends})
+    where |= {n: (f"{name} split", {n: mine[n]}) for n in ("parts", "ends")}
+    setup = Setup(
+        root=visitor.root,
+        problem=visitor.problem,
+        augment=visitor.augment,
+        measure=evaluator.measure if evaluator is not None else _nothing,
+        keeps_outputs=evaluator.keeps_outputs if evaluator is not None else False,
+        has_test=evaluator is not None,
+        skeletons={n: skeleton(tree) for n, tree in trees.items()} | {"parts": None, "ends": None},
+        where=where,
+        layouts={p: t.rows.layout for p, t in store.tables.items()},
+        make=split.make,
+        site=visitor.site,
+    )
+    return cloudpickle.dumps(setup)
+
+
+def _nothing(*_: Any) -> dict[str, Any]:
+    return {}
+
 
 SHOWN = 6  # models that may be under evaluation at once
 JOBS = 4  # evaluation jobs per worker: few messages, and little to wait for at the end

@@ -12,19 +12,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift.algorithm import Algorithm, local_of, owner_of, resolve
-from fedrift.backends.corruption import corrupted
+from fedrift.backends.profiling import TimedSite
+from fedrift.backends.stacking.scheduler import Together, together
+from fedrift.core.algorithm import Algorithm, Exchange, local_of, owner_of, resolve
+from fedrift.core.faults import Corrupt, Trouble
+from fedrift.core.flat import is_finite, norm
+from fedrift.core.messages import all_finite, pack, placed, unpack
+from fedrift.core.problem import Problem
+from fedrift.core.site import Augment, ClientData, Meet, Site, Work
 from fedrift.errors import is_overflow
-from fedrift.exchange import Exchange
-from fedrift.faults import Trouble
-from fedrift.flat import is_finite
-from fedrift.messages import all_finite, pack, placed
-from fedrift.problem import Problem
-from fedrift.profiling import TimedSite
-from fedrift.requests import Meet
-from fedrift.site import Augment, ClientData, Site, Work
-from fedrift.streams import torch_seed
-from fedrift.together import Together, together
+from fedrift.rng import torch_seed
+
+# What a corrupted client sends instead of its reply.
+
+
+def corrupted(up: Any, how: Corrupt, seed: int, round: int, client: int) -> Any:
+    """The reply with every vector in it changed; numbers stay."""
+    random = torch.Generator().manual_seed(torch_seed(seed, "fault noise", round, client))
+    changed = {
+        path: _changed(leaf, how, random)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+        else leaf
+        for path, leaf in pack(up).items()
+    }
+    return unpack(type(up), changed, up)
+
+
+def _changed(leaf: Tensor, how: Corrupt, random: torch.Generator) -> Tensor:
+    if how.kind == "nan":
+        return torch.full_like(leaf, float("nan"))
+    if how.kind == "noise":
+        noise = torch.randn(leaf.shape, generator=random, dtype=leaf.dtype).to(leaf.device)
+        length = float(norm(leaf.reshape(-1)))
+        return noise * (how.factor * length / max(1.0, leaf.numel() ** 0.5))
+    return leaf * (-how.factor if how.kind == "sign" else how.factor)
 
 
 class Clients(Protocol):

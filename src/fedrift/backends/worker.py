@@ -9,29 +9,149 @@ import shutil
 import signal
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
 from multiprocessing.util import get_temp_dir
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
-from fedrift.algorithm import owner_of
-from fedrift.backends.bundle import bundled
-from fedrift.backends.evaluation import Evaluator
-from fedrift.backends.orders import Ask, Evaluation, Setup, Visit, Visits
-from fedrift.backends.visit import Caller, Reply, Visitor
-from fedrift.data.resident import Split
+from fedrift.backends.profiling import account
+from fedrift.backends.visit import Call, Caller, Reply, Visitor
+from fedrift.core.algorithm import Algorithm, Shown, Signature, owner_of
+from fedrift.core.evaluation import ChunkMetric, Evaluator
+from fedrift.core.flat import map_tree
+from fedrift.core.messages import Packed, Size, nbytes, pack, unpack
+from fedrift.core.problem import Problem
+from fedrift.core.site import Augment, Site
+from fedrift.data.split import Make, Split
 from fedrift.errors import is_out_of_memory
-from fedrift.exchange import Shown
-from fedrift.flat import map_tree
-from fedrift.messages import Packed, pack, unpack
-from fedrift.profiling import account
-from fedrift.rows import Rows
-from fedrift.shared import Block, packed_to_tree
+from fedrift.storage.client_state import RowLayout, Rows
+from fedrift.storage.shared_memory import Block, packed_to_tree
+
+# Messages of several clients in one: leaves of equal form become the rows of one tensor.
+
+Bundle: TypeAlias = Packed
+"""Path → rows, or `number path` → the leaf of one message, where they differ in form."""
+
+
+def bundled(messages: Sequence[Packed]) -> Bundle:
+    """All messages as one; numbers stay a tuple."""
+    first = messages[0]
+    if any(m.keys() != first.keys() for m in messages):
+        return {f"{i} {path}": leaf for i, m in enumerate(messages) for path, leaf in m.items()}
+    bundle: Bundle = {}
+    for path in first:
+        leaves = [m[path] for m in messages]
+        if not any(isinstance(leaf, Tensor) for leaf in leaves):
+            bundle[path] = tuple(leaves)
+        elif len({_form(leaf) for leaf in leaves}) == 1:
+            bundle[path] = torch.stack(leaves)
+        else:
+            bundle |= {f"{i} {path}": leaf for i, leaf in enumerate(leaves)}
+    return bundle
+
+
+def _form(leaf: Any) -> Any:
+    return (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else None
+
+
+def unbundled(bundle: Bundle, number: int) -> list[Packed]:
+    """The messages again; their tensors are views of the rows."""
+    messages: list[Packed] = [{} for _ in range(number)]
+    for path, leaf in bundle.items():
+        place, _, name = path.partition(" ")
+        if name:
+            messages[int(place)][name] = leaf
+            continue
+        rows = leaf.unbind() if isinstance(leaf, Tensor) else leaf
+        for message, row in zip(messages, rows, strict=True):
+            message[path] = row
+    return messages
+
+
+def each_size(bundle: Bundle) -> dict[str, Size] | None:
+    """Bytes of every message, if they are the same for all."""
+    if any(" " in path or path.startswith("#") for path in bundle):
+        return None
+    first = {path: leaf[0] for path, leaf in bundle.items()}
+    absent = (leaf for leaf in bundle.values() if not isinstance(leaf, Tensor))
+    if any(any((v is None) != (leaf[0] is None) for v in leaf) for leaf in absent):
+        return None
+    return nbytes(first)
+
+
+# What the parent tells a worker process: a run, an exchange, visits and evaluations.
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker is told of a run once, pickled by the parent (classes of a notebook too)."""
+
+    root: Algorithm[Any, Any]
+    problem: Problem
+    augment: Augment | None
+    measure: ChunkMetric
+    keeps_outputs: bool
+    has_test: bool
+    skeletons: dict[str, Any]
+    """Shapes of the trees x, y, x_test, y_test."""
+    where: dict[str, tuple[str, Packed]]
+    """For each tree the block that holds it, and where its tensors stand in it."""
+    layouts: dict[str, RowLayout]
+    make: Make | None = None
+    site: Callable[..., Any] = Site
+
+
+@dataclass(frozen=True)
+class Ask:
+    """An exchange as a worker sees it."""
+
+    call: Call
+    signature: Signature
+    down: Packed
+    buffers: Packed
+    frozen: Packed
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One client of the current exchange: where its row is read and written, where to answer."""
+
+    client: int
+    read: int
+    write: int
+    private: Packed | None
+    slot: str = ""
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Clients of the current exchange whose visits are one task."""
+
+    tasks: tuple[Visit, ...]
+    slot: str = ""
+
+    @property
+    def client(self) -> int:
+        """The first of them, to speak of."""
+        return self.tasks[0].client
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A few chunks of the test data."""
+
+    chunks: range
+    block: str
+    where: Packed
+    temperature: float
+
 
 OUT_OF_MEMORY = 77  # exit code of a worker that could not allocate
 

@@ -14,16 +14,15 @@ import typer
 from fedrift.cli.analyse import analyse
 from fedrift.cli.compare import compare
 from fedrift.cli.conform import conform
+from fedrift.cli.console import complain
 from fedrift.cli.explain import explain
 from fedrift.cli.flower import app as flower
-from fedrift.cli.fork import fork
 from fedrift.cli.listing import list_names
 from fedrift.cli.partition import partition
 from fedrift.cli.preset import app as preset
 from fedrift.cli.report import report
-from fedrift.cli.resume import resume
+from fedrift.cli.resume import fork, resume
 from fedrift.cli.run import run
-from fedrift.cli.screen import complain
 from fedrift.cli.verify import verify
 from fedrift.errors import InputError, RunError, is_out_of_memory
 

@@ -10,13 +10,64 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedrift.cli.launch import check_trust
 from fedrift.cli.resume import TRUST
+from fedrift.config.analyses import WHAT, wanted
 from fedrift.errors import InputError
-from fedrift.examinations import WHAT, wanted
+from fedrift.storage import run_folder
 
 if TYPE_CHECKING:
     from fedrift.analysis.case import Finding, Options
     from fedrift.analysis.examine import Examined
+
+
+# From what the user names to run folders with names that tell them apart.
+
+COMPARISON = "compare.toml"
+
+
+def named_runs(given: Sequence[Path], trust: bool) -> tuple[dict[str, Path], Path | None]:
+    """Run folders by name, and where figures of several runs go: None for a single run."""
+    folders: list[Path] = []
+    for path in given:
+        inside = _inside(path)
+        if not inside:
+            raise InputError(f"'{path}' holds no run folder: there is no {run_folder.SPEC} in it")
+        folders += [folder for folder in inside if folder not in folders]
+    algorithms = [check_trust(folder, trust)[0].algorithm_named for folder in folders]
+    specs = [one.name if one.inner is None else str(one) for one in algorithms]
+    if len(set(specs)) < len(specs):  # the options tell them apart
+        specs = [str(one) for one in algorithms]
+    named: dict[str, Path] = {}
+    for folder, name in zip(folders, specs, strict=True):
+        own = name if specs.count(name) == 1 else folder.name
+        named[own if own not in named else str(folder)] = folder
+    return named, _beside(given, folders) if len(folders) > 1 else None
+
+
+def _inside(path: Path) -> list[Path]:
+    if not path.exists():
+        raise InputError(f"'{path}' does not exist; name run folders or comparison folders")
+    if (path / run_folder.SPEC).is_file():
+        return [path]
+    if not path.is_dir():
+        return []
+    places = (path / "runs",) if (path / COMPARISON).is_file() else (path, path / "runs")
+    found = [p for place in places if place.is_dir() for p in sorted(place.iterdir())]
+    return [folder for folder in found if (folder / run_folder.SPEC).is_file()]
+
+
+def _beside(given: Sequence[Path], folders: Sequence[Path]) -> Path:
+    if len(given) == 1:
+        return given[0] / run_folder.ANALYSIS
+    common = Path(os.path.commonpath([folder.absolute() for folder in folders]))
+    if common.name == "runs" and (common.parent / COMPARISON).is_file():
+        common = common.parent
+    here = Path.cwd()
+    return (
+        common.relative_to(here) if common.is_relative_to(here) else common
+    ) / run_folder.ANALYSIS
+
 
 LOOK, OUTPUT = "What is looked at", "Output"
 INTERRUPTED = 130
@@ -85,7 +136,7 @@ def analyse(
     [cyan]fedrift analyse runs/fedavg runs/fedsam --what hessian,sharpness --images 1000[/cyan]
     [cyan]fedrift analyse runs/compared --what all --figures pdf[/cyan]
     """
-    from fedrift.cli.analyse_folders import named_runs  # here, so that --help need not wait
+    pass
 
     if not runs:
         raise InputError("name the runs: run folders, comparison folders, or folders of these")
@@ -95,7 +146,7 @@ def analyse(
     numbers = _numbers(locals())
     if data not in ("train", "test"):
         raise InputError(f"data must be train or test, not '{data}'")
-    from fedrift.cli.analyse_watch import watching
+    from fedrift.cli.progress import watching
 
     with watching(silent=as_json or quiet) as watch:
         from fedrift.analysis.case import Options
@@ -143,7 +194,7 @@ def _each(
 ) -> Any:
     from fedrift.analysis.examine import examine
     from fedrift.analysis.saved import Loader
-    from fedrift.session import one_thread
+    from fedrift.engine.execute import one_thread
 
     loader = Loader(data_dir)
     for run, folder in folders.items():
@@ -157,7 +208,7 @@ def _each(
 
 
 def _interrupted(done: Sequence[Examined]) -> None:
-    from fedrift.cli.screen import console
+    from fedrift.cli.console import console
 
     kept = ", ".join(f"{one.what} of {one.run}" for one in done if one.finding is not None)
     console(errors=True).print(f"interrupted; kept: {kept or 'nothing'}")
@@ -167,7 +218,7 @@ def _finish(
     done: Sequence[Examined], beside: Path | None, endings: Sequence[str], as_json: bool
 ) -> None:
     from fedrift.analysis.examine import keep_together
-    from fedrift.cli.screen import console, one_line
+    from fedrift.cli.console import console, one_line
 
     errors = console(errors=True)
     for one in done:
@@ -181,7 +232,7 @@ def _finish(
         raise InputError(f"nothing could be measured: {done[0].why}")
     together = keep_together(found, beside, endings) if beside is not None else []
     if as_json:
-        from fedrift.records import dump
+        from fedrift.storage.jsonl import dump
 
         numbers = {w: {r: f.numbers for r, f in runs.items()} for w, runs in found.items()}
         files = [str(file) for one in done for file in one.files] + [str(f) for f in together]

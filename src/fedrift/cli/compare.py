@@ -3,14 +3,146 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedrift.cli.compare_view import findings, remarks, table, watcher
+from fedrift.cli.console import console
+from fedrift.cli.launch import INTERRUPTED
 from fedrift.cli.run import TRACK, run
+from fedrift.config.grid import Entrant, Grid, from_toml, seeds_of
+from fedrift.config.spec import FIELDS, Spec
+from fedrift.config.tuning import searches
+from fedrift.engine.trackers import tracks
+from fedrift.errors import InputError
+from fedrift.report.statistics.findings import rows
+from fedrift.storage.jsonl import dump, replace_text
+
+if TYPE_CHECKING:
+    from fedrift.comparison import Comparison
+
+
+# Starts a comparison, shows it while it runs, and prints its table.
+
+FILE = "compare.toml"
+# Flags whose text may hold commas of its own are repeated instead: --partition A --partition B.
+NUMBERS = "alpha clients per_round fraction batch_size lr momentum weight_decay clip rounds"
+
+
+def gathered(
+    algorithms: Sequence[str], flags: Mapping[str, Any], seeds: str | None, file: Path | None
+) -> Grid:
+    """The grid of the file, if there is one, with what the flags say in its place."""
+    grid = Grid((), Spec()) if file is None else from_toml(file)
+    values: dict[str, list[Any]] = {}
+    for key, texts in flags.items():
+        pieces = [
+            t for text in texts for t in (text.split(",") if key in NUMBERS.split() else [text])
+        ]
+        if key == "augment":  # several augmentations belong to one run
+            values[key] = [tuple(texts)]
+            continue
+        values[key] = [FIELDS[key].read(FIELDS[key].parse(p, key), key) for p in pieces]
+    said = {k: v for k, v in grid.base.said().items() if file is not None}
+    base = Spec.of({**said, **{k: v[0] for k, v in values.items() if len(v) == 1}})
+    axes = {k: v for k, v in grid.axes.items() if k not in values}
+    axes |= {k: v for k, v in values.items() if len(v) > 1}
+    chosen = tuple(Entrant(a) for a in algorithms) or grid.entrants
+    tuned = None if algorithms else grid.tuned
+    return Grid(chosen, base, axes, grid.seeds if seeds is None else seeds_of_text(seeds), tuned)
+
+
+def seeds_of_text(text: str) -> tuple[int, ...]:
+    """`3` is a number of seeds, `0,7,42` are seeds."""
+    try:
+        numbers = [int(piece) for piece in text.split(",")]
+    except ValueError:
+        raise InputError(f"seeds '{text}' must be a number or numbers such as 0,7,42") from None
+    return seeds_of(numbers if "," in text else numbers[0])
+
+
+def contest(
+    grid: Grid,
+    tune: Sequence[str],
+    out: str | None,
+    *,
+    budget: str | None = None,
+    track: Sequence[str] = (),
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Check everything, run what is not there yet, print the table."""
+    cells = grid.cells()
+    most, wanted = _budget(budget, tune), tracks(track)
+    if tune:
+        searches(grid, tune, most)  # refuses before anything is started
+    folder = None if out is None else Path(out)
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise InputError(f"out '{folder}' is a file; name a folder")
+    from fedrift.backends import prestart
+
+    if grid.base.workers != 0 and grid.base.backend in ("auto", "processes"):
+        prestart()
+    watch = watcher(cells, silent=as_json or quiet)
+    try:
+        from fedrift import comparison
+
+        if tune:
+            grid = comparison.tuned(grid, tune, folder, watch, most, begins=watch.restart)
+            cells = grid.cells()
+            watch.restart(cells)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_text(folder / FILE, grid.to_toml())
+        how = (grid.base.workers, watch, wanted, grid.base.backend)
+        made = comparison.run_grid(cells, folder, *how)
+    except KeyboardInterrupt:
+        watch.close()
+        kept = "the same command goes on from here" if out else "nothing was kept without --out"
+        print(f"interrupted; {kept}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        watch.close()
+    _show(made, as_json=as_json)
+    failed = [o for o in made.outcomes if o.result is None]
+    for outcome in failed:
+        print(f"failed: {outcome.item.label}: {outcome.error}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _budget(text: str | None, tune: Sequence[str]) -> int | None:
+    if text is None:
+        return None
+    if not tune:
+        raise InputError("tune_budget is given, but nothing is tuned; add --tune KEY=VALUES")
+    number = FIELDS["rounds"].read(FIELDS["rounds"].parse(text, "tune_budget"), "tune_budget")
+    return int(str(number))
+
+
+def _show(made: Comparison, *, as_json: bool) -> None:
+    found = findings(made)
+    if as_json:
+        runs = [
+            {"label": o.item.label, **o.item.axes, **o.result.summary()}
+            for o in made.outcomes
+            if o.result is not None
+        ]
+        compared = {} if found is None else {"baseline": found.baseline, "results": rows(found)}
+        typer.echo(dump({"runs": runs, **compared}))
+        return
+    if found is not None:
+        console().print(table(found))
+        for remark in remarks(found):
+            console().print(remark)
+    if made.folder is not None:
+        console().print(f"runs in {made.folder}; a page of it: fedrift report {made.folder}")
+
 
 GRID = "The comparison"
 OWN = ("algorithm", "spec", "out", "as_json", "quiet", "seed", "track")
@@ -73,7 +205,7 @@ def compare(
     [cyan]fedrift compare fedavg fedprox:mu=0.3 --partition dirichlet --alpha 0.1,1[/cyan]
     [cyan]fedrift compare fedavg fedsam --tune lr=0.01,0.03,0.1 --seeds 3 --out runs/tuned[/cyan]
     """
-    from fedrift.cli.contest import contest, gathered  # here, so that --help need not wait for it
+    pass
 
     flags = {key: value for key, value in options.items() if value not in (None, [], False)}
     grid = gathered(algorithms or [], flags, seeds, spec)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedrift.cli.screen import console, one_line, seconds_text
+from fedrift.cli.console import console, one_line
+from fedrift.report.numbers import seconds_text
 
 if TYPE_CHECKING:
     from fedrift.conform.report import Cell, Report
+
 
 MARKS = {True: ("✓", "green"), False: ("✗", "bold red"), None: ("–", "dim")}
 SHORT = {"identities": "ident", "invariants": "invar", "isolation": "isol", "backends": "back"}
@@ -57,7 +59,7 @@ def conform(
     finally:
         watch.close()
     if as_json:
-        from fedrift.records import dump
+        from fedrift.storage.jsonl import dump
 
         typer.echo(dump([report.row() for report in reports], indent=2))
     else:
@@ -67,14 +69,14 @@ def conform(
 
 
 def _all() -> list[str]:
-    from fedrift import catalogue
+    from fedrift.config import catalogue
 
     return list(catalogue.names())
 
 
 def _check_names(chosen: Sequence[str]) -> None:
     """Refuses what cannot be named, before torch is imported."""
-    from fedrift import catalogue
+    from fedrift.config import catalogue
     from fedrift.errors import InputError, unknown
     from fedrift.grammar import parse
 

@@ -69,8 +69,9 @@ def explain(
     [cyan]fedrift explain fedavg --steps 1[/cyan]
     """
     _check_name(name)
-    from fedrift.cli.screen import bytes_text, console
+    from fedrift.cli.console import console
     from fedrift.explain import explain as make
+    from fedrift.report.numbers import bytes_text
 
     done = make(name, out, steps=_steps(steps), rounds=rounds, lr=lr, terrain=terrain, turns=turns)
     console().print(done.words)
@@ -79,7 +80,7 @@ def explain(
 
 def _check_name(text: str) -> None:
     """Refuses what cannot be named, before torch is imported."""
-    from fedrift import catalogue
+    from fedrift.config import catalogue
     from fedrift.errors import unknown
     from fedrift.grammar import parse
 

@@ -37,8 +37,8 @@ def init(
     [bold]Example[/bold]
     [cyan]fedrift flower init my-app --spec experiment.toml[/cyan]
     """
-    from fedrift.experiment import Spec
-    from fedrift.federation.charter import Charter
+    from fedrift.config.spec import Spec
+    from fedrift.federation.config import Charter
     from fedrift.federation.template import write_app
 
     wanted = Spec.from_toml(spec)
@@ -46,7 +46,7 @@ def init(
     if (shape is None) != (classes is None):
         raise InputError("shape and classes belong together; give both or none")
     if shape is None:
-        from fedrift.prepare import prepare
+        from fedrift.engine.prepare import prepare
 
         charter = Charter.of(wanted, prepare(wanted))
     else:
@@ -82,7 +82,7 @@ def papers(
 
     In production, certificates come from your own authority and every site makes its own key.
     """
-    from fedrift.federation.papers import make_papers
+    from fedrift.federation.certificates import make_papers
 
     hosts = host or ["localhost", "127.0.0.1"]
     made = make_papers(folder, [f"node{i}" for i in range(nodes)], hosts)
@@ -113,8 +113,8 @@ def demo(
     Each node is given a file with its own samples, the server one with test samples. Every
     process is stopped at the end, and a report is written as for simulations.
     """
-    from fedrift.cli.screen import console
-    from fedrift.experiment import Spec
+    from fedrift.cli.console import console
+    from fedrift.config.spec import Spec
     from fedrift.federation.demo import demonstrate
 
     values: dict[str, Any] = {"data": data, "partition": partition, "clients": nodes}

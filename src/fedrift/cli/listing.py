@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedrift.cli.screen import console
+from fedrift.cli.console import console
 from fedrift.errors import unknown
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def list_names(
         raise unknown("list", kind, KINDS)
     entries = _algorithms() if kind == "algorithms" else _named(kind)
     if as_json:
-        from fedrift.records import dump
+        from fedrift.storage.jsonl import dump
 
         typer.echo(dump(entries, indent=2))
         return
@@ -43,7 +43,7 @@ def list_names(
 
 
 def _algorithms() -> list[dict[str, Any]]:
-    from fedrift import catalogue
+    from fedrift.config import catalogue
 
     costs = _costs()
     return [
@@ -72,7 +72,7 @@ def _costs() -> dict[str, Any]:
     """What each algorithm sends, computes and keeps: measured once, because it takes torch."""
     import json
 
-    from fedrift.catalogue import PACKAGE
+    from fedrift.config.catalogue import PACKAGE
 
     table = PACKAGE / "algorithms" / "costs.json"  # by path: the package itself imports torch
     return json.loads(table.read_text(encoding="utf-8"))["algorithms"]
@@ -80,7 +80,7 @@ def _costs() -> dict[str, Any]:
 
 def _named(kind: str) -> list[dict[str, Any]]:
     if kind == "models":
-        from fedrift.model_names import GRAMMAR, NAMES, OWN
+        from fedrift.config.models import GRAMMAR, NAMES, OWN
 
         models = {**NAMES, OWN: "your own nn.Module, built by calling it"}
         return [
@@ -88,8 +88,8 @@ def _named(kind: str) -> list[dict[str, Any]]:
             for name, about in models.items()
         ]
     if kind == "losses":
-        from fedrift.loss_names import NAMES as LOSSES
-        from fedrift.loss_names import OWN as MINE
+        from fedrift.config.models import LOSSES
+        from fedrift.config.models import OWN_LOSS as MINE
 
         losses = {**LOSSES, MINE: "your function of output and target"}
         return [{"name": n, "about": a, "usage": n} for n, a in losses.items()]
@@ -99,7 +99,7 @@ def _named(kind: str) -> list[dict[str, Any]]:
 
         return [{"name": n, "about": a, "usage": WRITTEN[n]} for n, a in AUGMENTS.items()]
     if kind == "schedules":
-        from fedrift.workload import SCHEDULES as FORMS
+        from fedrift.config.fields import SCHEDULES as FORMS
 
         return [{"name": n, "about": SCHEDULES[n], "usage": f.example} for n, f in FORMS.items()]
     if kind == "shifts":

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrift.cli.screen import console
+from fedrift.cli.console import console
 from fedrift.errors import InputError
 
 if TYPE_CHECKING:
-    from fedrift.data.statistics import Statistics
-    from fedrift.experiment import Spec
+    from fedrift.config.spec import Spec
+    from fedrift.data.describe import Statistics
+
 
 MOST_CLIENTS = 40  # rows shown
 MOST_CLASSES = 12  # columns shown
@@ -50,7 +51,7 @@ def partition(
     [bold]Example[/bold]
     [cyan]fedrift partition dirichlet:0.1 --data mnist5k --clients 20 --picture split.png[/cyan]
     """
-    from fedrift.experiment import FIELDS, Spec  # here, so that --help need not wait for it
+    from fedrift.config.spec import FIELDS, Spec
 
     texts = {
         "partition": scheme,
@@ -73,7 +74,7 @@ def _check_picture(picture: Path | None) -> None:
         return
     from importlib.util import find_spec
 
-    from fedrift.data.picture import FORMATS
+    from fedrift.data.describe import FORMATS
 
     if picture.suffix.lower() not in FORMATS:
         raise InputError(f"picture '{picture}' must end in {', '.join(FORMATS)}")
@@ -83,8 +84,8 @@ def _check_picture(picture: Path | None) -> None:
 
 def _divide(spec: Spec, save: Path | None, picture: Path | None, as_json: bool) -> None:
     from fedrift.data import manifest
-    from fedrift.data.statistics import statistics
-    from fedrift.prepare import prepare
+    from fedrift.data.describe import statistics
+    from fedrift.engine.prepare import prepare
 
     prepared = prepare(spec)
     if prepared.data.generated is not None:
@@ -94,7 +95,7 @@ def _divide(spec: Spec, save: Path | None, picture: Path | None, as_json: bool) 
     if save is not None:
         manifest.save(parts, data.y, save)
     if picture is not None:
-        from fedrift.data.picture import picture as draw
+        from fedrift.data.describe import picture as draw
 
         draw(found, picture, data.class_names)
     if as_json:
@@ -110,7 +111,7 @@ def _divide(spec: Spec, save: Path | None, picture: Path | None, as_json: bool) 
 
 
 def _print_json(found: Statistics, names: tuple[str, ...]) -> None:
-    from fedrift.records import dump
+    from fedrift.storage.jsonl import dump
 
     typer.echo(
         dump(

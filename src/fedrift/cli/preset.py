@@ -2,19 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedrift.cli.console import console
 from fedrift.errors import InputError, unknown
+from fedrift.presets.findings import Findings, Table
+from fedrift.presets.preset import Preset, Size
+from fedrift.presets.relations import shown, spoken
+from fedrift.storage.jsonl import Record
 
 if TYPE_CHECKING:
-    from fedrift.cli.contest_view import Watcher
-    from fedrift.grid import Cell
-    from fedrift.presets.preset import Preset, Size
+    from fedrift.cli.compare_view import Watcher
+    from fedrift.config.grid import Cell
+
+
+# What a preset found, on the command line.
+
+
+def report(preset: Preset, size: Size, records: Mapping[str, Record], folder: Path) -> None:
+    """The tables, the published figures with ours beside them, and the relations."""
+    from rich.table import Table as Rich
+
+    screen = console()
+    findings = {name: Findings.of(record["findings"]) for name, record in records.items()}
+    for name, found in findings.items():
+        for table in found.tables:
+            _table(name if len(findings) > 1 else "", table)
+        for note in found.notes:
+            screen.print(f"note: {note}")
+    if preset.published:
+        rows = Rich("what", "setting", "published", f"ours, {size.name}")
+        for one in preset.published:
+            rows.add_row(one.what, one.setting, one.figure, shown(one.ours(findings, size.name)))
+        screen.print(rows)
+    for relation in preset.asked(size.name):
+        verdict = relation.decide(findings)
+        numbers = "" if verdict is None else f" ({verdict.numbers})"
+        screen.print(f"{spoken(verdict)}: {relation.words}{numbers}")
+    screen.print(f"runs, tables and figures in {folder}")
+
+
+def _table(part: str, table: Table) -> None:
+    from rich.table import Table as Rich
+
+    title = f"{part}: {table.title}" if part else table.title
+    made = Rich(*table.columns, title=title, title_justify="left")
+    for row in table.rows:
+        made.add_row(*map(shown, row))
+    console().print(made)
+
 
 INTERRUPTED = 130
 FULL = "The published size instead of the one for a laptop."
@@ -37,7 +78,7 @@ def list_presets(
 
     found = [presets.find(name) for name in presets.names()]
     if as_json:
-        from fedrift.records import dump
+        from fedrift.storage.jsonl import dump
 
         rows = [
             {"name": p.name, "title": p.title, "question": p.question, "source": p.source}
@@ -49,7 +90,7 @@ def list_presets(
     from rich.table import Table
     from rich.text import Text
 
-    from fedrift.cli.screen import console
+    from fedrift.cli.console import console
 
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
@@ -144,9 +185,9 @@ def run(
     [cyan]fedrift preset run mnist-scaffold --seeds 3 --data-dir data[/cyan]
     """
     from fedrift import presets
-    from fedrift.cli.contest import seeds_of_text
-    from fedrift.cli.screen import console
-    from fedrift.experiment import FIELDS
+    from fedrift.cli.compare import seeds_of_text
+    from fedrift.cli.console import console
+    from fedrift.config.spec import FIELDS
     from fedrift.presets import running
 
     preset = presets.find(name)
@@ -174,7 +215,7 @@ def run(
 
     @contextmanager
     def watching(cells: Sequence[Cell]) -> Generator[Watcher]:
-        from fedrift.cli.contest_view import watcher
+        from fedrift.cli.compare_view import watcher
 
         watch = watcher(cells, silent=quiet)
         try:
@@ -187,13 +228,13 @@ def run(
     except KeyboardInterrupt:
         errors.print("interrupted; the same command goes on from here")
         raise typer.Exit(INTERRUPTED) from None
-    from fedrift.cli.preset_view import report
+    pass
 
     report(preset, size, records, folder)
 
 
 def _workers(value: object) -> int | str:
-    from fedrift.experiment import FIELDS
+    from fedrift.config.spec import FIELDS
 
     found = FIELDS["workers"].read(value, "workers")
     assert isinstance(found, int | str)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedrift.report import Written
     from fedrift.report.workings import Explainer
 
+
 WHAT, OUTPUT = "What is compared", "Output"
 
 
@@ -82,7 +83,7 @@ def report(
     [cyan]fedrift report runs/a runs/b --target 0.9 --baseline fedavg --last 10[/cyan]
     [cyan]fedrift report runs/compare --format md,latex --figures pdf[/cyan]
     """
-    from fedrift.report import write  # here, so that --help need not wait for it
+    from fedrift.report import write
 
     if not runs:
         raise InputError("name the runs: run folders, comparison folders, or folders of these")
@@ -101,7 +102,7 @@ def report(
 
 
 def _explainer() -> Explainer:
-    from fedrift.explain import workings  # needs torch
+    from fedrift.explain import workings
 
     return workings
 
@@ -131,13 +132,14 @@ def _whole(text: str | None) -> int | None:
 
 
 def _show(written: Written, as_json: bool) -> None:
-    from fedrift.cli.screen import bytes_text, console, one_line
+    from fedrift.cli.console import console, one_line
+    from fedrift.report.numbers import bytes_text
 
     errors = console(errors=True)
     for problem in written.problems:
         errors.print(f"note: {one_line(problem)}")
     if as_json:
-        from fedrift.records import dump
+        from fedrift.storage.jsonl import dump
 
         typer.echo(dump(_object(written)))
         return
@@ -146,7 +148,7 @@ def _show(written: Written, as_json: bool) -> None:
 
 
 def _object(written: Written) -> dict[str, Any]:
-    from fedrift.statistics.rows import rows
+    from fedrift.report.statistics.findings import rows
 
     return {
         "files": [str(file) for file in written.files],

@@ -179,7 +179,7 @@ def run(
     """
     flags = {key: value for key, value in locals().items() if value not in (None, [], False)}
 
-    from fedrift.cli.start import chosen, start  # here, so that --help need not wait for it
+    from fedrift.cli.launch import chosen, start
 
     start(
         chosen(flags, spec),

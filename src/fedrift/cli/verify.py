@@ -1,14 +1,116 @@
-"""`fedrift verify`: computes a run again and compares every number."""
+"""Whether a run folder holds what its spec gives: by its own hashes, and by running it again."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedrift.cli.resume import TRUST
+from fedrift.config.spec import FIELDS
 from fedrift.errors import InputError, RunError
+from fedrift.storage import run_folder
+from fedrift.storage.fork import read_origin
+from fedrift.storage.run_folder import RunRecord
+
+UNTIMED = "seconds"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a second run said."""
+
+    said: str
+    differences: tuple[str, ...]
+    hints: tuple[str, ...] = ()
+
+
+def consistent(folder: Path) -> RunRecord:
+    """The run as its folder tells it; refuses one whose parts contradict each other."""
+    record = run_folder.load(folder)
+    if record.spec.data == "python":
+        raise InputError(f"'{folder}' was made in Python; make the same call once more to verify")
+    if record.torn:
+        raise RunError(f"'{folder}': the last line of {record.torn[0]} is cut short; resume it")
+    said = record.summary.get("fingerprint")
+    if said is not None and fingerprint_of(record) != said:
+        raise RunError(f"'{folder}': weights and rounds do not give its fingerprint {said}")
+    return record
+
+
+def fingerprint_of(record: RunRecord) -> str:
+    """Of the weights and rounds as they stand in the folder."""
+    import torch
+
+    from fedrift.engine.callbacks import fingerprint
+    from fedrift.engine.prepare import prepare
+    from fedrift.engine.task import of_spec
+
+    weights = record.weights()
+    layout = of_spec(record.spec, prepare(record.spec)).problem.layout
+    if any(name not in weights for name in layout.names):
+        raise RunError(f"'{record.folder}': weights of the model are missing")
+    flat = torch.cat([torch.from_numpy(weights[name]).reshape(-1) for name in layout.names])
+    return fingerprint(flat, record.rounds)
+
+
+def again(record: RunRecord, rounds: int | None, workers: str | None, quiet: bool) -> Verdict:
+    """Run it once more, or its first rounds, and compare."""
+    from fedrift.api import run_spec
+    from fedrift.cli.progress import watcher
+
+    spec = replace(record.spec, out=None)
+    if workers is not None:
+        field = FIELDS["workers"]
+        spec = replace(spec, workers=field.read(field.parse(workers, "workers"), "workers"))
+    done = record.rounds[-1]["round"] if record.rounds else 0
+    is_whole = "fingerprint" in record.summary and (rounds is None or rounds >= spec.rounds)
+    until = None if is_whole else min(done, rounds or done)
+    watch, origin = watcher(spec, silent=quiet), read_origin(record.folder)
+    with tempfile.TemporaryDirectory(prefix="fedrift-verify-") as scratch, closing(watch):
+        out = None if origin is None else Path(scratch) / "run"
+        result = run_spec(spec, observer=watch, out=out, until=until, origin=origin)
+    mine = [row for row in record.rounds if until is None or row["round"] <= until]
+    differences = compared(mine, result.metrics)
+    if is_whole and result.fingerprint != record.summary["fingerprint"]:
+        differences += (f"the fingerprint is {result.fingerprint} now",)
+    which = "all" if is_whole else "the first"
+    count = f"{which} {len(mine)} evaluated rounds agree"
+    said = "the one evaluated round agrees" if len(mine) == 1 else count
+    return Verdict(
+        f"verified: {said} to the last bit", differences, _hints(record) if differences else ()
+    )
+
+
+def compared(
+    before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
+) -> tuple[str, ...]:
+    """One sentence for the first number that is not the same."""
+    for old, new in zip(before, now, strict=False):
+        for name in old.keys() | new.keys():
+            same = old.get(name) == new.get(name) or str(old.get(name)) == str(new.get(name))
+            if name != UNTIMED and not same:
+                return (
+                    f"round {old['round']}: {name} was {old.get(name)!s:.40}, "
+                    f"is {new.get(name)!s:.40} now",
+                )
+    if len(before) != len(now):
+        return (f"{len(before)} rounds were evaluated, {len(now)} are now",)
+    return ()
+
+
+def _hints(record: RunRecord) -> tuple[str, ...]:
+    from fedrift.engine.recorder import environment, moved
+
+    return moved(record.environment, environment(""))
+
+
+# `fedrift verify`: computes a run again and compares every number.
 
 
 def verify(
@@ -26,8 +128,9 @@ def verify(
 
     Exit code 0 if all agrees to the last bit, 1 if not, 2 if the folder cannot be read.
     """
-    from fedrift.cli.start import check_trust  # --help need not wait for it
-    from fedrift.verification import again, consistent
+    from fedrift.cli.launch import check_trust
+
+    pass
 
     if rounds is not None and rounds < 1:
         raise InputError(f"rounds must be a whole number of at least 1, not {rounds}")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedrift.conform import convergence, generic, golden, identities, invariants, isolation
+from fedrift.conform import convergence, generic, golden, identities, invariants
 from fedrift.conform.bench import Bench, opened
 from fedrift.conform.report import Cell, Report, absent
 from fedrift.conform.subject import Subject, subject_of
@@ -39,7 +39,7 @@ COLUMNS: dict[str, Column] = {
     "payload": generic.payload,
     "order": generic.order,
     "wire": generic.wire,
-    "isolation": isolation.check,
+    "isolation": generic.check,
     "backends": generic.backends,
     "resume": generic.resume,
     "convergence": lambda subject, _: convergence.check(subject),

@@ -14,11 +14,11 @@ from fedrift.conform.inside import Inside
 from fedrift.conform.problem import Trial, classifier
 from fedrift.conform.runs import run
 from fedrift.conform.subject import Subject
-from fedrift.session import one_thread
+from fedrift.engine.execute import one_thread
 
 WORKERS = 2
 ROUNDS = 6
-PRELOADED = ["fedrift.backends.worker", "fedrift.conform.isolation"]
+PRELOADED = ["fedrift.backends.worker", "fedrift.conform.generic"]
 
 
 class Bench:

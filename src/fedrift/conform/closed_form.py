@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedrift.conform.problem import Trial, classifier, pooled
 from fedrift.conform.runs import run
-from fedrift.result import Result
+from fedrift.engine.result import Result
 
 RIDGE = 0.01
 TOLERANCE = 2e-6

@@ -2,11 +2,221 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
 from fedrift.conform import closed_form
-from fedrift.conform.golden_table import AFTER, DERIVED, ROWS, Row
+from fedrift.conform.problem import Trial, alternating, golden
 from fedrift.conform.report import Cell, absent, summed
 from fedrift.conform.runs import path
 from fedrift.conform.subject import Subject
+
+# The golden table: each algorithm's model after 1, 2, 3 and 10 rounds on two quadratics.
+
+AFTER = (1, 2, 3, 10)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: w after 1, 2, 3 and 10 rounds, six decimals."""
+
+    text: str
+    numbers: str
+    mode: Literal["F", "A"] = "F"
+    local: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    copies: tuple[int, ...] = (1, 1)
+
+    @property
+    def name(self) -> str:
+        return self.text.partition("(")[0].partition(":")[0]
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        found = [float(number) for number in self.numbers.split()]
+        return list(zip(found[::2], found[1::2], strict=True))
+
+    @property
+    def trial(self) -> Trial:
+        trial = replace(golden(self.copies), rounds=AFTER[len(self.points) - 1])
+        return (alternating(trial) if self.mode == "A" else trial).working(**self.local)
+
+    def __str__(self) -> str:
+        settings = " ".join(f"{key}={value}" for key, value in self.local.items())
+        sizes = "" if self.copies == (1, 1) else f"n={self.copies}"
+        return " ".join(part for part in (self.text, self.mode, settings, sizes) if part)
+
+
+UNEQUAL = {"steps": (2, 8)}
+
+ROWS = (
+    Row(
+        "fedsgd",
+        "-0.050000 0.200000 -0.087500 0.370000 -0.115625 0.514500 -0.188737 1.070834",
+    ),
+    Row(
+        "fedavg:weights=uniform",
+        "0.153145 0.745670 0.204315 1.087996 0.221412 1.245153 0.229987 1.377961",
+    ),
+    Row(
+        "fedavg",
+        "-0.384548 0.782345 -0.463742 1.192910 -0.480052 1.408369 -0.484282 1.643697",
+        copies=(1, 3),
+    ),
+    Row(
+        "fedavg",
+        "-0.206602 0.749533 -0.292011 1.150708 -0.327319 1.365430 -0.352150 1.609597",
+        local=UNEQUAL,
+    ),
+    Row(
+        "fedavgm:beta=0.9",
+        "0.153145 0.745670 0.342145 1.759099 0.437564 2.465332 0.362954 1.541067",
+    ),
+    Row(
+        "fedavgm:beta=0.9,nesterov=true",
+        "0.290976 1.416773 0.337867 1.981467 0.280136 1.888650 0.230472 1.399990",
+    ),
+    Row(
+        "fedprox:mu=1",
+        "0.116740 0.613470 0.168622 0.953707 0.191679 1.142405 0.210060 1.373585",
+    ),
+    Row(
+        "fednova",
+        "0.405249 0.805958 0.589738 1.105791 0.673726 1.217336 0.743631 1.283350",
+        local=UNEQUAL,
+    ),
+    Row(
+        "fednova",
+        "2.151527 2.327962 2.359006 0.231686 2.379014 2.119334 2.381149 0.795558",
+        local={**UNEQUAL, "momentum": 0.9},
+    ),
+    Row(
+        "fednova:mu=1",
+        "0.360733 0.812680 0.509847 1.113352 0.571486 1.224593 0.614829 1.289857",
+        local=UNEQUAL,
+    ),
+    Row(
+        "scaffold",
+        "0.153145 0.745670 0.011874 1.082616 -0.111618 1.228747 -0.200098 1.333162",
+    ),
+    Row(
+        "scaffold:option=I",
+        "0.153145 0.745670 -0.108848 1.087996 -0.216940 1.231479 -0.200043 1.333118",
+    ),
+    Row(
+        "scaffold",
+        "1.228530 0.672320 -0.543460 1.491340 -0.572668 1.097313 -0.198369 1.326808",
+        mode="A",
+    ),
+    Row(
+        "fedadagrad",
+        "0.099349 0.099866 0.148460 0.167804 0.177757 0.221898 0.227427 0.462700",
+    ),
+    Row(
+        "fedadam",
+        "0.093685 0.098668 0.215513 0.231707 0.330681 0.386294 0.113592 1.559243",
+    ),
+    Row(
+        "fedyogi",
+        "0.093683 0.098668 0.215081 0.231353 0.329780 0.385085 0.116380 1.538473",
+    ),
+    Row(
+        "feddyn:alpha=1",
+        "0.233480 1.226940 0.135412 1.594608 -0.003634 1.578034 -0.188532 1.333105",
+    ),
+    Row(
+        "feddyn:alpha=1",
+        "1.512720 0.831930 -0.904077 1.698228 0.086560 1.360288 -0.262820 1.352585",
+        mode="A",
+    ),
+    Row(
+        "fedsam:rho=0.1",
+        "0.151621 0.776334 0.196381 1.118587 0.206961 1.267749 0.205799 1.382042",
+    ),
+    Row(
+        "fedasam:rho=0.5,eta_a=0.2",
+        "0.196625 0.832313 0.283074 1.257744 0.337901 1.422610 0.436111 1.482343",
+    ),
+    Row(
+        "fedcm:alpha=0.1",
+        "-0.018799 0.097050 -0.051503 0.271826 -0.092296 0.501814 -0.231822 1.925157",
+    ),
+    Row(
+        "mofedsam:alpha=0.1,rho=0.1",
+        "-0.024876 0.100831 -0.068127 0.282091 -0.122054 0.519891 -0.313223 1.936946",
+    ),
+    Row(
+        "fedgamma:rho=0.1",
+        "0.151621 0.776334 -0.018351 1.105806 -0.159880 1.240550 -0.258519 1.327506",
+    ),
+    Row(
+        "fedspeed:gamma=1,a=0.9,rho=0.1",
+        "0.220337 1.271989 0.094454 1.615841 -0.056113 1.573205 -0.240532 1.328287",
+    ),
+    Row(
+        "fedsmoo:r=0.1,gamma=1",
+        "0.223497 1.277291 0.094166 1.619070 -0.062375 1.570840 -0.209305 1.363126",
+    ),
+    Row(
+        "fedgf:rho=0.1,rho_g=0.1,threshold=0.9,window=3",
+        "0.151621 0.776334 -0.263945 1.267693 -0.264734 1.374189 -0.157176 1.411624",
+    ),
+    Row(
+        "ghbm:tau=1",
+        "0.153145 0.745670 0.292536 1.588417 0.331186 2.040459 0.244849 1.456032",
+    ),
+    Row(
+        "ghbm:tau=2",
+        "0.153145 0.745670 0.204315 1.087996 0.280261 1.610231 0.223936 1.235361",
+    ),
+    Row(
+        "ghbm:tau=2",
+        "1.228530 0.672320 -0.826710 1.216018 0.435675 1.438684 -0.865137 1.357936",
+        mode="A",
+    ),
+    Row(
+        "localghbm",
+        "1.228530 0.672320 -0.826710 1.216018 0.435675 1.438684 -0.865137 1.357936",
+        mode="A",
+    ),
+    Row(
+        "fedhbm",
+        "1.228530 0.672320 -0.826710 1.216018 0.059025 1.261745 -0.803508 1.476082",
+        mode="A",
+    ),
+    Row(
+        "mime",
+        "-0.160018 0.745670 -0.192007 1.074322 -0.198402 1.219175 -0.200000 1.332964",
+    ),
+    Row(
+        "mimemom",
+        "-0.023792 0.097050 -0.066166 0.274380 -0.120223 0.511055 -0.308487 2.037352",
+    ),
+    Row(
+        "mimemom:form=heavy_ball",
+        "-0.160018 0.745670 -0.336023 1.745425 -0.385597 2.414741 -0.312200 1.607893",
+    ),
+    Row(
+        "mimelitemom",
+        "-0.018799 0.097050 -0.056814 0.274403 -0.107647 0.511144 -0.306755 2.038860",
+    ),
+    Row(
+        "diloco",
+        "0.000011 0.066343 0.000029 0.160344 0.000050 0.278424 0.000215 1.427355",
+        local={"lr": 0.01},
+    ),
+)
+
+# By definition the same as another row, or a mean of its first three points.
+DERIVED = (
+    Row("mimelite", ROWS[1].numbers),
+    Row("sam(scaffold):rho=0.1", ROWS[22].numbers),
+    Row("asam(fedavg):rho=0.5,eta_a=0.2", ROWS[19].numbers),
+    Row("serveradam(fedavg)", ROWS[14].numbers),
+    Row("swa(fedavg):start=0", "0.153145 0.745670 0.178730 0.916833 0.192957 1.026273"),
+    Row("wima(fedavg):window=2", "0.153145 0.745670 0.178730 0.916833 0.212864 1.166575"),
+)
+
 
 TOLERANCE = 2e-6
 

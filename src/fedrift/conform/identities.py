@@ -23,7 +23,7 @@ from fedrift.conform.problem import (
 from fedrift.conform.report import Cell, absent, summed
 from fedrift.conform.runs import path
 from fedrift.conform.subject import Subject
-from fedrift.flat import Vec
+from fedrift.core.flat import Vec
 
 ROUNDING = 1e-12
 Shape = Callable[[Trial], Trial]

@@ -12,56 +12,55 @@ from typing import Any
 
 import torch
 
-from fedrift.algorithm import local_of
-from fedrift.conform import averages, memories
-from fedrift.conform.inside import Inside, different
-from fedrift.conform.memories import Ascents
-from fedrift.conform.moment import Invariant, Moment
+from fedrift.conform import rules
+from fedrift.conform.inside import Inside, Invariant, Moment, different
 from fedrift.conform.problem import Trial, classifier, uneven_quadratic
 from fedrift.conform.report import Cell, summed
+from fedrift.conform.rules import Ascents
 from fedrift.conform.subject import Subject
+from fedrift.core.algorithm import local_of
+from fedrift.core.messages import pack
 from fedrift.errors import InputError
-from fedrift.messages import pack
 
-CONTROLS = (averages.mean_over_all("c"), averages.moves_by_mean)
-DUALS = (averages.mean_over_all("h"), averages.subtracts_dual)
-MEAN = (averages.moves_by_mean,)
-MIME = (averages.moves_by_mean, memories.frozen_state)
+CONTROLS = (rules.mean_over_all("c"), rules.moves_by_mean)
+DUALS = (rules.mean_over_all("h"), rules.subtracts_dual)
+MEAN = (rules.moves_by_mean,)
+MIME = (rules.moves_by_mean, rules.frozen_state)
 
 OF: dict[str, tuple[Invariant, ...]] = {
-    "fedsgd": (averages.moves_by_gradient,),
+    "fedsgd": (rules.moves_by_gradient,),
     "fedavg": MEAN,
-    "fedavgm": (averages.momentum,),
+    "fedavgm": (rules.momentum,),
     "fedprox": MEAN,
-    "fednova": (averages.moves_by_length,),
+    "fednova": (rules.moves_by_length,),
     "scaffold": CONTROLS,
-    "fedadagrad": (averages.adaptive,),
-    "fedadam": (averages.adaptive,),
-    "fedyogi": (averages.adaptive,),
+    "fedadagrad": (rules.adaptive,),
+    "fedadam": (rules.adaptive,),
+    "fedyogi": (rules.adaptive,),
     "feddyn": DUALS,
     "fedsam": MEAN,
     "fedasam": MEAN,
-    "fedcm": (*MEAN, memories.direction),
-    "mofedsam": (*MEAN, memories.direction),
+    "fedcm": (*MEAN, rules.direction),
+    "mofedsam": (*MEAN, rules.direction),
     "fedgamma": CONTROLS,
     "fedspeed": DUALS,
-    "fedsmoo": (*DUALS, memories.perturbation),
-    "fedgf": (*MEAN, memories.window),
-    "ghbm": (*MEAN, memories.ring),
-    "localghbm": (*MEAN, memories.anchor_received),
-    "fedhbm": (*MEAN, memories.anchor_own),
+    "fedsmoo": (*DUALS, rules.perturbation),
+    "fedgf": (*MEAN, rules.window),
+    "ghbm": (*MEAN, rules.ring),
+    "localghbm": (*MEAN, rules.anchor_received),
+    "fedhbm": (*MEAN, rules.anchor_own),
     "mime": MIME,
     "mimemom": MIME,
     "mimelite": MIME,
     "mimelitemom": MIME,
-    "fed3r": (averages.counted_once,),
-    "fed3rft": (averages.leaves_the_rest,),
-    "diloco": (memories.inner_steps,),
-    "swa": (averages.average_of_captured,),
-    "wima": (averages.average_of_last,),
+    "fed3r": (rules.counted_once,),
+    "fed3rft": (rules.leaves_the_rest,),
+    "diloco": (rules.inner_steps,),
+    "swa": (rules.average_of_captured,),
+    "wima": (rules.average_of_last,),
     "sam": CONTROLS,
     "asam": MEAN,
-    "serveradam": (averages.mean_over_all("c"), averages.adaptive),
+    "serveradam": (rules.mean_over_all("c"), rules.adaptive),
 }
 
 SHARP = ("fedsam", "fedasam", "mofedsam", "fedgamma", "fedspeed", "fedsmoo", "sam", "asam")

@@ -6,25 +6,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedrift import session, task
 from fedrift.backends.pool import Pool
 from fedrift.conform.problem import Trial
 from fedrift.conform.subject import Subject, subject_of
-from fedrift.data import given
-from fedrift.engine import RoundReport
-from fedrift.flat import Vec
-from fedrift.result import Result
+from fedrift.core.flat import Vec
+from fedrift.data import arrays
+from fedrift.engine import execute, task
+from fedrift.engine.callbacks import RoundReport
+from fedrift.engine.result import Result
 
 
-def settled(what: Subject | str, trial: Trial) -> session.Task:
+def settled(what: Subject | str, trial: Trial) -> execute.Task:
     """The trial with everything decided but where it is computed."""
     subject = subject_of(what) if isinstance(what, str) else what
     dtype = task.DTYPES[trial.dtype]
     return task.settle(
         subject.make(trial.local, trial.rounds),
         trial.model,
-        given.gather(list(trial.clients), dtype),
-        None if trial.test is None else given.pair(trial.test, dtype, "test"),
+        arrays.gather(list(trial.clients), dtype),
+        None if trial.test is None else arrays.pair(trial.test, dtype, "test"),
         {},
         rounds=trial.rounds,
         who={
@@ -57,7 +57,7 @@ def run(
     pool: Pool | None = None,
 ) -> Result:
     """One run of the trial."""
-    return session.execute(
+    return execute.execute(
         settled(what, trial),
         workers=workers,
         backend=backend,

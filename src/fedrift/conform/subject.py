@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
-from fedrift import build
-from fedrift.algorithm import Algorithm, map_local
 from fedrift.algorithms import NAMES
+from fedrift.config.own_code import load
+from fedrift.core.algorithm import Algorithm, map_local
+from fedrift.core.local import Local
+from fedrift.engine import build
 from fedrift.errors import InputError, unknown
 from fedrift.grammar import parse
-from fedrift.local import Local
-from fedrift.own_code import load
 
 Make = Callable[[Mapping[str, Any], int], Algorithm[Any, Any]]
 

@@ -21,6 +21,7 @@ from fedrift.grammar import Named, number, parse
 if TYPE_CHECKING:
     from torch import Tensor
 
+
 NAMES: dict[str, str] = {
     "crop": "black around the image, then a random cut of its own size",
     "flip": "left and right exchanged in every second image, at random",
@@ -156,7 +157,7 @@ class Augment:
 
     def check(self, x: Any, y: Any) -> None:
         """Refuse, before training, samples that cannot be augmented."""
-        import torch  # only here: a spec is read without the second that torch takes
+        import torch
 
         shape = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
         for name in ("crop", "flip", "cutout"):

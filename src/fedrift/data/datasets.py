@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fedrift.data import bundled, cifar, folders, hugging, mnist, own, synthetic
-from fedrift.data.check import Targets
+from fedrift.data.checks import Targets
 from fedrift.data.samples import DataSet, Samples, as_values, finish
-from fedrift.data.synthetic import synthetic_client
+from fedrift.data.sources import bundled, cifar, huggingface, images, mnist, own, synthetic
+from fedrift.data.sources.synthetic import synthetic_client
 from fedrift.errors import InputError, unknown
 from fedrift.grammar import Named, number, parse
 
@@ -81,21 +81,21 @@ NAMES: dict[str, Source] = {
         is_own=True,
     ),
     "images": Source(
-        folders.images,
+        images.images,
         "your pictures, one sub-folder per class, optionally below train/ and test/",
         "images:FOLDER[,size=PIXELS]",
         takes_value=True,
         options=("size",),
     ),
     "csv": Source(
-        folders.table,
+        images.table,
         "your pictures with their users: a table with the columns path,label,user[,split]",
         "csv:FILE[,root=FOLDER,size=PIXELS]",
         takes_value=True,
         options=("root", "size"),
     ),
     "huggingface": Source(
-        hugging.load,
+        huggingface.load,
         "a data set of Hugging Face: a folder of save_to_disk, or a name of the hub",
         "huggingface:FOLDER|NAME[,x=COLUMN,y=COLUMN,users=COLUMN]",
         takes_value=True,

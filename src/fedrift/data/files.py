@@ -5,15 +5,22 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import math
 import os
+import zipfile
 import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
 
 from fedrift.errors import InputError
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer  # in collections.abc from Python 3.12 on
+    from typing_extensions import Buffer
+
 
 # What one file may unpack to; data is held in memory, so more is a mistake or an attack.
 LARGEST = 16 << 30
@@ -86,3 +93,124 @@ class Limited(io.RawIOBase):
 
 def _opened(path: Path) -> io.BufferedIOBase:
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+
+
+# npz files: sizes and types are checked from the headers before anything is allocated.
+
+# Deflate cannot pack tighter than about 1032 to 1: a header that claims more is lying.
+TIGHTEST = 1040
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Those of the named arrays that the file holds."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            held = set(archive.namelist())
+            wanted = [name for name in names if f"{name}.npy" in held]
+            total = sum(archive.getinfo(f"{name}.npy").file_size for name in wanted)
+            if total > LARGEST:
+                raise damaged(path, f"it claims to unpack to {total} bytes")
+            return {name: _array(path, archive, name) for name in wanted}
+    except InputError:
+        raise
+    except Exception as problem:  # zipfile and numpy raise about a dozen kinds on garbled bytes
+        raise damaged(path, f"it cannot be read as npz ({reason(problem)})") from problem
+
+
+def _array(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    member = archive.getinfo(f"{name}.npy")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise damaged(path, f"array '{name}' is packed in a way numpy does not use")
+    if member.file_size > TIGHTEST * (member.compress_size + 1):
+        raise damaged(path, f"array '{name}' claims {member.file_size} bytes")
+    with archive.open(member) as source:
+        _check_header(path, name, source, member.file_size)
+    with archive.open(member) as source:
+        return npy.read_array(source, allow_pickle=False)
+
+
+def _check_header(path: Path, name: str, source: IO[bytes], size: int) -> None:
+    version = npy.read_magic(source)
+    if version not in HEADERS:
+        raise damaged(path, f"array '{name}' has npy version {version}")
+    shape, _, dtype = HEADERS[version](source)
+    if dtype.hasobject:
+        raise InputError(f"'{path}': array '{name}' holds Python objects; store plain numbers")
+    if dtype.itemsize < 1 or any(length < 0 for length in shape):
+        raise damaged(path, f"array '{name}' claims shape {shape} of {dtype}")
+    if math.prod(shape) * dtype.itemsize != size - source.tell():
+        raise damaged(path, f"array '{name}' claims shape {shape}, which does not fit its bytes")
+
+
+# Where data files are looked for, in order, and how missing ones are fetched.
+
+CONNECT_SECONDS = 5
+SILENCE_SECONDS = 30
+
+
+class Place(NamedTuple):
+    """A folder and who named it."""
+
+    folder: Path
+    origin: str
+
+    def __str__(self) -> str:
+        return f"{self.origin} '{self.folder}'"
+
+
+class Unreachable(Exception):
+    """A download that did not work; says why."""
+
+
+def given(data_dir: Path | None) -> Iterator[Place]:
+    """The folders the user named: the argument, then the environment."""
+    if data_dir is not None:
+        yield Place(existing(str(data_dir), "--data-dir", folder=True), "--data-dir")
+    if text := os.environ.get("FEDRIFT_DATA"):
+        yield Place(existing(text, "FEDRIFT_DATA", folder=True), "FEDRIFT_DATA")
+
+
+def places(data_dir: Path | None, system: Sequence[Path] = ()) -> Iterator[Place]:
+    """All folders to look in, in order; those after the user's own may not exist."""
+    yield from given(data_dir)
+    yield from (Place(folder, "the system's") for folder in system)
+    yield Place(cache(), "the cache")
+
+
+def cache() -> Path:
+    """Where downloads are kept."""
+    if text := os.environ.get("FEDRIFT_CACHE"):
+        return Path(os.path.expanduser(text))
+    import pooch
+
+    return Path(pooch.os_cache("fedrift"))
+
+
+def fetch(urls: Sequence[str], md5: str, folder: Path) -> Path:
+    """Downloads one file into `folder` from the first host that has it; its hash must fit."""
+    import pooch
+
+    timeout = (CONNECT_SECONDS, SILENCE_SECONDS)
+    problems: list[str] = []
+    for url in urls:
+        load: Any = pooch.HTTPDownloader(timeout=timeout)
+        name = url.rpartition("/")[2]
+        try:
+            return Path(pooch.retrieve(url, f"md5:{md5}", name, folder, downloader=load))
+        except Exception as problem:  # no network, a changed file, a full disk: all end here
+            problems.append(f"{url}: {type(problem).__name__}")
+    raise Unreachable(", ".join(problems))
+
+
+def not_found(
+    name: str, files: str, data_dir: Path | None, notes: Sequence[str], why: str
+) -> InputError:
+    """The one error for data that is neither here nor to be had; names both ways out."""
+    looked = " and ".join(map(str, given(data_dir)))
+    where = f" in {looked}" if looked else ""
+    noted = "".join(f"; {note}" for note in notes)
+    return InputError(
+        f"data set '{name}' was not found: looked for {files}{where}{noted}; the download failed "
+        f"({why}); give a folder that holds them with --data-dir or FEDRIFT_DATA, or go online"
+    )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedrift.data.parts import Ints, Partition
+from fedrift.data.assignment import Ints, Partition
 from fedrift.errors import InputError
 
 FORMAT = "fedrift-partition"

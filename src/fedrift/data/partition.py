@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedrift import grammar
-from fedrift.data import manifest, pathological, sizes, skew
-from fedrift.data.parts import Assignment, Partition, Request
+from fedrift.data import manifest, schemes
+from fedrift.data.assignment import Assignment, Partition, Request
 from fedrift.data.shift import shift
 from fedrift.errors import InputError, unknown
-from fedrift.streams import stream
+from fedrift.rng import stream
 
 __all__ = ["NAMES", "Partition", "Scheme", "partition", "shift"]
 
@@ -69,49 +69,49 @@ def from_manifest(request: Request) -> Assignment:
 _MINIMUM = ("min_size",)
 
 NAMES: dict[str, Scheme] = {
-    "iid": Scheme(sizes.iid, "equal parts of the shuffled data", "iid"),
+    "iid": Scheme(schemes.iid, "equal parts of the shuffled data", "iid"),
     "dirichlet": Scheme(
-        skew.dirichlet,
+        schemes.dirichlet,
         "label skew: for each class, Dir(α) over the clients (NIID-bench, Flower); sizes vary",
         "dirichlet:ALPHA[,min_size=K]",
         "alpha",
         _MINIMUM,
     ),
     "dirichlet-client": Scheme(
-        skew.dirichlet_client,
+        schemes.dirichlet_client,
         "label skew: for each client, Dir(α) over the classes (FedDyn); equal sizes",
         "dirichlet-client:ALPHA[,min_size=K]",
         "alpha",
         _MINIMUM,
     ),
     "hsu": Scheme(
-        skew.hsu,
+        schemes.hsu,
         "label skew: for each client, Dir(α × class prior) over the classes (FedSAM); equal sizes",
         "hsu:ALPHA[,min_size=K]",
         "alpha",
         _MINIMUM,
     ),
     "classes": Scheme(
-        pathological.classes,
+        schemes.classes,
         "label skew: K classes per client, or the classes named for each client",
         "classes:K  or  classes:1,3|0,6|2,5",
         "k",
     ),
     "shards": Scheme(
-        pathological.shards,
+        schemes.shards,
         "label skew: sorted by label and cut, K shards per client (McMahan et al.)",
         "shards:K",
         "k",
     ),
     "lognormal": Scheme(
-        sizes.lognormal,
+        schemes.lognormal,
         "size skew: log-normal sizes, labels iid",
         "lognormal:SIGMA[,min_size=K]",
         "sigma",
         _MINIMUM,
     ),
     "powerlaw": Scheme(
-        sizes.powerlaw,
+        schemes.powerlaw,
         "size skew: the k-th largest client has a share of k^-A, labels iid",
         "powerlaw:A[,min_size=K]",
         "a",

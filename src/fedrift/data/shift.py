@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedrift import grammar
-from fedrift.data.parts import Floats, Ints
+from fedrift.data.assignment import Floats, Ints
 from fedrift.errors import InputError, unknown
-from fedrift.streams import stream
+from fedrift.rng import stream
 
 Array = npt.NDArray[np.floating]
 BLOCK = 1024  # samples changed at a time: the copies on the way stay small

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedrift import catalogue
+from fedrift.config import catalogue
 from fedrift.errors import InputError, unknown
-from fedrift.explain import words
+from fedrift.explain import captions
+from fedrift.explain.captions import Told
 from fedrift.explain.frames import verdict
 from fedrift.explain.story import Story, Task, tell
 from fedrift.explain.terrain import TERRAINS
-from fedrift.explain.words import Told
 from fedrift.grammar import Named, parse
 from fedrift.report.workings import Working
 
@@ -100,9 +100,9 @@ def settle(
     text, told = algorithm, _own(given)
     if given.name in catalogue.names():
         _refuse(given)
-        used = words.visible(given)
+        used = captions.visible(given)
         catalogue.check(used)
-        text, told = str(words.trained(used)), words.told(used)
+        text, told = str(captions.trained(used)), captions.told(used)
     name = terrain or told.terrain or "bowls"
     if name not in TERRAINS:
         raise unknown("terrain", name, TERRAINS)
@@ -162,7 +162,7 @@ def write(story: Story, told: Told, about: list[str], again: str, file: Path) ->
 
 
 def _drawn(story: Story, told: Told, ending: str, dpi: int) -> bytes:
-    from fedrift.explain.picture import draw  # matplotlib is slow to import
+    from fedrift.explain.picture import draw
 
     content = io.BytesIO()
     draw(story, told).savefig(content, format=ending, dpi=dpi)
@@ -178,8 +178,8 @@ def notes(given: Named, task: Task) -> list[str]:
         f"{task.rounds} rounds of {steps} local steps with rate {task.lr:g}; {who}; gradients "
         "are exact.",
     ]
-    if given.name in words.table():
-        changed = words.changed(given, words.visible(given))
+    if given.name in captions.table():
+        changed = captions.changed(given, captions.visible(given))
         if changed:
             lines.append(f"Chosen so that the effect can be seen: {', '.join(changed)}.")
     return lines

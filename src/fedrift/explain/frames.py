@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from fedrift.explain.captions import Told
+from fedrift.explain.recording import Visit
 from fedrift.explain.story import LONG, Path, Story, Turn
 from fedrift.explain.terrain import Point
-from fedrift.explain.watch import Visit
-from fedrift.explain.words import Told
 
 Kind = Literal["send", "gather", "step", "average", "server", "end"]
 NEAR = 0.02  # a point this close to another is the same to the eye

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedrift.explain.captions import Told
 from fedrift.explain.frames import Frame, climb, frames, pieces, state
+from fedrift.explain.recording import Visit
 from fedrift.explain.story import Path, Story, Turn
 from fedrift.explain.terrain import Point, grid
-from fedrift.explain.watch import Visit
-from fedrift.explain.words import Told
+from fedrift.report.html import SHELL, STYLE, page
 from fedrift.report.markup import chart, copied, escape, folded, items, section
-from fedrift.report.page import SHELL, STYLE, page
 
 HERE = File(__file__).parent
 CLASSES = {"g": "gradient", "c": "first", "d": "second", "s": "extra"}

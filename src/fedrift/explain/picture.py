@@ -7,15 +7,16 @@ import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from fedrift.explain.captions import Told, plain
 from fedrift.explain.frames import climb, pieces, verdict
 from fedrift.explain.story import Story, Turn
 from fedrift.explain.terrain import Point, grid
-from fedrift.explain.words import Told, plain
-from fedrift.figures import COLOURS, new_figure
+from fedrift.figures.style import COLOURS, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 CLIENTS = COLOURS[:2]
 TERMS = ("#AA3377", "#E69F00")  # first and further corrections

@@ -14,12 +14,12 @@ from fedrift.conform import runs
 from fedrift.conform.inside import Inside
 from fedrift.conform.problem import Trial, alternating
 from fedrift.conform.subject import Subject, subject_of
-from fedrift.engine import RoundReport
+from fedrift.core.messages import pack
+from fedrift.engine.callbacks import RoundReport
+from fedrift.engine.execute import one_thread
 from fedrift.errors import InputError
+from fedrift.explain.recording import Visit, point, watching
 from fedrift.explain.terrain import Point, Terrain, bowl_with_pits
-from fedrift.explain.watch import Visit, point, watching
-from fedrift.messages import pack
-from fedrift.session import one_thread
 
 LONG = 200  # rounds after which an algorithm has come to rest, or never will
 STILL = 1e-4  # a model that moves less than this in some rounds is at rest

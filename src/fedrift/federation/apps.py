@@ -8,19 +8,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedrift import session
 from fedrift.backends.backend import Backend
 from fedrift.backends.codec import Refused
-from fedrift.backends.flower import FlowerPost, from_records, to_records
-from fedrift.backends.letters import Letter
-from fedrift.backends.node import Node
-from fedrift.backends.remote import Remote
+from fedrift.core.algorithm import Signature
+from fedrift.engine import execute
 from fedrift.errors import InputError
-from fedrift.exchange import Signature
-from fedrift.federation.agreement import node_of
-from fedrift.federation.charter import FILE, Charter
-from fedrift.federation.serve import DEADLINE, Around, serve
-from fedrift.federation.told import Teller
+from fedrift.federation.config import FILE, Charter
+from fedrift.federation.events import Teller
+from fedrift.federation.flower import FlowerPost, from_records, to_records
+from fedrift.federation.node import Node
+from fedrift.federation.protocol import Letter
+from fedrift.federation.remote import Remote
+from fedrift.federation.server import DEADLINE, Around, serve
+from fedrift.federation.task import node_of
 
 try:
     from flwr.app import Context, Message  # pyright: ignore[reportMissingImports]
@@ -56,7 +56,7 @@ def client_app(folder: str | Path, load: Load) -> ClientApp:
         return node_of(charter, client, x, y, state_folder(node))
 
     def answer(message: Message, context: Context, kind: Callable[[Any, Letter], Letter]) -> Any:
-        with session.one_thread():
+        with execute.one_thread():
             try:
                 reply = kind(node_here(context), from_records(message.content))
             except (InputError, Refused) as why:
@@ -70,10 +70,10 @@ def client_app(folder: str | Path, load: Load) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         if not context.run_config.get("secagg"):
             return answer(message, context, lambda node, letter: node.answer(letter))
-        from fedrift.backends import masked
+        from fedrift.federation import secagg
 
-        with session.one_thread():
-            return masked.answer(message, context, lambda: node_here(context))
+        with execute.one_thread():
+            return secagg.answer(message, context, lambda: node_here(context))
 
     app.query()(about)
     app.train()(train)
@@ -112,10 +112,10 @@ def server_app(folder: str | Path, test: LoadTest) -> ServerApp:
 
 def _masks(grid: Any) -> Around:
     """Secure aggregation around the exchanges; refuses what cannot be masked."""
-    from fedrift.backends import masked
+    from fedrift.federation import secagg
 
     def around(remote: Remote, phases: Mapping[str, Signature]) -> Backend:
-        masked.check(remote, phases)
-        return masked.Masked(remote, grid)
+        secagg.check(remote, phases)
+        return secagg.Masked(remote, grid)
 
     return around

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fedrift.data import npz
+from fedrift.data import files
 from fedrift.data.files import existing
+from fedrift.engine.prepare import load, prepare
 from fedrift.errors import InputError
-from fedrift.federation.charter import Charter
-from fedrift.prepare import load, prepare
+from fedrift.federation.config import Charter
 
 Samples = tuple[np.ndarray, np.ndarray]
 
@@ -46,7 +46,7 @@ def test_samples(charter: Charter, said: Mapping[str, Any]) -> Samples | None:
 
 def npz_samples(path: Path) -> Samples:
     """Arrays x and y of an npz file; no pickle is loaded."""
-    held = npz.arrays(existing(str(path), "npz"), ("x", "y"))
+    held = files.arrays(existing(str(path), "npz"), ("x", "y"))
     if len(held) < 2:
         raise InputError(f"data '{path}' must hold arrays x and y")
     return held["x"], held["y"]

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from fedrift.errors import InputError
-from fedrift.federation.charter import FILE, Charter
+from fedrift.federation.config import FILE, Charter
 from fedrift.version import VERSION
 
 PYPROJECT = """\

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrift.errors import InputError
-from fedrift.records import Record
+from fedrift.storage.jsonl import Record
 
 Cell = str | int | float | bool | None
 Tell = Callable[[str], None]

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from fedrift.presets.findings import Cell, Findings, Table
 from fedrift.presets.preset import Preset
-from fedrift.presets.relations import Relation, Verdict, shown, spoken, value_of
-from fedrift.presets.trends import TRENDS
-from fedrift.quantities import seconds_text
-from fedrift.records import Record
+from fedrift.presets.relations import TRENDS, Relation, Verdict, shown, spoken, value_of
+from fedrift.report.numbers import seconds_text
+from fedrift.storage.jsonl import Record
 
 BUSY = 1.5  # load per core above which others worked on the machine
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedrift import grid
+from fedrift.config import grid
+from fedrift.config.analyses import WHAT
+from fedrift.config.spec import read_toml
 from fedrift.errors import InputError, unknown
-from fedrift.examinations import WHAT
 from fedrift.presets import studies
 from fedrift.presets.findings import Cell, Findings
-from fedrift.presets.reading import Reader
-from fedrift.presets.relations import SIZES, Place, Relation, relation
-from fedrift.toml_files import read_toml
+from fedrift.presets.relations import SIZES, Place, Reader, Relation, relation
 
 TABLES = ("accuracy", "best", "rounds", "loss", "costs", "target", "same")
 """Of a comparison; `compared.TABLES` makes them."""

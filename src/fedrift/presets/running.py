@@ -12,16 +12,48 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedrift.config.grid import Cell, Grid
 from fedrift.errors import InputError, RunError
-from fedrift.grid import Cell, Grid
 from fedrift.presets import studies
-from fedrift.presets.effort import spent
 from fedrift.presets.findings import Findings, Tell
 from fedrift.presets.preset import Part, Preset, Size
-from fedrift.records import Record, dump, read_file, replace_text
+from fedrift.storage.jsonl import Record, dump, read_file, replace_text
 
 if TYPE_CHECKING:
     from fedrift.comparison import Watch
+
+
+# Processor time, which other work on the machine does not lengthen as it does that of a clock.
+
+PROCESSES = Path("/proc")
+PARENT, FIRST, LAST = 1, 11, 15  # fields after the name: parent; own and reaped children's ticks
+
+
+def spent() -> float | None:
+    """Seconds of one core that this process and all it has started have used; None: not known."""
+    if not (PROCESSES / "self" / "stat").is_file():
+        return None
+    known = _processes()
+    ours = {os.getpid()}
+    while found := {pid for pid, (parent, _) in known.items() if parent in ours} - ours:
+        ours |= found
+    ticks = sum(known[pid][1] for pid in ours if pid in known)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _processes() -> dict[int, tuple[int, int]]:
+    """Parent and ticks of every process; workers belong to the server that forks them."""
+    found: dict[int, tuple[int, int]] = {}
+    for folder in PROCESSES.iterdir():
+        if folder.name.isdigit():
+            try:
+                text = (folder / "stat").read_text(encoding="utf-8", errors="replace")
+            except OSError:  # it has ended meanwhile
+                continue
+            fields = text.rpartition(")")[2].split()
+            found[int(folder.name)] = int(fields[PARENT]), sum(map(int, fields[FIRST:LAST]))
+    return found
+
 
 FINDINGS, COMPARISON, ELAPSED = "findings.json", "compare.toml", "elapsed.json"
 Watching = Callable[[Sequence[Cell]], "AbstractContextManager[Watch | None]"]
@@ -124,9 +156,9 @@ def _added(before: float | None, start: float | None, end: float | None) -> floa
 def _compare(
     order: Order, part: Part, place: Path, watching: Watching
 ) -> tuple[Findings, tuple[int, ...]]:
-    from fedrift import contests
+    from fedrift import comparison
     from fedrift.backends import prestart
-    from fedrift.presets.compared import compared
+    from fedrift.presets.tables import compared
 
     grid = _grid(order, part)
     cells = grid.cells()
@@ -134,7 +166,9 @@ def _compare(
         prestart()
     replace_text(place / COMPARISON, grid.to_toml())
     with watching(cells) as watch:
-        made = contests.run_grid(cells, place, grid.base.workers, watch, backend=grid.base.backend)
+        made = comparison.run_grid(
+            cells, place, grid.base.workers, watch, backend=grid.base.backend
+        )
     failed = next((o for o in made.outcomes if o.result is None), None)
     if failed is not None:
         raise RunError(

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from fedrift.data.samples import DataSet
-from fedrift.streams import stream
+from fedrift.rng import stream
 
 CLIENTS, SAMPLES, TESTED, FEATURES, CLASSES = 20, 200, 50, 30, 5
 SEED = 0

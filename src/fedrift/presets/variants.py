@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
-from fedrift.algorithm import Algorithm, Cohort, Weights
 from fedrift.algorithms.scaffold import Client, Down, Server, Up
-from fedrift.local import Local
-from fedrift.optim import SGD, apply
-from fedrift.pieces import Linear
-from fedrift.problem import Problem
-from fedrift.site import Site
+from fedrift.core.algorithm import Algorithm, Cohort, Weights
+from fedrift.core.local import Local
+from fedrift.core.optim import SGD, apply
+from fedrift.core.pieces import Linear
+from fedrift.core.problem import Problem
+from fedrift.core.site import Site
 
 
 @dataclass(frozen=True)

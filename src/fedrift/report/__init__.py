@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedrift.errors import InputError, unknown
-from fedrift.records import replace_bytes
-from fedrift.report import formats, tables, tuning, words
+from fedrift.report import formats, provenance, sentences, tables
 from fedrift.report.analyses import analysed
 from fedrift.report.provenance import Extras, runs_table
 from fedrift.report.selection import COMPARISON, Labelled, Selection, select
+from fedrift.report.statistics.findings import Findings, find
+from fedrift.report.statistics.measured import Recorded
 from fedrift.report.workings import Explainer
-from fedrift.statistics.findings import Findings, find
-from fedrift.statistics.measured import Recorded
+from fedrift.storage.jsonl import replace_bytes
 
 FORMATS = ("md", "latex", "csv")
 FIGURES = ("pdf", "png", "svg")
@@ -58,12 +58,12 @@ def write(
     findings = find(selection.runs, target=target, baseline=baseline, last=last)
     analyses, damaged = analysed(findings)
     told = [*selection.problems, *findings.grouped.problems, *damaged]
-    problems = words.problems(told, findings)
+    problems = sentences.problems(told, findings)
     flags = _flags(target, baseline, last, explain is not None)
     extras = Extras(
-        title=title or words.title(findings),
+        title=title or sentences.title(findings),
         problems=problems,
-        notes=(*(tuning.sentence(t) for t in selection.tunings), *notes),
+        notes=(*(provenance.sentence(t) for t in selection.tunings), *notes),
         commands=_commands(sources, selection, page_path, flags),
         specs=_specs(selection),
         analyses=analyses,
@@ -75,7 +75,7 @@ def write(
         replace_file(file, content)
     drawn: list[Path] = []
     if figures:
-        from fedrift.report.drawings import draw  # matplotlib is slow to import
+        from fedrift.report.figures import draw
 
         drawn = draw(findings, page_path.with_suffix(""), figures)
     return Written((*texts, *drawn), findings, tuple(problems))
@@ -93,16 +93,15 @@ def _checked(path: Path, format: Sequence[str], figures: Sequence[str]) -> Path:
     for name in figures:
         if name not in FIGURES:
             raise unknown("figures", name, FIGURES)
-    from fedrift.report.page import library
+    from fedrift.report.html import library
 
     library()
     return path
 
 
 def _page(findings: Findings, extras: Extras) -> str:
-    from fedrift.report.body import body
-    from fedrift.report.numbers import payload
-    from fedrift.report.page import page
+    from fedrift.report.charts import payload
+    from fedrift.report.html import body, page
 
     return page(extras.title, body(findings, extras), payload(findings))
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedrift import results
 from fedrift.errors import InputError
-from fedrift.records import Record, read_file
-from fedrift.statistics.findings import Findings
+from fedrift.report.statistics.findings import Findings
+from fedrift.storage import run_folder
+from fedrift.storage.jsonl import Record, read_file
 
 ENDINGS = {".svg": "image/svg+xml", ".png": "image/png"}
 
@@ -38,7 +38,7 @@ def analysed(findings: Findings) -> tuple[list[Analysed], list[str]]:
         if len(findings.settings) > 1:
             name += f", {group.setting.label}"
         for run in (*group.runs, *group.unfinished):
-            folder = Path(run.name) / results.ANALYSIS
+            folder = Path(run.name) / run_folder.ANALYSIS
             files = sorted(folder.glob("*.json")) if folder.is_dir() else []
             if not files:
                 continue

@@ -1,164 +1,147 @@
-"""The numbers of a page as small integers: rounded, as differences, every table once.
-
-A page of 200 runs of 500 rounds holds a few million numbers. Accuracies are kept to 0.01 %, class
-accuracies and label shares to whole percents, times to milliseconds; counts stay exact.
-"""
+"""Numbers as a report prints them."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
+from fedrift.report.statistics.costs import Target
+from fedrift.report.statistics.estimates import Estimate, Score
 
-from fedrift.figures import COLOURS
-from fedrift.report.tables import traffic_per_round
-from fedrift.statistics.clients import client_accuracy
-from fedrift.statistics.costs import AXES
-from fedrift.statistics.findings import Finding, Findings
-from fedrift.statistics.measured import Clients, Floats, Measured
-
-ACCURACY = 10_000
-PERCENT = 100
-MILLISECONDS = 1000
-MOST_CLASS_CELLS = 1_500_000  # of all runs; beyond, rounds are left out of the class pictures
-MOST_COHORT_CELLS = 400_000  # different cohorts; beyond, none are shown
-MOST_CLIENT_CELLS = 300_000  # of all partitions; beyond, clients are left out
-QUANTILES = 101
+# Readable quantities.
 
 
-def payload(findings: Findings) -> dict[str, Any]:
-    """Everything the charts draw."""
-    pools = _Pools(findings)
-    places = {setting: i for i, setting in enumerate(findings.settings)}
-    methods = {method: i for i, method in enumerate(findings.methods)}
-    groups = [
-        {
-            "m": methods[one.method],
-            "s": places[one.group.setting],
-            "runs": [pools.run(r, one, findings) for r in one.group.runs if not r.is_blank],
-            "fields": traffic_per_round(one.group.runs[0]),
-            "why": one.score.why,
-        }
-        for one in findings.all
-    ]
-    return {
-        "measure": "accuracy" if findings.has_accuracy else "loss",
-        "methods": list(methods),
-        "settings": [setting.label for setting in places],
-        "axes": {**AXES, "seconds": "time (s)"},
-        "colours": COLOURS,
-        "scales": {"accuracy": ACCURACY, "percent": PERCENT, "ms": MILLISECONDS},
-        "groups": groups,
-        "cohorts": pools.cohorts,
-        "clients": pools.clients,
-        "chance": _chance(findings),
-    }
+def bytes_text(count: float) -> str:
+    """`12.3 MB`."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} PB"
 
 
-def _chance(findings: Findings) -> float | None:
-    total = findings.grouped.runs[0].class_total
-    return max(total) / sum(total) if total and sum(total) else None
+def seconds_text(seconds: float) -> str:
+    """`0.8 s`, `42 s`, `3 min 05 s`, `2 h 07 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-class _Pools:
-    """Cohorts and partitions are the same for many runs and are kept once."""
-
-    def __init__(self, findings: Findings) -> None:
-        runs = findings.grouped.runs
-        classes = max((len(r.class_total or ()) for r in runs), default=0)
-        cells = sum(len(run.rounds) for run in runs) * classes
-        self.stride = max(1, math.ceil(cells / MOST_CLASS_CELLS))
-        tables = {_key(run.clients) for run in runs if run.clients is not None}
-        wide = [run.clients.counts for run in runs if run.clients is not None]
-        widest = max((c.shape[1] for c in wide if c is not None), default=1)
-        self.most_clients = MOST_CLIENT_CELLS // max(1, len(tables) * widest)
-        self.cohorts: list[list[tuple[int, ...]]] = []
-        self.clients: list[dict[str, Any]] = []
-        self._cells = 0
-        self._known: dict[Any, int] = {}
-
-    def run(self, run: Measured, one: Finding, findings: Findings) -> dict[str, Any]:
-        """One run; what is not known is None."""
-        return {
-            "seed": run.seed,
-            "status": run.status,
-            "rounds": packed(run.rounds.astype(np.float64)),
-            "accuracy": None if run.accuracy is None else packed(run.accuracy, ACCURACY),
-            "loss": [_short(value) for value in run.loss.tolist()],
-            "bytes": packed(run.bytes),
-            "gradients": packed(run.gradients),
-            "seconds": packed(run.seconds, MILLISECONDS),
-            "stride": self.stride,
-            "classes": None if run.classes is None else _classes(run.classes[:: self.stride]),
-            "cohorts": self._cohorts(run),
-            "clients": self._clients(run.clients),
-            "expected": _quantiles(client_accuracy(run, findings.last)),
-        }
-
-    def _cohorts(self, run: Measured) -> int | None:
-        shown = run.cohorts[:: self.stride]
-        if not any(shown):
-            return None
-        if shown not in self._known:
-            self._cells += sum(map(len, shown))
-            if self._cells > MOST_COHORT_CELLS:
-                return None
-            self._known[shown] = len(self.cohorts)
-            self.cohorts.append(list(shown))
-        return self._known[shown]
-
-    def _clients(self, held: Clients | None) -> int | None:
-        if held is None:
-            return None
-        key = _key(held)
-        if key not in self._known:
-            self._known[key] = len(self.clients)
-            self.clients.append(self._table(held))
-        return self._known[key]
-
-    def _table(self, held: Clients) -> dict[str, Any]:
-        """Sizes, counts and who is shown, if not all."""
-        number = len(held.sizes)
-        shown = np.arange(number)
-        if number > self.most_clients:
-            shown = np.unique(np.linspace(0, number - 1, max(1, self.most_clients)).astype(int))
-        counts = None if held.counts is None else held.counts[shown].tolist()
-        return {
-            "number": number,
-            "shown": packed(shown.astype(np.float64)),
-            "sizes": held.sizes[shown].tolist(),
-            "counts": counts,
-        }
+def count_text(count: float) -> str:
+    """`853`, `12.3 k`, `4.56 M`."""
+    for unit in ("", " k", " M", " G"):
+        if abs(count) < 999.5:
+            return f"{count:.0f}{unit}" if not unit or abs(count) >= 99.95 else f"{count:.3g}{unit}"
+        count /= 1000
+    return f"{count:.3g} T"
 
 
-def _key(held: Clients) -> bytes:
-    counts = b"" if held.counts is None else held.counts.tobytes()
-    return held.sizes.tobytes() + counts
+NOTHING = "–"
+FAILED = "(X)"
+MINUS = "\N{MINUS SIGN}"
 
 
-def packed(values: Floats, scale: int = 1) -> list[int] | None:
-    """Rounded, each as its difference to the one before; None if one is not known."""
-    if not np.isfinite(values).all():
-        return None
-    whole = np.rint(values * scale).astype(np.int64)
-    return np.diff(whole, prepend=0).tolist()
+def figure(value: float, has_accuracy: bool) -> str:
+    """`85.55` (percent), or a loss with four digits."""
+    if math.isnan(value):
+        return NOTHING
+    return f"{100 * value:.2f}" if has_accuracy else f"{value:.4g}"
 
 
-def _classes(table: Floats) -> list[list[int] | None]:
-    """One row per class."""
-    return [packed(column, PERCENT) for column in table.T]
+def with_unit(value: float, has_accuracy: bool) -> str:
+    """`85.55 %`."""
+    text = figure(value, has_accuracy)
+    return f"{text} %" if has_accuracy and text != NOTHING else text
 
 
-def _short(value: float) -> float | None:
-    return float(f"{value:.4g}") if math.isfinite(value) else None
+def mean_std(estimate: Estimate, has_accuracy: bool) -> str:
+    """`85.55 ± 3.97`; without the spread for one seed."""
+    text = figure(estimate.mean, has_accuracy)
+    if text == NOTHING or math.isnan(estimate.std):
+        return text
+    return f"{text} ± {figure(estimate.std, has_accuracy)}"
 
 
-def _quantiles(values: Floats | None) -> list[int] | None:
-    """The clients from worst to best; of many, a hundred that stand for them."""
-    if values is None:
-        return None
-    ordered = np.sort(values)
-    if len(ordered) > QUANTILES:
-        ordered = np.quantile(ordered, np.linspace(0, 1, QUANTILES))
-    return packed(ordered, ACCURACY)
+def interval(estimate: Estimate, has_accuracy: bool) -> str:
+    """`75.68 to 95.41`; an accuracy stays between 0 and 100."""
+    if not estimate.has_interval:
+        return NOTHING
+    low, high = estimate.low, estimate.high
+    if has_accuracy:
+        low, high = max(0.0, low), min(1.0, high)
+    return f"{figure(low, has_accuracy)} to {figure(high, has_accuracy)}"
+
+
+def signed(value: float, has_accuracy: bool) -> str:
+    """`+1.36`, `−0.31`, `0.00`."""
+    text = figure(abs(value), has_accuracy)
+    if text == NOTHING or not text.strip("0."):
+        return text
+    return f"{MINUS if value < 0 else '+'}{text}"
+
+
+def difference(estimate: Estimate | None, has_accuracy: bool) -> str:
+    """`+1.36 (−1.21 to +3.93)`."""
+    if estimate is None:
+        return NOTHING
+    text = signed(estimate.mean, has_accuracy)
+    if not estimate.has_interval:
+        return text
+    low, high = ends(estimate, has_accuracy)
+    return f"{text} ({low} to {high})"
+
+
+def ends(estimate: Estimate, has_accuracy: bool) -> tuple[str, str]:
+    """Of the interval of a difference; two accuracies differ by at most 100 points."""
+    low, high = estimate.low, estimate.high
+    if has_accuracy:
+        low, high = max(-1.0, low), min(1.0, high)
+    return signed(low, has_accuracy), signed(high, has_accuracy)
+
+
+def score_text(score: Score, has_accuracy: bool) -> str:
+    """`85.55 ± 3.97`, or (X) with the share of seeds that became infinite."""
+    if score.failed:
+        part = 0 < score.diverged < len(score.group.runs)
+        return f"{FAILED} {score.diverged} of {len(score.group.runs)}" if part else FAILED
+    return mean_std(score.final, has_accuracy)
+
+
+def quantity(value: float, axis: str) -> str:
+    """A cost on one of the axes rounds, bytes, gradients, seconds."""
+    if math.isnan(value):
+        return NOTHING
+    if axis == "bytes":
+        return bytes_text(value)
+    if axis == "seconds":
+        return seconds_text(value)
+    return f"{value:.1f}".removesuffix(".0") if axis == "rounds" else count_text(value)
+
+
+def cost(target: Target | None, axis: str) -> str:
+    """Mean cost to the target, or how many seeds met it."""
+    if target is None:
+        return NOTHING
+    if not target.is_met:
+        return f"{target.met} of {target.seeds} seeds" if target.met else "not met"
+    return quantity(target.costs[axis].mean, axis)
+
+
+def times(ratio: float) -> str:
+    """`2.0 ×`."""
+    return NOTHING if math.isnan(ratio) else f"{ratio:.2f} ×" if ratio < 10 else f"{ratio:.0f} ×"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 seed`, `3 seeds`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

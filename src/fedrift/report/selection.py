@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedrift import grid, results
+from fedrift.config import grid
+from fedrift.config.grid import Tuned
 from fedrift.errors import InputError
-from fedrift.report.spelling import plural
-from fedrift.report.tuning import chosen
-from fedrift.statistics.measured import Measured, Recorded, measured
-from fedrift.tuned import Tuned
+from fedrift.report.numbers import plural
+from fedrift.report.provenance import chosen
+from fedrift.report.statistics.measured import Measured, Recorded, measured
+from fedrift.storage import run_folder
 
 COMPARISON, RUNS = "compare.toml", "runs"
 MOST_NAMED = 5  # folders that are listed in one sentence
@@ -77,7 +78,7 @@ def _folder(path: Path, found: _Found) -> None:
             raise InputError(f"'{path}' does not exist; name run folders or comparison folders")
         if path.is_file():
             found.problems.append(f"'{path}' is a file, not a run folder")
-        elif (path / results.SPEC).is_file():
+        elif (path / run_folder.SPEC).is_file():
             _run(path, found)
         elif (path / COMPARISON).is_file():
             _comparison(path, found)
@@ -92,7 +93,7 @@ def _several(path: Path, found: _Found) -> None:
     foreign: list[str] = []
     inside = _folders(path)
     for folder in inside:
-        if (folder / results.SPEC).is_file():
+        if (folder / run_folder.SPEC).is_file():
             _run(folder, found)
         elif (folder / COMPARISON).is_file():
             _comparison(folder, found)
@@ -100,7 +101,7 @@ def _several(path: Path, found: _Found) -> None:
             foreign.append(folder.name)
     if len(foreign) == len(inside):
         found.problems.append(
-            f"'{path}' holds no run folder: neither {results.SPEC} nor {COMPARISON}"
+            f"'{path}' holds no run folder: neither {run_folder.SPEC} nor {COMPARISON}"
         )
     elif foreign:
         found.problems.append(f"in '{path}' {_listed(foreign)} no run folder")
@@ -114,7 +115,7 @@ def _listed(names: list[str]) -> str:
 
 def _folders(path: Path) -> list[Path]:
     own = (p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-    return sorted(p for p in own if p.name != results.ANALYSIS)
+    return sorted(p for p in own if p.name != run_folder.ANALYSIS)
 
 
 def _comparison(path: Path, found: _Found) -> None:
@@ -152,7 +153,7 @@ def _run(path: Path, found: _Found, cell: grid.Cell | None = None) -> None:
         return
     found.seen.add(place)
     try:
-        record = results.load(path)
+        record = run_folder.load(path)
     except InputError as error:
         found.problems.append(f"'{path}' is left out: {error}")
         return

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedrift.report import spelling
-from fedrift.report.spelling import NOTHING
-from fedrift.statistics.costs import AXES
-from fedrift.statistics.findings import Finding, Findings
-from fedrift.statistics.measured import Measured
-from fedrift.statistics.naming import Setting
+from fedrift.report import numbers
+from fedrift.report.numbers import NOTHING
+from fedrift.report.statistics.costs import AXES
+from fedrift.report.statistics.findings import Finding, Findings
+from fedrift.report.statistics.grouping import Setting
+from fedrift.report.statistics.measured import Measured
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ def measure(findings: Findings) -> str:
 
 def convention(findings: Findings) -> str:
     """Which rounds the figures are the mean of."""
-    numbers = findings.counted
-    if numbers == (1,):
+    counted = findings.counted
+    if counted == (1,):
         return "of the last evaluated round"
-    if not numbers:
+    if not counted:
         return "of the last rounds"
-    return f"mean of the last {' or '.join(map(str, numbers))} evaluated rounds"
+    return f"mean of the last {' or '.join(map(str, counted))} evaluated rounds"
 
 
 def leaderboard(findings: Findings) -> Table:
@@ -88,7 +88,7 @@ def _row(
     findings: Findings, setting: Setting, one: Finding, several: bool, compared: bool
 ) -> tuple[Cell, ...]:
     known, score = findings.has_accuracy, one.score
-    final = spelling.score_text(score, known)
+    final = numbers.score_text(score, known)
     hint = score.why if score.group.is_finished else "unfinished"
     if not score.group.is_finished:
         final += " unfinished"
@@ -97,19 +97,19 @@ def _row(
         text(one.method),
         *([text(setting.label)] if several else []),
         Cell(final, _finite(score.final.mean), is_bold=one.rank == 1, hint=hint),
-        number(NOTHING if score.failed else spelling.interval(score.final, known), score.final.low),
-        number(spelling.figure(score.best.mean, known), score.best.mean),
+        number(NOTHING if score.failed else numbers.interval(score.final, known), score.final.low),
+        number(numbers.figure(score.best.mean, known), score.best.mean),
     ]
     if compared:
         shift = one.difference
-        said = "baseline" if one.method == findings.baseline else spelling.difference(shift, known)
+        said = "baseline" if one.method == findings.baseline else numbers.difference(shift, known)
         cells.append(Cell(said, None if shift is None else _finite(shift.mean)))
     for axis in AXES:
         met = one.target is not None and one.target.is_met
         mean = one.target.costs[axis].mean if one.target is not None and met else math.nan
-        cells.append(number(spelling.cost(one.target, axis), mean))
+        cells.append(number(numbers.cost(one.target, axis), mean))
     worst = math.nan if one.spread is None else one.spread.worst.mean
-    cells.append(number(spelling.figure(worst, True), worst))
+    cells.append(number(numbers.figure(worst, True), worst))
     cells.append(Cell(str(len(one.group.runs)), len(one.group.runs)))
     return tuple(cells)
 
@@ -126,7 +126,7 @@ def target_text(findings: Findings) -> str:
     """What the target is."""
     known = findings.has_accuracy
     if findings.wanted_target is not None:
-        return f"The target is {spelling.with_unit(findings.wanted_target, known)}."
+        return f"The target is {numbers.with_unit(findings.wanted_target, known)}."
     aims = [
         (setting.partition, target.value)
         for setting in findings.settings
@@ -136,7 +136,7 @@ def target_text(findings: Findings) -> str:
     if not aims:
         return "There is no target: the baseline has no figure."
     shown = [
-        f"{spelling.with_unit(v, known)}" + (f" ({name})" if len(aims) > 1 else "")
+        f"{numbers.with_unit(v, known)}" + (f" ({name})" if len(aims) > 1 else "")
         for name, v in aims[:6]
     ]
     more = ", …" if len(aims) > 6 else ""
@@ -152,7 +152,7 @@ def grid(findings: Findings) -> Table:
         f"{', mean ± standard deviation over seeds' if _has_spread(findings) else ''}; "
         "best mean in bold; (X): at chance, or became infinite.",
         lambda one: Cell(
-            spelling.score_text(one.score, findings.has_accuracy),
+            numbers.score_text(one.score, findings.has_accuracy),
             _finite(one.score.final.mean),
             is_bold=one.rank == 1 and len(findings.methods) > 1,
             hint=one.score.why,
@@ -169,7 +169,7 @@ def clients(findings: Findings) -> Table | None:
         if one.spread is None:
             return Cell(NOTHING)
         worst, std = one.spread.worst.mean, one.spread.std.mean
-        words = f"{spelling.figure(worst, True)} ({spelling.figure(std, True)})"
+        words = f"{numbers.figure(worst, True)} ({numbers.figure(std, True)})"
         return number(words, worst)
 
     caption = (
@@ -221,7 +221,7 @@ def ledger(findings: Findings) -> Table | None:
                 rows.append(
                     (
                         *map(text, (one.method, setting.label, phase, direction, name)),
-                        number(spelling.quantity(size, "bytes"), size),
+                        number(numbers.quantity(size, "bytes"), size),
                         number(f"{100 * share:.1f} %", share),
                     )
                 )

@@ -15,16 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from fedrift.analysis import MEASURES, Options, drops
-from fedrift.analysis.classes import ages, held
-from fedrift.contests import Loader
-from fedrift.experiment import Spec
-from fedrift.pictures import classes as pictures
+from fedrift.analysis.case import Options
+from fedrift.analysis.classes import ages, drops, held
+from fedrift.analysis.examine import MEASURES
+from fedrift.comparison import Loader
+from fedrift.config.spec import Spec
+from fedrift.engine.result import Result
+from fedrift.figures import classes as pictures
 from fedrift.presets.findings import Findings, Table, Tell
-from fedrift.presets.studies.drawing import curves, draw
-from fedrift.presets.studies.making import (
+from fedrift.presets.studies.common import (
     case_of,
     chosen,
+    curves,
+    draw,
     from_spec,
     mean,
     over_seeds,
@@ -33,8 +36,7 @@ from fedrift.presets.studies.making import (
     seeds,
     spec_of,
 )
-from fedrift.records import Record
-from fedrift.result import Result
+from fedrift.storage.jsonl import Record
 
 USUAL: dict[str, Any] = {
     "data": "mnist:train=5000,test=2000",

@@ -17,26 +17,22 @@ import numpy as np
 from torch import nn
 
 from fedrift.comparison import Item
-from fedrift.data.resident import Split
-from fedrift.dividing import split
+from fedrift.data.arrays import split
+from fedrift.data.split import Split
+from fedrift.engine.result import Result
 from fedrift.presets.findings import Findings, Table, Tell
-from fedrift.presets.studies.drawing import Curve, accuracies, over_rounds
-from fedrift.presets.studies.extracting import (
-    Featured,
-    Missing,
-    accuracy,
-    featured,
-    pooled_ridge,
-)
-from fedrift.presets.studies.making import (
+from fedrift.presets.studies.common import (
+    Curve,
+    accuracies,
     chosen,
     from_objects,
     one_pass,
+    over_rounds,
     percent,
     run_all,
     seeds,
 )
-from fedrift.result import Result
+from fedrift.presets.studies.extractors import Featured, Missing, accuracy, featured, pooled_ridge
 
 USUAL: dict[str, Any] = {
     "extractors": [

@@ -1,0 +1,200 @@
+"""Measures while a run goes on: cheap things from what passes by, others by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedrift.analysis import classes
+from fedrift.analysis.case import Case, Finding, NotMeasured, Options
+from fedrift.analysis.drift import Running, against_gradients, client_lengths, server_lengths
+from fedrift.analysis.examine import MEASURES, keep
+from fedrift.analysis.rehearsal import Unwatched, Watch
+from fedrift.analysis.saved import ROUNDS, keep_weights, observed, place
+from fedrift.config.analyses import PLAN, During
+from fedrift.core.algorithm import Exchange, Shown
+from fedrift.core.flat import Vec
+from fedrift.core.messages import pack
+from fedrift.engine import recorder
+from fedrift.engine.callbacks import Analyst, Progress, RoundReport
+from fedrift.engine.execute import Appoint
+from fedrift.engine.plan import Task
+from fedrift.figures import clients as pictures
+from fedrift.storage.client_state import Store
+from fedrift.storage.jsonl import Record, dump, encode, replace_bytes
+
+ENDINGS = ("svg", "png")
+BRIEF = Options(images=500, clients=3, curved=0, steps=30)
+"""A run must not wait long for what is measured on the way."""
+
+
+def appointed(plan: During, watch: Watch | None = None) -> Appoint:
+    """What `session.execute` calls when everything else stands."""
+    return partial(_begin, plan, watch or Unwatched())
+
+
+def _begin(
+    plan: During, watch: Watch, task: Task, store: Store, folder: Path | None, start: Progress
+) -> Analyst:
+    if folder is None:
+        raise ValueError("a run without a folder cannot keep what is measured")
+    return Watcher(plan, task, store, folder, start, watch)
+
+
+@dataclass(frozen=True)
+class _InRound:
+    """Says of which round it is that something is measured."""
+
+    watch: Watch
+    round: int
+
+    def begin(self, what: str, steps: int, seconds: float) -> None:
+        self.watch.begin(f"{what} after round {self.round}", steps, seconds)
+
+    def step(self) -> None:
+        self.watch.step()
+
+
+class Watcher:
+    """Writes one line to `analysis/rounds.jsonl` for every round it looks at."""
+
+    def __init__(
+        self,
+        plan: During,
+        task: Task,
+        store: Store,
+        folder: Path,
+        progress: Progress,
+        watch: Watch,
+    ) -> None:
+        self.plan, self.task, self.store, self.folder = plan, task, store, folder
+        self.progress, self._watch = progress, watch
+        self._running: dict[int, Running] = {}
+        counts = recorder.clients(task.split, task.problem.classes)["counts"]
+        self._counts = None if counts is None else np.array(counts, np.float64)
+        self._file = place(folder) / ROUNDS
+        replace_bytes(folder / PLAN, f"{plan}\n".encode())
+        kept = [row for row in observed(folder) if row["round"] <= progress.round]
+        replace_bytes(self._file, "".join(dump(row) + "\n" for row in kept).encode("utf-8"))
+
+    def is_due(self, round: int) -> bool:
+        return self.plan.is_due(round)
+
+    def replied(self, exchange: Exchange, client: int, weight: float, up: Any) -> None:
+        """Called as replies are folded; only sums are kept of them."""
+        update = update_of(up)
+        if update is not None and "drift" in self.plan.what:
+            self._running.setdefault(exchange.round + 1, Running()).add(update, weight)
+
+    def finished_round(self, report: RoundReport) -> None:
+        line: Record = {"round": report.round}
+        for what in self.plan.what:
+            found = self._measured(what, report)
+            if found:
+                line[what] = encode(found)
+        with self._file.open("a", encoding="utf-8", newline="\n") as file:
+            file.write(dump(line) + "\n")
+
+    def _measured(self, what: str, report: RoundReport) -> Record:
+        if what == "drift":
+            return self._drift(report)
+        if what == "classes":
+            return self._classes(report)
+        if what == "weights":
+            views = self.task.problem.layout.views(report.weights)
+            keep_weights(self.folder, report.round, self.task.problem.layout.names, views)
+            return {}
+        case, watch = self._case(report), _InRound(self._watch, report.round)
+        if what == "gradients":
+            watch.begin("client gradients", len(report.cohort), 0.0)
+            return against_gradients(case, report.cohort, report.weights, watch.step)
+        try:
+            return MEASURES[what](case, replace(BRIEF, watch=watch)).numbers
+        except NotMeasured as reason:
+            return {"not_measured": str(reason)}
+
+    def _drift(self, report: RoundReport) -> Record:
+        running = self._running.pop(report.round, None)
+        found: Record = {} if running is None else dict(running.summary())
+        case = self._case(report)
+        controls = server_lengths(case)
+        controls |= {f"{k}_i": v for k, v in client_lengths(case, report.cohort).items()}
+        return found | ({"controls": controls} if controls else {})
+
+    def _classes(self, report: RoundReport) -> Record:
+        accuracy = report.metrics.get("classes")
+        norms = classes.head_norms(self.task.problem, report.weights)
+        found: Record = {"norms": norms} if norms else {}
+        if not accuracy:
+            return found
+        found["accuracy"] = accuracy
+        history = np.array([row["classes"] for row in self.progress.rows if "classes" in row])
+        found["forgetting"] = float(classes.forgetting(history).mean())
+        if self._counts is not None:
+            share = classes.presence([report.cohort], self._counts)
+            found["presence"] = share[0].tolist()
+            found["lift"] = classes.recency(np.array([accuracy]), classes.held(share))["lift"]
+        return found
+
+    def _case(self, report: RoundReport) -> Case:
+        algorithm, state, problem = self.task.algorithm, report.state, self.task.problem
+        shown = Shown(
+            report.weights,
+            self.progress.buffers,
+            algorithm.allowed(state),
+            algorithm.temperature(state),
+            algorithm.frozen(state, problem),
+        )
+        return Case(
+            name=str(self.task.about["algorithm"]),
+            task=self.task,
+            round=report.round,
+            shown=shown,
+            state=state,
+            buffers=self.progress.buffers,
+            store=self.store,
+            history=tuple(self.progress.rows),
+            snapshots={report.round: report.weights},
+        )
+
+    def ended(self) -> None:
+        """The curves of what was seen, as one more finding."""
+        rows = observed(self.folder)
+        if not rows:
+            return
+        name = str(self.task.about["algorithm"])
+        finding = summary(name, rows, self.plan)
+        shown = Shown(self.task.algorithm.model(self.progress.state), self.progress.buffers)
+        case = Case(name, self.task, self.progress.round, shown)
+        keep(case, self.folder, "during", finding, Options(), ENDINGS)
+
+
+def update_of(up: Any) -> Vec | None:
+    """w_i − w from a reply; None if it holds none (a gradient, statistics)."""
+    packed = pack(up)
+    delta = packed.get("delta")
+    if isinstance(delta, Tensor):
+        return delta
+    normalised, length = packed.get("d"), packed.get("a")  # FedNova sends Δ_i/‖a_i‖₁ and ‖a_i‖₁
+    return normalised * length if isinstance(normalised, Tensor) and length else None
+
+
+def summary(name: str, rows: Sequence[Record], plan: During) -> Finding:
+    """What was measured during a run, as curves."""
+    numbers: Record = {"round": rows[-1]["round"], "every": plan.every, "rows": list(rows)}
+    said = [f"Measured in {len(rows)} rounds while the run was going on ({plan})."]
+    drift = [row["drift"] for row in rows if "distance" in row.get("drift", {})]
+    if drift:
+        said.append(
+            f"Local models ended {drift[0]['distance']:.4g} away from the global one in the first "
+            f"and {drift[-1]['distance']:.4g} in the last of these rounds."
+        )
+    drawn = {key: draw for key, draw in pictures.DRAWN.items() if pictures.has(key, rows)}
+    figures = {key: partial(draw, runs={name: numbers}) for key, draw in drawn.items()}
+    return replace(Finding("During the run", tuple(said), numbers), figures=figures)

@@ -1,0 +1,271 @@
+"""Models that are chains of linear layers and activations: the gradients of many at once.
+
+Everything works on stacks: parameters (clients, …), samples (clients, batch, features). A row of
+the result depends on the same row of the arguments only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedrift.core.flat import Layout, Loss, copy_each
+
+aten: Any = torch.ops.aten
+
+Back: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Gradient of the output, input, output → gradient of the input."""
+
+
+@dataclass(frozen=True)
+class Affine:
+    """x·Wᵀ + b; the places of W and b among the parameters."""
+
+    weight: int
+    bias: int | None
+
+
+@dataclass(frozen=True)
+class Bend:
+    """An activation and its derivative."""
+
+    forward: Callable[[Tensor], Tensor]
+    back: Back
+
+
+def _gelu(approximate: str) -> Bend:
+    def forward(x: Tensor) -> Tensor:
+        return F.gelu(x, approximate=approximate)
+
+    return Bend(forward, lambda g, x, y: aten.gelu_backward(g, x, approximate=approximate))
+
+
+BENDS: dict[str, Bend] = {
+    "relu": Bend(torch.relu, lambda g, x, y: aten.threshold_backward(g, y, 0)),
+    "tanh": Bend(torch.tanh, lambda g, x, y: aten.tanh_backward(g, y)),
+    "sigmoid": Bend(torch.sigmoid, lambda g, x, y: aten.sigmoid_backward(g, y)),
+    "gelu": _gelu("none"),
+    "gelu tanh": _gelu("tanh"),
+}
+MODULES: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
+Link: TypeAlias = Affine | Bend
+
+
+def _as_it_is(y: Tensor, share: Tensor, outputs: int) -> Tensor:
+    return y
+
+
+def _shares(y: Tensor, share: Tensor, outputs: int) -> Tensor:
+    """What a sample counts, in the place of its class."""
+    zeros = torch.zeros((*y.shape, outputs), dtype=share.dtype, device=share.device)
+    return zeros.scatter_(-1, y.unsqueeze(-1), share)
+
+
+def _cross_entropy(z: Tensor, wanted: Tensor, share: Tensor) -> Tensor:
+    p = z.sub(z.amax(-1, keepdim=True)).exp_()  # torch.softmax takes longer on short rows
+    return p.mul_(share / p.sum(-1, keepdim=True)).sub_(wanted)
+
+
+def _squared(z: Tensor, wanted: Tensor, share: Tensor) -> Tensor:
+    return (z - wanted).mul_(share * (2.0 / z.shape[-1]))
+
+
+def _absolute(z: Tensor, wanted: Tensor, share: Tensor) -> Tensor:
+    return (z - wanted).sign_().mul_(share / z.shape[-1])
+
+
+def _binary(z: Tensor, wanted: Tensor, share: Tensor) -> Tensor:
+    return torch.sigmoid(z).sub_(wanted).mul_(share / z.shape[-1])
+
+
+class Slope(NamedTuple):
+    """The gradient of a mean loss by the output; `share` is what a sample counts (0: padding)."""
+
+    wanted: Callable[[Tensor, Tensor, int], Tensor]
+    """What is made of the targets beforehand, for many steps at once."""
+    at: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+SLOPES: dict[Loss, Slope] = {
+    F.cross_entropy: Slope(_shares, _cross_entropy),
+    F.mse_loss: Slope(_as_it_is, _squared),
+    F.l1_loss: Slope(_as_it_is, _absolute),
+    F.binary_cross_entropy_with_logits: Slope(_as_it_is, _binary),
+}
+
+
+class Bound(NamedTuple):
+    """The parameters of a linear layer as they are multiplied."""
+
+    weight: Tensor
+    turned: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The model, link after link, and the gradient of its loss by the output."""
+
+    links: tuple[Link, ...]
+    loss: Loss
+    inputs: int
+    outputs: int
+    flattens: bool
+
+    def takes(self, x: Any, y: Any) -> bool:
+        """Samples of the form that the written-out loss is written for."""
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor) or not x.is_floating_point():
+            return False
+        if prod(x.shape[1:]) != self.inputs or not (self.flattens or x.dim() == 2):
+            return False
+        if self.loss is F.cross_entropy:
+            return y.dim() == 1 and y.dtype == torch.int64
+        return y.is_floating_point() and y.shape[1:] == (self.outputs,)
+
+    def wanted(self, y: Tensor, share: Tensor) -> Tensor:
+        """The targets as the gradient needs them."""
+        return SLOPES[self.loss].wanted(y, share, self.outputs)
+
+    def bound(self, parameters: Sequence[Tensor]) -> list[Bound | None]:
+        """Parameters for each link; they stay views, so they may be moved afterwards."""
+        return [
+            Bound(
+                parameters[link.weight],
+                parameters[link.weight].transpose(1, 2),
+                None if link.bias is None else parameters[link.bias].unsqueeze(1),
+            )
+            if isinstance(link, Affine)
+            else None
+            for link in self.links
+        ]
+
+    def gradients(
+        self, bound: Sequence[Bound | None], x: Tensor, wanted: Tensor, share: Tensor
+    ) -> list[Tensor]:
+        """Gradients of each row's mean loss, one stack per parameter, freshly made."""
+        passed = self.forward(bound, x)
+        slope = SLOPES[self.loss].at(passed[-1], wanted, share)
+        made: dict[int, Tensor] = {}
+        for place in reversed(range(len(self.links))):
+            link, own, given = self.links[place], bound[place], passed[place]
+            if isinstance(link, Bend):
+                slope = link.back(slope, given, passed[place + 1])
+                continue
+            made[link.weight] = torch.bmm(slope.transpose(1, 2), given)
+            if link.bias is not None:
+                made[link.bias] = slope.sum(1)
+            if place and own is not None:
+                slope = torch.bmm(slope, own.weight)
+        return [made[i] for i in range(len(made))]
+
+    def forward(self, bound: Sequence[Bound | None], x: Tensor) -> list[Tensor]:
+        """The samples, and what every link makes of them."""
+        passed = [x]
+        for link, own in zip(self.links, bound, strict=True):
+            if isinstance(link, Bend):
+                x = link.forward(x)
+            elif own is not None and own.bias is not None:
+                x = torch.baddbmm(own.bias, x, own.turned)
+            elif own is not None:
+                x = torch.bmm(x, own.turned)
+            passed.append(x)
+        return passed
+
+
+# Recognises a module as a chain of linear layers and activations; nothing is guessed.
+
+
+def chain_of(module: nn.Module, layout: Layout, loss: Loss) -> Chain | None:
+    """The chain a module is, if all of it is known by its type; nothing is guessed.
+
+    A class of one's own says what it is made of in `layers`: names of its layers and activations.
+    """
+    if loss not in SLOPES:
+        return None
+    found = list(_parts(module))
+    flattens = found[:1] == ["flatten"]
+    links: list[Link] = []
+    linear: list[nn.Linear] = []
+    named = dict(module.named_parameters())
+    places = {id(named[name]): i for i, name in enumerate(layout.names)}
+    for part in found[int(flattens) :]:
+        if isinstance(part, nn.Linear):
+            bias = None if part.bias is None else places.get(id(part.bias), -1)
+            links.append(Affine(places.get(id(part.weight), -1), bias))
+            linear.append(part)
+        elif isinstance(part, Bend):
+            links.append(part)
+        else:
+            return None
+    used = [p for k in links if isinstance(k, Affine) for p in (k.weight, k.bias) if p is not None]
+    if not linear or sorted(used) != list(range(len(layout.names))):  # tied, frozen or unused ones
+        return None
+    ends = linear[0].in_features, linear[-1].out_features
+    chain = Chain(tuple(links), loss, *ends, flattens)
+    return chain if _agrees(chain, module, layout) else None
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module | Bend | str]:
+    """Linear layers and activations in order, "flatten", and "?" for anything else."""
+    kind, declared = type(module), vars(type(module)).get("layers")
+    if _is_hooked(module):
+        yield "?"
+    elif isinstance(module, nn.Sequential) and kind is nn.Sequential:
+        for part in module:  # children() would leave out one that comes twice
+            yield from _parts(part)
+    elif kind is nn.Linear:
+        yield module
+    elif kind in MODULES:
+        yield BENDS[MODULES[kind]]
+    elif isinstance(module, nn.GELU):
+        yield BENDS["gelu" if module.approximate == "none" else "gelu tanh"]
+    elif isinstance(module, nn.Flatten):
+        yield "flatten" if (module.start_dim, module.end_dim) == (1, -1) else "?"
+    elif declared is not None:
+        for name in declared:
+            if name == "flatten":
+                yield name
+            elif name in BENDS:
+                yield BENDS[name]
+            else:
+                yield from _parts(module.get_submodule(name))
+    elif kind is not nn.Identity:
+        yield "?"
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in hooks)
+
+
+def _agrees(chain: Chain, module: nn.Module, layout: Layout) -> bool:
+    """Both give the same output for two samples: `layers` may say what `forward` does not do."""
+    named, random = dict(module.named_parameters()), torch.Generator().manual_seed(0)
+    parameters = [named[name] for name in layout.names]
+    like = parameters[0]
+    if like.is_meta:
+        return True
+
+    def draw(shape: Sequence[int]) -> Tensor:
+        return torch.randn(tuple(shape), generator=random).mul_(0.1).to(like.device, like.dtype)
+
+    x = draw((2, chain.inputs))
+    held = [p.detach().clone() for p in parameters]
+    with torch.no_grad():
+        try:
+            copy_each(parameters, [draw(p.shape) for p in parameters])
+            output: Any = module(x)
+            written = chain.forward(
+                chain.bound([p.unsqueeze(0) for p in parameters]), x.unsqueeze(0)
+            )[-1]
+        except (RuntimeError, TypeError, ValueError, IndexError):  # it takes no flat samples
+            return False
+        finally:
+            copy_each(parameters, held)
+    return isinstance(output, Tensor) and torch.allclose(output, written[0], rtol=1e-3, atol=1e-5)

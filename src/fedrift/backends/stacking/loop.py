@@ -1,0 +1,210 @@
+"""Local training of many clients at once: the loop of `local`, on rows instead of one vector.
+
+Rows do not mix: what becomes of a client does not depend on who is trained beside it. Rows stand
+in order of their number of steps, so those still at work are always the first ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrift.backends.stacking.chain import Chain
+from fedrift.core.flat import Layout, Vec, copy_each, sent
+from fedrift.core.local import Buffers, Run, clip_, span_of, table
+from fedrift.core.optim import SGD, OptState
+from fedrift.core.pieces import Plain
+from fedrift.core.site import Request, Trained, first_rows, joined, room_of, rows
+from fedrift.data.split import pooled
+
+# The minibatches of several clients side by side: which samples, and what each of them counts.
+
+AHEAD = 32  # steps whose targets are made ready at once
+
+
+class Minibatches:
+    """Chosen for all steps before the first one; clients with more steps come first."""
+
+    def __init__(self, chain: Chain, requests: Sequence[Request], like: Tensor) -> None:
+        first, most = requests[0], len(requests[0].rates)
+        self._chain, self._room = chain, room_of(len(first.samples), first.local.batch_size)
+        self._x, self._y, places = pooled([r.samples for r in requests])
+        index = np.zeros((most, len(requests), self._room), dtype=np.int64)
+        self.sizes = np.ones((most, len(requests)), dtype=np.int64)
+        for i, r in enumerate(requests):
+            k = len(r.rates)
+            order, sizes = table(len(r.samples), r.local.batch_size, k, r.order, self._room)
+            index[:k, i] = places[i][order]
+            self.sizes[:k, i] = sizes
+        counts = np.arange(self._room) < self.sizes[..., None]
+        share = torch.from_numpy(counts / self.sizes[..., None]).unsqueeze(-1)
+        self._share = sent(share.to(like.dtype), like.device)
+        self._index = sent(torch.from_numpy(index), like.device)
+
+    def some(self, which: range, rows: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Samples, what is wanted of them and what they count, step by step, of the first rows."""
+        for begin in range(which.start, which.stop, AHEAD):
+            steps = slice(begin, min(begin + AHEAD, which.stop))
+            index, share = self._index[steps, :rows], self._share[steps, :rows]
+            y = self._y(index.reshape(-1))
+            wanted = self._chain.wanted(y.reshape(*index.shape, *y.shape[1:]), share)
+            each = zip(index.flatten(1).unbind(), wanted.unbind(), share.unbind(), strict=True)
+            for chosen, aim, counts in each:
+                yield self._x(chosen).view(rows, self._room, -1), aim, counts
+
+
+class RowStep(Buffers):
+    """The `Step` that pieces see, with one row for each client still at work."""
+
+    def __init__(self, chain: Chain, layout: Layout, w: Vec, start: Vec) -> None:
+        super().__init__(layout, w, start)
+        self._chain = chain
+        self.passes = 0
+        self.seconds = 0.0
+        self._views = layout.views(w)
+        self._bound = chain.bound(self._views)
+
+    def begin(self, k: int, lr: float, x: Tensor, wanted: Tensor, share: Tensor) -> None:
+        self.k, self.lr, self._batch = k, lr, (x, wanted, share)
+        self._used = self.passes = 0
+
+    def gradients(self, at: Vec | None = None) -> list[Tensor]:
+        began = perf_counter()
+        self.passes += 1
+        bound = self._bound
+        if at is not None:
+            bound = self._chain.bound(self.layout.views(at.expand_as(self.w)))
+        made = self._chain.gradients(bound, *self._batch)
+        self.seconds += perf_counter() - began
+        return made
+
+    def grad(self, at: Vec) -> Vec:
+        into = self.buffer()
+        copy_each(self.layout.views(into), self.gradients(None if at is self.w else at))
+        return into
+
+    def descend(self, lr: float) -> None:
+        """A plain step: no vector in between."""
+        for view, g in zip(self._views, self.gradients(), strict=True):
+            view.add_(g, alpha=-lr)
+
+
+@torch.no_grad()
+def train(chain: Chain, layout: Layout, requests: Sequence[Request]) -> list[Trained]:
+    """Train requests of one kind, each from its own w on its own samples."""
+    places = sorted(range(len(requests)), key=lambda i: -len(requests[i].rates))
+    stack = _Stack(chain, layout, [requests[i] for i in places])
+    stack.train()
+    trained = dict(zip(places, stack.results(), strict=True))
+    return [trained[i] for i in range(len(requests))]
+
+
+class _Stack:
+    """Requests of one kind, longest first, and their rows."""
+
+    def __init__(self, chain: Chain, layout: Layout, requests: Sequence[Request]) -> None:
+        first = requests[0]
+        self.chain, self.layout, self.requests, self.first = chain, layout, requests, first
+        self.steps = np.array([len(r.rates) for r in requests])
+        self.start = rows([r.w for r in requests])
+        self.w = self.start.expand(len(requests), -1).clone()
+        optimizer = first.local.optimizer
+        if first.opt is None:
+            self.memory = optimizer.init(self.w)
+        else:
+            slots = zip(*(r.opt.slots for r in requests if r.opt is not None), strict=True)
+            kept = tuple(rows(s).expand(len(requests), -1).clone() for s in slots)
+            self.memory = OptState(slots=kept, count=first.opt.count.clone())
+        self.done = int(self.memory.count)
+        self.total = torch.zeros_like(self.w, dtype=torch.float64) if first.mean_grad else None
+        self.pieces = [joined(same) for same in zip(*(r.pieces for r in requests), strict=True)]
+        self.examples = np.zeros(len(requests), dtype=np.int64)
+        self.spent = {"gradient": 0.0, "batch": 0.0}
+        self.batches = Minibatches(chain, requests, self.w)
+
+    def train(self) -> None:
+        began, most = perf_counter(), int(self.steps[0])
+        at_work = (self.steps[None, :] > np.arange(most)[:, None]).sum(1).tolist()
+        begin = 0
+        while begin < most:  # as long as the same rows are at work
+            rows = at_work[begin]
+            end = begin
+            while end < most and at_work[end] == rows:
+                end += 1
+            self._some_steps(range(begin, end), rows)
+            begin = end
+        self.spent["optimizer"] = perf_counter() - began - sum(self.spent.values())
+
+    def _some_steps(self, which: range, rows: int) -> None:
+        first, local, w = self.first, self.first.local, self.w[:rows]
+        start = self.start if self.start.dim() == 1 else self.start[:rows]
+        step = RowStep(self.chain, self.layout, w, start.expand_as(w))
+        optimizer = local.optimizer
+        rule, *corrections = (first_rows(piece, rows) for piece in self.pieces)
+        inside = len(corrections) - len(first.outside)
+        corrections, outside = corrections[:inside], corrections[inside:]
+        memory = OptState(slots=tuple(s[:rows] for s in self.memory.slots), count=self.memory.count)
+        plain = isinstance(optimizer, SGD) and optimizer.is_plain and isinstance(rule, Plain)
+        bare = not (corrections or outside or first.mean_grad or local.clip is not None)
+        passes: list[int] = []
+        batches = self.batches.some(which, rows)
+        for k in which:
+            began, lr = perf_counter(), first.rates[k]
+            step.begin(k, lr, *next(batches))
+            self.spent["batch"] += perf_counter() - began
+            if plain and bare:
+                step.descend(lr)
+            else:
+                d = rule(step)
+                if self.total is not None:
+                    self.total[:rows].add_(d)
+                for correction in corrections:
+                    correction(d, step)
+                if local.clip is not None:
+                    clip_(d, local.clip)
+                direction = optimizer.update_(d, memory, w, first.freeze)
+                if outside:
+                    direction = step.buffer().copy_(direction)
+                    for correction in outside:
+                        correction(direction, step)
+                w.add_(direction, alpha=-lr)
+            passes.append(step.passes)
+        sizes = self.batches.sizes[which.start : which.stop, :rows]
+        self.examples[:rows] += np.array(passes) @ sizes
+        self.spent["gradient"] += step.seconds
+
+    def results(self) -> list[Trained]:
+        """One `Trained` for each request, in the order of the rows."""
+        number, rates = len(self.requests), self.first.rates
+        share = {kind: seconds / number for kind, seconds in self.spent.items()}
+        means: Sequence[Vec | None] = [None] * number
+        if self.total is not None:
+            steps = torch.from_numpy(self.steps).to(self.w.device).unsqueeze(-1)
+            means = (self.total / steps).to(self.w.dtype).unbind()
+        slots = zip(*(s.unbind() for s in self.memory.slots), strict=True)
+        kept = list(slots) if self.memory.slots else [()] * number
+        after = {
+            k: torch.tensor(self.done if self.first.freeze else self.done + k, dtype=torch.int64)
+            for k in {*self.steps.tolist()}
+        }
+        spans = {k: span_of(rates[:k]) for k in after}
+        plain = {k: OptState(slots=(), count=count) for k, count in after.items()}
+        found: list[Trained] = []
+        rows = zip(
+            self.steps.tolist(),
+            self.examples.tolist(),
+            self.w.unbind(),
+            (self.w - self.start).unbind(),
+            kept,
+            means,
+            strict=True,
+        )
+        for k, examples, w, delta, own, mean in rows:
+            opt = OptState(slots=own, count=after[k]) if own else plain[k]
+            run = Run(w, delta, k, rates[0], spans[k], opt, mean)
+            found.append(Trained(run, examples, share))
+        return found

@@ -1,0 +1,214 @@
+"""The table of a comparison on the command line, from the statistics that reports use."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedrift.cli.console import console
+from fedrift.config.grid import Cell
+from fedrift.report import numbers
+from fedrift.report.numbers import NOTHING, seconds_text
+from fedrift.report.statistics.estimates import estimate
+from fedrift.report.statistics.findings import Finding, Findings, find
+from fedrift.report.statistics.grouping import Setting
+from fedrift.report.statistics.measured import measured
+from fedrift.report.tables import convention, measure
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+    from fedrift.comparison import Comparison, Item, Outcome
+    from fedrift.engine.callbacks import Plan, RoundReport
+    from fedrift.report.statistics.measured import Measured
+
+
+COSTS = {"bytes": "sent", "gradients": "gradients", "seconds": "time"}
+
+
+def findings(made: Comparison) -> Findings | None:
+    """The statistics of the runs that were made; None if there are none."""
+    runs = [
+        measured(o.result.record(), _name(o.item), o.item.shown)
+        for o in made.outcomes
+        if o.result is not None and (o.result.metrics or o.result.status == "diverged")
+    ]
+    return find(runs) if runs else None
+
+
+def _name(item: Any) -> str:
+    axes = "".join(f", {key} {value}" for key, value in item.axes.items())
+    return f"{item.label}{axes}, seed {item.seed}"
+
+
+def table(found: Findings) -> Table:
+    """One line per method and setting: quality with its spread, difference, and cost."""
+    from rich.table import Table
+
+    several, compared = len(found.settings) > 1, len(found.methods) > 1
+    made = Table(
+        "method",
+        *(["setting"] if several else []),
+        title=f"test {measure(found)}, {convention(found)}",
+        title_justify="left",
+    )
+    headings = ["seeds", "mean ± sd", "95 % interval", "best round"]
+    headings += [f"difference to {found.baseline}"] if compared else []
+    for heading in (*headings, *COSTS.values()):
+        made.add_column(heading, justify="right")
+    for setting in found.settings:
+        for one in found.by_setting[setting]:
+            made.add_row(*_cells(found, setting, one, several, compared))
+        made.add_section()
+    return made
+
+
+def _cells(
+    found: Findings, setting: Setting, one: Finding, several: bool, compared: bool
+) -> Iterable[str]:
+    known, score = found.has_accuracy, one.score
+    yield one.method
+    if several:
+        yield setting.label
+    yield str(len(one.group.runs))
+    yield numbers.score_text(score, known)
+    yield NOTHING if score.failed else numbers.interval(score.final, known)
+    yield numbers.figure(score.best.mean, known)
+    if compared:
+        is_base = one.method == found.baseline
+        yield "baseline" if is_base else numbers.difference(one.difference, known)
+    for axis in COSTS:
+        yield _cost(one.group.runs, axis)
+
+
+def _cost(runs: Iterable[Measured], axis: str) -> str:
+    """Of a whole run, mean over the seeds."""
+    mean = estimate(float(getattr(run, axis)[-1]) for run in runs).mean
+    return NOTHING if math.isnan(mean) else numbers.quantity(mean, axis)
+
+
+def remarks(found: Findings) -> list[str]:
+    """What the table does not show by itself: failures, unequal budgets, too few seeds."""
+    from fedrift.report import sentences
+
+    failed = [
+        f"(X) {one.method}{f', {one.group.setting.label}' if len(found.settings) > 1 else ''}: "
+        f"{one.score.why}"
+        for one in found.all
+        if one.score.failed
+    ]
+    return [*failed, *(text.removesuffix(".") for text in sentences.budgets(found))]
+
+
+# What a comparison shows while it runs: a live table, or a line for every run that is done.
+
+Group = tuple[str, tuple[tuple[str, Any], ...]]
+
+
+class Watcher:
+    """Counts rounds of all runs; says nothing unless it is asked to show."""
+
+    def __init__(self, cells: Sequence[Cell], shows: bool) -> None:
+        self._lock = threading.Lock()
+        self._shows = shows
+        self._live: Live | None = None
+        self.restart(cells)
+
+    def restart(self, cells: Sequence[Cell]) -> None:
+        """Turn to another list of runs, after tuning for example."""
+        with self._lock:
+            self.total = sum(cell.spec.rounds for cell in cells)
+            self.rounds: dict[tuple[Group, int], int] = {}
+            self.wanted: dict[Group, int] = {}
+            self.last: dict[tuple[Group, int], float] = {}
+            self.done: dict[Group, int] = {}
+            self.runs = len(cells)
+            self.found = 0  # rounds that were there already and took no time
+            self._began = time.perf_counter()
+            for cell in cells:
+                group = (cell.entrant.name, tuple(cell.axes.items()))
+                self.wanted[group] = self.wanted.get(group, 0) + cell.spec.rounds
+        if self._shows:
+            words = f"{self.runs:,} runs, {self.total:,} rounds in all"
+            console(errors=True).print(words if self.runs > 1 else words.replace("runs", "run"))
+            self._open()
+
+    def _open(self) -> None:
+        from rich.live import Live
+
+        screen = console(errors=True)
+        if screen.is_terminal and self._live is None:
+            self._live = Live(
+                get_renderable=self._table, console=screen, refresh_per_second=4, transient=True
+            )
+            self._live.start()
+
+    def started(self, item: Item, plan: Plan) -> None:
+        with self._lock:
+            self.rounds[_group(item), item.seed] = plan.resumed_from
+            self.found += plan.resumed_from
+
+    def finished_round(self, item: Item, report: RoundReport) -> None:
+        key = (_group(item), item.seed)
+        with self._lock:
+            self.rounds[key] = report.round
+            if "accuracy" in report.metrics:
+                self.last[key] = float(report.metrics["accuracy"])
+
+    def finished(self, outcome: Outcome) -> None:
+        group = _group(outcome.item)
+        with self._lock:
+            if (group, outcome.item.seed) not in self.rounds:  # it was read, not made
+                self.found += outcome.item.rounds
+            self.rounds[group, outcome.item.seed] = outcome.item.rounds
+            self.done[group] = self.done.get(group, 0) + 1
+            made, left = sum(self.done.values()), self._left()
+        if self._shows and self._live is None:
+            axes = "".join(f", {k} {v}" for k, v in outcome.item.axes.items())
+            result = outcome.result
+            said = outcome.error if result is None else result.status
+            if result is not None and result.accuracy:
+                said += f", accuracy {result.accuracy[-1]:.4f}"
+            who = f"{outcome.item.label}{axes}, seed {outcome.item.seed}"
+            line = f"{made} of {self.runs}: {who}: {said}{left if made < self.runs else ''}"
+            console(errors=True).print(line)
+
+    def _left(self) -> str:
+        """How long the rest will take, from the rounds made here so far."""
+        made = sum(self.rounds.values())
+        own, passed = made - self.found, time.perf_counter() - self._began
+        return f", about {seconds_text(passed / own * (self.total - made))} left" if own > 0 else ""
+
+    def _table(self) -> Table:
+        from rich.table import Table
+
+        with self._lock:
+            made = sum(self.rounds.values())
+            passed = time.perf_counter() - self._began
+            title = f"{made:,} of {self.total:,} rounds, {seconds_text(passed)}{self._left()}"
+            table = Table("algorithm", "", "rounds", "accuracy now", title=title, box=None)
+            for group, wanted in self.wanted.items():
+                rounds = sum(r for (g, _), r in self.rounds.items() if g == group)
+                values = [a for (g, _), a in self.last.items() if g == group]
+                mean = f"{statistics.mean(values):.2%}" if values else ""
+                axes = ", ".join(f"{k} {v}" for k, v in group[1])
+                table.add_row(group[0], axes, f"{rounds}/{wanted}", mean)
+        return table
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def watcher(cells: Sequence[Cell], *, silent: bool) -> Watcher:
+    return Watcher(cells, shows=not silent)
+
+
+def _group(item: Item) -> Group:
+    return item.label, tuple(item.axes.items())

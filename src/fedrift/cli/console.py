@@ -1,0 +1,42 @@
+"""What every command prints with: consoles, errors in one line, readable quantities."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+WIDE = 160  # columns when nobody says otherwise, so that lines in a pipe stay whole
+
+
+def console(*, errors: bool = False) -> Console:
+    """Standard output, or standard error for everything that is not the answer."""
+    from rich.console import Console
+
+    stream = sys.stderr if errors else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+
+
+def loss_text(loss: float) -> str:
+    """Four digits after the point; a loss too large or small for that as a power of ten."""
+    return f"{loss:.4f}" if loss == 0 or 1e-3 <= abs(loss) < 1e6 else f"{loss:.3e}"
+
+
+def complain(message: str, code: int, error: BaseException | None = None) -> int:
+    """One line on standard error; the traceback only for those who ask for it."""
+    if error is not None and os.environ.get("FEDRIFT_DEBUG") == "1":
+        traceback.print_exception(error)
+    print(f"error: {one_line(message)}", file=sys.stderr)
+    return code
+
+
+def one_line(text: str) -> str:
+    """No line breaks and no control characters: what the user typed may hold any."""
+    words = " ".join(text.split())
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in words)

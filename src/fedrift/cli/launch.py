@@ -1,0 +1,255 @@
+"""Starts a checked run, shows it, and says how it ended."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fedrift.cli.console import console, loss_text
+from fedrift.cli.progress import Watcher, watcher
+from fedrift.config.analyses import During, during
+from fedrift.config.own_code import foreign
+from fedrift.config.spec import FIELDS, Spec, read_toml
+from fedrift.engine.trackers import tracks
+from fedrift.errors import InputError
+from fedrift.report.numbers import bytes_text, seconds_text
+from fedrift.storage.fork import Origin, read_origin
+from fedrift.storage.jsonl import dump
+from fedrift.storage.run_folder import SPEC, check_free, check_idle, check_own, read_spec
+
+# The table of `--profile`: milliseconds of every round by kind of work.
+
+FIRST, LAST = 3, 7  # rounds that are shown of a long run; the means are of all
+HELP = {
+    "gradient": "forward and backward passes",
+    "optimizer": "the rest of the local steps: corrections, clipping, update",
+    "batch": "choosing and augmenting minibatches",
+    "client": "the client method outside training: state, messages",
+    "transport": "workers reading what is sent to them and writing their replies",
+    "evaluate": "the test set",
+    "send": "main process: writing what goes out",
+    "fold": "main process: adding up replies",
+    "checkpoint": "main process: saving",
+    "idle": "workers had nothing to do; without workers: everything else",
+}
+
+
+def show(rounds: Sequence[Mapping[str, float]]) -> None:
+    """Prints the rounds, their mean, and each kind's share of the time of all processes."""
+    from rich.table import Table
+    from rich.text import Text
+
+    screen = console()
+    if not rounds:
+        screen.print("no profile: the run was finished before")
+        return
+    kinds = [k for k in HELP if any(row[k] for row in rounds)]
+    table = Table("round", "wall", *kinds, title="Milliseconds per round, all workers together")
+    for column in table.columns:
+        column.justify = "right"
+    is_long = len(rounds) > FIRST + LAST
+    for row in [*rounds[:FIRST], *rounds[-LAST:]] if is_long else rounds:
+        table.add_row(f"{row['round']:.0f}", *_cells(row, kinds))
+    mean = {k: sum(row[k] for row in rounds) / len(rounds) for k in ("wall", *kinds)}
+    table.add_section()
+    table.add_row("mean", *_cells(mean, kinds))
+    total = sum(mean[k] for k in kinds) or 1.0
+    table.add_row("share", "", *(f"{mean[k] / total:.1%}" for k in kinds))
+    screen.print(table)
+    for kind in kinds:
+        screen.print(Text.assemble((f"{kind:<10} ", "dim"), HELP[kind]))
+
+
+def _cells(row: Mapping[str, float], kinds: Sequence[str]) -> list[str]:
+    return [_milliseconds(row[kind]) for kind in ("wall", *kinds)]
+
+
+def _milliseconds(seconds: float) -> str:
+    value = seconds * 1e3
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}" if value < 1 else f"{value:.1f}"
+
+
+INTERRUPTED = 130
+IN_PYTHON = "python"  # stands for data and model that were given as objects
+# A flag takes the place of what says the same in another way in the file.
+RIVALS = {
+    "per_round": ("fraction", "participants"),
+    "fraction": ("per_round",),
+    "participants": ("per_round", "rounds"),
+    "epochs": ("steps",),
+    "steps": ("epochs",),
+}
+
+
+def chosen(flags: Mapping[str, object], file: Path | None) -> Spec:
+    """The values of the file, if there is one, with the flags in their place."""
+    values: dict[str, object] = {} if file is None else read_toml(file)
+    given = {
+        key: FIELDS[key].parse(text, key) if isinstance(text, str) else text
+        for key, text in flags.items()
+        if key in FIELDS
+    }
+    for key in given:
+        for other in RIVALS.get(key, ()):
+            values.pop(other, None)
+    return Spec.of({**values, **given})
+
+
+def start(
+    spec: Spec,
+    *,
+    as_json: bool,
+    quiet: bool,
+    track: Sequence[str] = (),
+    analyse: str | None = None,
+    profile: bool = False,
+) -> None:
+    """A new run, or the same one to go on with. Refuses before torch is imported what it can."""
+    spec.validate()
+    tracks(track)
+    if spec.participants is not None and len(spec.participants) > spec.rounds:
+        raise InputError(
+            f"participants lists {len(spec.participants)} rounds, but rounds is {spec.rounds}; "
+            "give as many"
+        )
+    if spec.out is not None and not _is_same(spec, Path(spec.out)):
+        check_free(Path(spec.out))
+    plan = None if analyse is None else during(analyse)
+    if plan is not None and spec.out is None:
+        raise InputError(f"analyse '{analyse}' needs a folder for what it finds; give --out FOLDER")
+    execute(
+        spec, spec.out, as_json=as_json, quiet=quiet, track=track, analyse=plan, profile=profile
+    )
+
+
+def _is_same(spec: Spec, folder: Path) -> bool:
+    """The folder holds the beginning of this very run: the same command goes on with it."""
+    if not (folder / SPEC).is_file():
+        return False
+    check_own(folder)
+    if read_origin(folder) is not None:
+        return False
+    there = read_spec(folder)
+    usual = {name: None for name in ("out", "model")} | {"workers": "auto", "backend": "auto"}
+    same = replace(there, **usual) == replace(spec, **usual) and spec.model in (None, there.model)
+    if same:
+        check_idle(folder)
+    return same
+
+
+def check_trust(folder: Path, trust: bool) -> tuple[Spec, Origin | None]:
+    """What a folder says it is. It may come from anybody: links in it are not followed, and code
+    or clusters that its specs name are used only when that is wanted."""
+    spec = read_spec(folder)
+    check_own(folder)
+    origin = read_origin(folder)
+    if spec.data == IN_PYTHON:  # the caller says what is possible with it
+        return spec, origin
+    named = foreign(spec) + ([] if origin is None else foreign(origin.spec))
+    if named and not trust:
+        raise InputError(f"'{folder}' would use '{named[0]}'; if you trust it, add --trust-code")
+    return spec, origin
+
+
+def execute(
+    spec: Spec,
+    folder: str | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+    track: Sequence[str] = (),
+    analyse: During | None = None,
+    origin: Origin | None = None,
+    profile: bool = False,
+) -> None:
+    """Runs what has been checked; `folder` may hold the beginning of the same run."""
+    if spec.workers != 0 and spec.backend in ("auto", "processes"):
+        from fedrift.backends import prestart
+
+        prestart()
+    from fedrift.engine.prepare import prepare
+
+    # The workers import torch while the data are read here, and bad data are refused without it.
+    prepared = prepare(spec)
+    spec = replace(spec, model=prepared.model)
+    watch = watcher(spec, silent=as_json or quiet)
+    try:
+        from fedrift import api
+
+        result = api.run_spec(
+            spec,
+            observer=watch,
+            out=folder,
+            prepared=prepared,
+            track=track,
+            analyse=analyse,
+            origin=origin,
+            profile=profile,
+        )
+    except KeyboardInterrupt:
+        watch.close()
+        print(_interrupted(watch, spec, folder), file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        watch.close()
+    summary = result.summary() | ({"profile": result.profile} if profile else {})
+    report(summary, folder, as_json=as_json)
+    if profile and not as_json:
+        pass
+
+        show(result.profile)
+
+
+def _interrupted(watch: Watcher, spec: Spec, folder: str | None) -> str:
+    if not watch.has_started:
+        return "interrupted before the first round"
+    done = f"interrupted after round {watch.finished} of {spec.rounds}"
+    if folder is None:
+        return f"{done}; nothing was kept, since no --out was given"
+    return f"{done}; continue with: fedrift resume {shlex.quote(folder)}"
+
+
+def report(summary: dict[str, Any], folder: str | None, *, as_json: bool) -> None:
+    """The result on standard output: one JSON object or a small table."""
+    if as_json:
+        typer.echo(dump({**summary, "folder": folder}))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for name, value in _rows(summary, folder):
+        table.add_row(Text(name, "dim"), value)
+    console().print(table)
+
+
+def _rows(summary: dict[str, Any], folder: str | None) -> list[tuple[str, str]]:
+    rows = [("status", _status(summary))]
+    if summary.get("final_accuracy") is not None:
+        rows.append(("final accuracy", f"{summary['final_accuracy']:.2%}"))
+        rows.append(("best accuracy", f"{summary['best_accuracy']:.2%}"))
+    if summary.get("loss"):
+        rows.append(("final loss", loss_text(summary["loss"][-1])))
+    sent = f"{bytes_text(summary['bytes_up'])} up, {bytes_text(summary['bytes_down'])} down"
+    rows += [
+        ("communication", sent),
+        ("gradients", f"{summary['gradient_evaluations']:,} evaluations"),
+        ("time", seconds_text(summary["seconds"])),
+        ("fingerprint", str(summary["fingerprint"])),
+        ("folder", folder or "none: give --out FOLDER to keep curve and weights"),
+    ]
+    return rows
+
+
+def _status(summary: dict[str, Any]) -> str:
+    if summary["status"] != "diverged":
+        number = summary["rounds"]
+        return f"{summary['status']}, {number:,} round{'' if number == 1 else 's'}"
+    at = f" in round {summary['diverged_at']}" if summary.get("diverged_at") else ""
+    return f"diverged{at}: weights or loss became infinite; try a smaller lr"

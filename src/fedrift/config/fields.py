@@ -1,0 +1,320 @@
+"""The fields of an experiment: what each accepts, from TOML or Python values and from text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeGuard, cast
+
+from fedrift import grammar
+from fedrift.errors import InputError, unknown
+
+Read = Callable[[object, str], object]
+Parse = Callable[[str, str], object]
+
+MOST = 10_000_000  # clients or rounds: beyond any simulation, small enough to count
+MOST_WORKERS = 512
+LARGEST_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Field:
+    """`read` checks a typed value and makes it canonical; `parse` turns text into a typed value."""
+
+    read: Read
+    parse: Parse
+
+
+def refuse(value: object, field: str, expected: str) -> InputError:
+    """`lr must be a number above 0, not -1`."""
+    shown = str(value).lower() if isinstance(value, bool) else repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}…"
+    return InputError(f"{field} must be {expected}, not {shown}")
+
+
+def whole(low: int, high: int = MOST) -> Field:
+    expected = f"a whole number of at least {low}"
+
+    def read(value: object, field: str) -> int:
+        if not is_int(value) or value < low:
+            raise refuse(value, field, expected)
+        if value > high:
+            raise refuse(value, field, f"a whole number of at most {high}")
+        return value
+
+    return Field(read, lambda text, field: to_number(text, field, int, expected))
+
+
+def real(
+    low: float = 0.0, *, above: bool = False, below: float = math.inf, high: float = math.inf
+) -> Field:
+    expected = f"a number {'above' if above else 'of at least'} {low:g}"
+    expected += f" and below {below:g}" if below < math.inf else ""
+    expected += f" and at most {high:g}" if high < math.inf else ""
+
+    def read(value: object, field: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise refuse(value, field, expected)
+        # Written so that nan fails every comparison.
+        fits = (value > low if above else value >= low) and value < below and value <= high
+        if not fits:
+            raise refuse(value, field, expected)
+        return float(value)
+
+    return Field(read, lambda text, field: to_number(text, field, float, expected))
+
+
+def text() -> Field:
+    def read(value: object, field: str) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise refuse(value, field, "a text")
+        if "\0" in value:
+            raise refuse(value, field, "a text without zero bytes")
+        return value
+
+    return Field(read, as_is)
+
+
+def named() -> Field:
+    """Anything of the naming grammar; who owns the name checks it further."""
+
+    def read(value: object, field: str) -> str:
+        if not isinstance(value, str):
+            raise refuse(value, field, "a name such as name:value,key=value")
+        grammar.parse(value, field)
+        return value
+
+    return Field(read, as_is)
+
+
+def choice(*names: str) -> Field:
+    def read(value: object, field: str) -> str:
+        if isinstance(value, str) and value not in names:
+            raise unknown(field, value, names)
+        if not isinstance(value, str):
+            raise refuse(value, field, f"one of {', '.join(names)}")
+        return value
+
+    return Field(read, as_is)
+
+
+def backend(*names: str) -> Field:
+    """One of the names, or ray with the address of a cluster."""
+    one = choice(*names)
+
+    def read(value: object, field: str) -> str:
+        if isinstance(value, str) and value.startswith("ray:") and value.strip() == value != "ray:":
+            return value
+        return str(one.read(value, field))
+
+    return Field(read, as_is)
+
+
+def workers() -> Field:
+    def read(value: object, field: str) -> int | str:
+        if value == "auto":
+            return "auto"
+        if is_int(value) and 0 <= value <= MOST_WORKERS:
+            return value
+        most = f"'auto' or a whole number from 0 (in-process) to {MOST_WORKERS}"
+        raise refuse(value, field, most)
+
+    return Field(read, int_or_text)
+
+
+def device() -> Field:
+    def read(value: object, field: str) -> str:
+        if isinstance(value, str) and re.fullmatch(r"cpu|mps|cuda(:\d{1,3})?", value):
+            return value
+        raise refuse(value, field, "cpu, cuda, cuda:NUMBER or mps")
+
+    return Field(read, as_is)
+
+
+def names() -> Field:
+    """Several names, in order."""
+    expected = "a list of names, for example ['crop:4', 'flip']"
+    one = named()
+
+    def read(value: object, field: str) -> tuple[str, ...]:
+        return tuple(str(one.read(item, field)) for item in items(value, field, expected))
+
+    return Field(read, lambda text, _: [text])
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """A whole number; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def items(value: object, field: str, expected: str) -> Sequence[object]:
+    """The elements of a list, or a refusal."""
+    if not isinstance(value, list | tuple):
+        raise refuse(value, field, expected)
+    return cast("Sequence[object]", value)
+
+
+def integers(value: object, field: str, expected: str) -> tuple[int, ...]:
+    """A list of whole numbers of at least 0, or a refusal."""
+    numbers: list[int] = []
+    for number in items(value, field, expected):
+        if not (is_int(number) and 0 <= number <= MOST):
+            raise refuse(value, field, expected)
+        numbers.append(number)
+    return tuple(numbers)
+
+
+def to_number(text: str, field: str, kind: type[int] | type[float], expected: str) -> float:
+    """Text of the command line as a number; its bounds are checked by `read`."""
+    try:
+        return kind(text)
+    except (ValueError, OverflowError):
+        raise refuse(text, field, expected) from None
+
+
+def int_or_text(text: str, _: str) -> object:
+    """A number where a word may stand instead."""
+    return int(text) if re.fullmatch(r"[-+]?\d{1,18}", text) else text
+
+
+def as_is(text: str, _: str) -> object:
+    return text
+
+
+def shown(value: object) -> str:
+    """A value in a sentence, as it is typed and not too long."""
+    text = str(value)
+    if isinstance(value, tuple):  # as it is typed: 0,3|1,2
+        text = text[1:-1].removesuffix(",").replace("), (", "|").replace(" ", "").strip("(,)")
+    return text if len(text) <= 40 else f"{text[:37]}…"
+
+
+# How much work, on which batches, at which rate, by whom: these fields of an experiment.
+
+
+def amount() -> Field:
+    """Local work: a number, one per client, or `uniform:LOW,HIGH` drawn per client and round."""
+    expected = "a whole number of at least 1, a list with one per client, or 'uniform:2,5'"
+
+    def read(value: object, field: str) -> int | str | tuple[int, ...]:
+        if is_int(value) and 1 <= value <= MOST:
+            return value
+        if isinstance(value, str):
+            uniform(value, field)
+            return value
+        numbers = integers(value, field, expected)
+        if max(numbers, default=0) < 1:
+            raise refuse(value, field, expected)
+        return numbers
+
+    def parse(text: str, field: str) -> object:
+        if ":" in text:
+            return text
+        numbers = [to_number(piece, field, int, expected) for piece in text.split(",")]
+        return numbers[0] if len(numbers) == 1 else numbers
+
+    return Field(read, parse)
+
+
+def uniform(text: str, field: str) -> tuple[int, int]:
+    """The bounds of `uniform:2,5`."""
+    found = grammar.parse(text, field)
+    if found.name != "uniform":
+        raise unknown(f"draw in {field}", found.name, ["uniform"])
+    ends = re.fullmatch(r"(\d{1,9}) *, *(\d{1,9})", found.value or "")
+    low, high = (int(ends[1]), int(ends[2])) if ends and not found.options else (1, 0)
+    if not (low <= high <= MOST and high >= 1):
+        raise refuse(text, field, "uniform:LOW,HIGH with LOW not above HIGH")
+    return low, high
+
+
+def batch() -> Field:
+    """A batch size; 0, `none` and `full` all mean the whole client."""
+
+    def read(value: object, field: str) -> int | str:
+        if value == "full" or value == "none" or (is_int(value) and value == 0):
+            return "full"
+        if not (is_int(value) and 1 <= value <= MOST):
+            raise refuse(value, field, "a whole number of at least 1, or 'full' (the whole client)")
+        return value
+
+    return Field(read, int_or_text)
+
+
+@dataclass(frozen=True)
+class Form:
+    """The numbers of one schedule; the first may be written as the value, None has no default."""
+
+    example: str
+    defaults: dict[str, float | None]
+
+
+SCHEDULES = {
+    "constant": Form("constant", {}),
+    "exp": Form("exp:0.9", {"factor": None}),
+    "step": Form("step:10,factor=0.5", {"every": None, "factor": 0.1}),
+    "cosine": Form("cosine:0.01", {"floor": 0.0}),
+}
+WHOLE = {"every"}
+
+
+def schedule_of(text: str, field: str = "schedule") -> tuple[str, dict[str, float]]:
+    """The name and the numbers of a rate schedule: `exp:0.9` → ("exp", {"factor": 0.9})."""
+    found = grammar.parse(text, field)
+    if found.name not in SCHEDULES:
+        raise unknown(field, found.name, SCHEDULES)
+    form = SCHEDULES[found.name]
+    given = dict(found.options)
+    if found.value is not None:
+        given = {next(iter(form.defaults), "value"): found.value, **given}
+    numbers: dict[str, float] = {}
+    for key, default in form.defaults.items():
+        if key in given:
+            kind, low = (int, 1) if key in WHOLE else (float, 0)
+            field_of_key = f"{field} '{text}': {key}"
+            numbers[key] = grammar.number(given.pop(key), field_of_key, kind=kind, low=low)
+        elif default is not None:
+            numbers[key] = default
+        else:
+            raise InputError(f"{field} '{text}' needs {key}; write for example {form.example}")
+    if given:
+        key = next(iter(given))
+        raise InputError(f"{field} '{text}' has no {key}; write for example {form.example}")
+    return found.name, numbers
+
+
+def schedule() -> Field:
+    def read(value: object, field: str) -> str:
+        if not isinstance(value, str):
+            raise refuse(value, field, "a schedule such as 'exp:0.9'")
+        schedule_of(value, field)
+        return value
+
+    return Field(read, as_is)
+
+
+def cohorts() -> Field:
+    """Who takes part, one list of clients per round; as text `0,3|1,2`."""
+    expected = "one list of client numbers per round, for example [[0, 3], [1, 2]]"
+
+    def read(value: object, field: str) -> tuple[tuple[int, ...], ...]:
+        rounds = tuple(integers(one, field, expected) for one in items(value, field, expected))
+        for at, chosen in enumerate(rounds):
+            if len(set(chosen)) < len(chosen):
+                raise InputError(f"{field}[{at}] names a client twice: {list(chosen)}; keep one")
+        if not rounds:
+            raise refuse(value, field, expected)
+        return rounds
+
+    def parse(text: str, field: str) -> object:
+        return [
+            [
+                to_number(one, field, int, "client numbers such as 0,3|1,2")
+                for one in group.split(",")
+            ]
+            for group in text.split("|")
+        ]
+
+    return Field(read, parse)

@@ -1,0 +1,270 @@
+"""Invariants of server rules: means over the cohort, means over everybody, averaged models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedrift.algorithms.fed3r_finetune import FineTune
+from fedrift.algorithms.swa import SWA
+from fedrift.algorithms.wima import WiMA
+from fedrift.conform.inside import TOLERANCE, Inside, Invariant, Moment
+from fedrift.core.optim import rate
+from fedrift.core.pieces import ASAM
+from fedrift.core.problem import Problem
+
+
+def mean_over_all(leaf: str) -> Invariant:
+    """The server's vector is the mean of all clients' (c = mean c_i, h = mean h_i)."""
+
+    def invariant(m: Moment) -> Iterator[str]:
+        yield from m.differ(getattr(m.new, leaf), m.over_all(leaf), f"{leaf} − mean {leaf}_i")
+
+    return invariant
+
+
+def moves_by_mean(m: Moment) -> Iterator[str]:
+    """w⁺ = w + η_s Σ p_i Δ_i."""
+    if not m.is_void:
+        server_lr = getattr(m.algorithm, "server_lr", 1.0)
+        moved = m.old.w.double() + server_lr * m.mean("delta", "train")
+        yield from m.differ(m.new.w, moved, "w")
+
+
+def moves_by_gradient(m: Moment) -> Iterator[str]:
+    """w⁺ = w − η Σ p_i g_i."""
+    if not m.is_void:
+        eta = rate(m.algorithm.local.lr, m.t)
+        yield from m.differ(m.new.w, m.old.w.double() - eta * m.mean("g"), "w")
+
+
+def moves_by_length(m: Moment) -> Iterator[str]:
+    """FedNova: w⁺ = w + (Σ p a) Σ p Δ/a."""
+    if not m.is_void:
+        yield from m.differ(m.new.w, m.old.w.double() + m.mean("a") * m.mean("d"), "w")
+
+
+def subtracts_dual(m: Moment) -> Iterator[str]:
+    """FedDyn: w⁺ = mean_S w_i − h/α."""
+    if not m.is_void:
+        strength = getattr(m.algorithm, "alpha", None) or m.algorithm.gamma
+        moved = m.old.w.double() + m.mean("delta") - m.new.h.double() / strength
+        yield from m.differ(m.new.w, moved, "w")
+
+
+def momentum(m: Moment) -> Iterator[str]:
+    """FedAvgM: v⁺ = βv − D and w⁺ = w − η_s v⁺."""
+    if not m.is_void:
+        outer = m.algorithm.outer
+        v = outer.momentum * m.old.opt.slots[0].double() - m.mean("delta")
+        yield from m.differ(m.new.opt.slots[0], v, "v")
+        yield from m.differ(m.new.w, m.old.w.double() - outer.lr * v, "w")
+
+
+def adaptive(m: Moment) -> Iterator[str]:
+    """FedAdagrad, FedAdam, FedYogi: the paper's v, then w⁺ = w + η_s m/(√v + τ)."""
+    if m.is_void:
+        return
+    outer: Any = m.algorithm.outer
+    change, slots = m.mean("delta"), [s.double() for s in m.old.opt.slots]
+    if len(slots) == 1:
+        first, second = change, slots[0] + change**2
+    else:
+        first = (1 - outer.beta1) * change - outer.beta1 * slots[0]  # it was fed −D
+        step = (1 - outer.beta2) * change**2
+        second = outer.beta2 * slots[1] + step
+        if outer.yogi:
+            second = slots[1] - step * torch.sign(slots[1] - change**2)
+    yield from m.differ(m.new.opt.slots[-1], second, "v")
+    moved = m.old.w.double() + outer.lr * first / (second.sqrt() + outer.eps)
+    yield from m.differ(m.new.w, moved, "w")
+
+
+def average_of_captured(m: Moment) -> Iterator[str]:
+    """SWA: the average is the mean of the models captured at the ends of cycles, no others."""
+    swa: SWA = m.algorithm
+    begins = swa.begins(m.inside.problem)
+    ends = range(begins + swa.cycle - 1, m.t + 1, swa.cycle)
+    visited = {seen.call.round for seen in m.inside.backend.visits}
+    models = [
+        swa.inner.model(report.state.inner).double()
+        for report in m.inside.reports
+        if report.round - 1 in ends and report.round - 1 in visited
+    ]
+    if models:
+        yield from m.differ(m.report.weights, torch.stack(models).mean(0), "w_SWA")
+
+
+def average_of_last(m: Moment) -> Iterator[str]:
+    """WiMA: the evaluated model is the mean of the last W global models."""
+    wima: WiMA = m.algorithm
+    visited = {seen.call.round for seen in m.inside.backend.visits}
+    models = [
+        wima.inner.model(report.state.inner).double()
+        for report in m.inside.reports
+        if report.round - 1 in visited
+    ]
+    if models:
+        expected = torch.stack(models[-wima.window :]).mean(0)
+        yield from m.differ(m.report.weights, expected, "the mean of the last models")
+
+
+def counted_once(m: Moment) -> Iterator[str]:
+    """Fed3R: A is symmetric and positive semi-definite, and holds every client's samples once."""
+    a: Tensor = m.new.a
+    counted = {seen.client for seen in m.inside.backend.visits if seen.call.phase == "statistics"}
+    n = sum(int(m.inside.split.sizes[c]) for c in counted)
+    if not torch.equal(a, a.T):
+        yield "A is not symmetric"
+    if float(torch.linalg.eigvalsh(a).min()) < -1e-9 * max(1.0, float(a.abs().max())):
+        yield "A has a negative eigenvalue"
+    if round(float(a[-1, -1])) != n or round(float(m.new.b[-1].sum())) != n:
+        yield f"A counts {float(a[-1, -1]):.0f} samples, not {n}, after round {m.report.round}"
+
+
+def leaves_the_rest(m: Moment) -> Iterator[str]:
+    """Fed3R+FT: in the second stage only the trained part moves, the rest keeps its bits."""
+    tuned: FineTune = m.algorithm
+    if not m.new.is_tuning:
+        return
+    names = m.inside.problem.layout
+    before = names.named(tuned.first.model(m.new.first))
+    trained = tuned.view("second", m.inside.problem).layout.names
+    for name, value in names.named(m.report.weights).items():
+        if name not in trained and not torch.equal(value, before[name]):
+            yield f"'{name}' is frozen but has moved after round {m.report.round}"
+
+
+# Invariants of what is remembered: rings, anchors, momenta, step counts; and of ascent points.
+
+
+def _sent(m: Moment) -> list[Tensor]:
+    """The models sent so far, one for each round that was not void."""
+    seen = {visit.call.round: visit.down["w"] for visit in m.inside.backend.visits}
+    return [seen[t] for t in sorted(seen)]
+
+
+def ring(m: Moment) -> Iterator[str]:
+    """GHBM: m̃ = (w^{t+1−τ} − w^{t+1})/τ once τ models were sent, 0 before."""
+    tau = m.algorithm.tau
+    tau = max(1, round(1 / m.inside.problem.participation)) if tau == "auto" else tau
+    sent = _sent(m)
+    expected = (sent[-tau] - m.new.w) / tau if len(sent) >= tau else torch.zeros_like(m.new.w)
+    yield from m.differ(m.new.m, expected, "m̃")
+
+
+def anchor_received(m: Moment) -> Iterator[str]:
+    """LocalGHBM: the anchor is the model the client was sent at its last visit."""
+    for seen in m.visits():
+        if not torch.equal(m.inside.client(seen.client).w, seen.down["w"]):
+            yield f"client {seen.client}'s anchor is not the model it received"
+
+
+def anchor_own(m: Moment) -> Iterator[str]:
+    """FedHBM: the anchor is the client's own last model."""
+    for seen in m.visits():
+        own = seen.down["w"] + seen.up["delta"]
+        yield from m.differ(m.inside.client(seen.client).w, own, f"client {seen.client}'s anchor")
+
+
+def direction(m: Moment) -> Iterator[str]:
+    """FedCM: Δ̄ = −Σ p_i Δ_i/(K_i η)."""
+    visits = m.visits()
+    if not visits:
+        return
+    local = m.algorithm.local
+    rates: list[Tensor] = []
+    for seen in visits:
+        n = int(m.inside.split.sizes[seen.client])
+        steps = local.steps_for(n, m.inside.trial.seed, m.t, seen.client)
+        rates.append(seen.up["delta"].double() / (steps * local.lr))
+    yield from m.differ(m.new.m, -torch.stack(rates).mean(0), "Δ̄")
+
+
+def frozen_state(m: Moment) -> Iterator[str]:
+    """Mime: s moves once a round, by the mean full gradient, and stays with the server."""
+    if m.is_void or not m.new.opt.slots:
+        return
+    base = m.algorithm.local.optimizer
+    phase = "gradient" if m.visits("gradient") else "train"
+    fresh = (1 - base.beta) if base.ema else 1.0
+    moved = fresh * m.mean("g", phase) + base.beta * m.old.opt.slots[0].double()
+    yield from m.differ(m.new.opt.slots[0], moved, "s")
+    for seen in m.visits("gradient"):
+        mine = m.inside.client(seen.client)
+        if mine.w is not None or mine.s is not None:
+            yield f"client {seen.client} keeps what it was sent between rounds"
+
+
+def inner_steps(m: Moment) -> Iterator[str]:
+    """DiLoCo: a client's step count grows by its local steps and by nothing else."""
+    for client in range(len(m.inside.split)):
+        rounds = {v.call.round for v in m.inside.backend.visits if v.client == client}
+        n = int(m.inside.split.sizes[client])
+        seed = m.inside.trial.seed
+        expected = sum(m.algorithm.local.steps_for(n, seed, t, client) for t in rounds)
+        if int(m.inside.client(client).opt.count) != expected:
+            found = int(m.inside.client(client).opt.count)
+            yield f"client {client} counts {found} inner steps, not {expected}"
+
+
+def window(m: Moment) -> Iterator[str]:
+    """FedGF: c is the share of drifted rounds in the window, ‖w̃ − w‖ = ρ_g."""
+    if m.is_void:
+        return
+    if not 0.0 <= m.new.c <= 1.0 or m.new.c != sum(m.new.window) / len(m.new.window):
+        yield f"c = {m.new.c} is not the mean of the window"
+    drifts = [float(seen.up["delta"].double().norm()) for seen in m.visits()]
+    if m.new.window[-1] != int(sum(drifts) / len(drifts) > m.algorithm.threshold):
+        yield f"the bit of round {m.report.round} is not 1[mean ‖Δ_i‖ > T_D]"
+    length = (m.new.up.double() - m.new.w.double()).norm()[None]
+    yield from m.differ(length, torch.tensor([m.algorithm.rho_g], dtype=length.dtype), "‖w̃ − w‖")
+
+
+def perturbation(m: Moment) -> Iterator[str]:
+    """FedSMOO: ‖s‖ is r, or 0 before the first round."""
+    if not m.is_void:
+        length = m.new.s.double().norm()[None]
+        yield from m.differ(length, torch.tensor([m.algorithm.r], dtype=length.dtype), "‖s‖")
+
+
+class Ascents:
+    """Watches the points at which a model is asked for gradients, two for each step."""
+
+    def __init__(self, inside: Inside) -> None:
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+        """The local model, and the point of the step's second gradient."""
+        self._second = False
+        model: Any = inside.problem.model
+        asked = model.grad_at
+
+        def watched(at: Tensor, *rest: Any) -> Tensor:
+            if self._second:
+                self.pairs.append((model.w.clone(), at.clone()))
+            self._second = not self._second
+            return asked(at, *rest)
+
+        model.grad_at = watched
+
+    def lengths(self, problem: Problem, rule: Any) -> Tensor:
+        """‖e‖ of every step, for ASAM ‖e/T‖."""
+        w, at = (torch.stack(side).double() for side in zip(*self.pairs, strict=True))
+        if not isinstance(rule, ASAM):
+            return (at - w).norm(dim=-1)
+        t = w.abs() + rule.eta
+        for name, place in problem.layout.named(t).items():
+            if "weight" not in name:
+                place.fill_(1.0)
+        return ((at - w) / t).norm(dim=-1)
+
+    def failures(self, problem: Problem, rule: Any, rho: float) -> list[str]:
+        """One sentence if a step's ascent has another length than rho."""
+        if not self.pairs:
+            return ["no second gradient was taken"]
+        # e = (w + e) − w loses digits of w, not of e
+        allowed = 30 * TOLERANCE[problem.w0.dtype]
+        wrong = float((self.lengths(problem, rule) - rho).abs().max())
+        return [] if wrong <= allowed else [f"the ascent's length is off by {wrong:.1e}"]

@@ -1,0 +1,374 @@
+"""What an algorithm is: server state, client state, one straight-line round."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, get_args, get_type_hints
+
+from torch import Tensor, nn
+
+from fedrift.core.faults import Trouble
+from fedrift.core.flat import Vec
+from fedrift.core.local import Local
+from fedrift.core.messages import Folding, Reducer
+from fedrift.core.problem import Problem
+from fedrift.core.site import Work
+from fedrift.errors import InputError
+
+# One `ask` as data: what goes down, what came back, and the classes a client method declares.
+
+Weights = Literal["samples", "uniform"]
+
+
+Watch = Callable[[int, float, Any], None]
+"""Sees a client's id, its weight and its message, which it must not keep."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Message and state classes of a client method, read from its annotations."""
+
+    down: type
+    up: type
+    state: type | None
+    private: type | None
+
+
+class Reducing(Protocol):
+    """Makes what reduces the replies of an exchange."""
+
+    @property
+    def is_private(self) -> bool: ...
+    @property
+    def is_ghost(self) -> bool: ...
+    def reducer(self, cls: type, exchange: Any) -> Folding: ...
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One `ask`: what goes down, and which client method it is for."""
+
+    phase: str
+    signature: Signature
+    round: int
+    seed: int
+    down: Any
+    private: Mapping[int, Any]
+    buffers: tuple[Tensor, ...]
+    weights: Weights
+    temperature: float = 1.0
+    frozen: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Parameters that are not trained but were decided during the run."""
+    watch: Watch | None = None
+    """Is shown every reply that counts, with its weight, where replies are folded."""
+    aggregation: Reducing | None = None
+    """How replies are reduced, if not as their fields say."""
+    trouble: Trouble | None = None
+
+    def reducer(self) -> Folding:
+        cls = self.signature.up
+        return Reducer(cls) if self.aggregation is None else self.aggregation.reducer(cls, self)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came back: the reduced message and who answered."""
+
+    up: Any
+    replied: tuple[int, ...]
+    nonfinite: tuple[int, ...]
+    weight: float
+    """Sum of the weights of those who replied."""
+    buffers: tuple[Tensor, ...]
+    work: Work
+    up_bytes: Mapping[str, Any]
+    down_bytes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What went down besides the message: the keys of secure aggregation."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A model as it is evaluated."""
+
+    w: Vec
+    buffers: tuple[Tensor, ...] = ()
+    allowed: Tensor | None = None
+    temperature: float = 1.0
+    frozen: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+
+class Deliver(Protocol):
+    """Runs an exchange at the given clients."""
+
+    def __call__(self, exchange: Exchange, clients: Sequence[int]) -> Outcome: ...
+
+
+class NoReply(Exception):
+    """Nobody gave a usable answer: the round is void, or the run has diverged."""
+
+    def __init__(self, nonfinite: tuple[int, ...]) -> None:
+        super().__init__("no usable reply")
+        self.nonfinite = nonfinite
+
+
+@lru_cache(maxsize=256)
+def _signature(function: Any) -> Signature:
+    hints = get_type_hints(function)
+    try:
+        up, state = get_args(hints["return"])
+        down, private = hints["down"], hints.get("private")
+    except (KeyError, ValueError):
+        raise InputError(
+            f"{function.__qualname__}: a client method is annotated as (site: Site, down: Down, "
+            "mine: State) -> tuple[Up, State]; the hints are the wire format"
+        ) from None
+    return Signature(down, _bare(up), _bare(state), private and _bare(private))  # type: ignore[arg-type]
+
+
+def signature(fn: Callable[..., Any]) -> Signature:
+    """The classes a client method sends, returns and keeps."""
+    return _signature(fn.__func__)  # type: ignore[attr-defined]
+
+
+def _bare(hint: Any) -> Any:
+    """`X | None` → X; None → None."""
+    if hint is type(None) or hint is None:
+        return None
+    return next((a for a in get_args(hint) if a is not type(None)), hint)
+
+
+S = TypeVar("S")
+C = TypeVar("C")
+U = TypeVar("U")
+
+Sampling = Literal["uniform", "once"]
+"""Who may be drawn: anybody, or only clients that have not been counted yet."""
+
+
+class Redefine(Protocol):
+    """Describes the task anew for another module and head."""
+
+    def __call__(self, make: Callable[[], nn.Module], head: str) -> Problem: ...
+
+
+class Algorithm(ABC, Generic[S, C]):
+    """Subclasses are frozen dataclasses that hold hyper-parameters and nothing else."""
+
+    weights: Weights = "samples"
+    takes_gradient_rule: ClassVar[bool] = True
+    """Local steps use the gradient rule of `local`, so that another may be put in."""
+
+    def weighting(self) -> Weights:
+        """The weight of a client in every `Mean`."""
+        return self.weights
+
+    def check(self, p: Problem) -> None:
+        """Refuse, before the first round, what would be meaningless."""
+        return None
+
+    def sampling(self, s: S) -> Sampling:
+        """How the next cohort is drawn."""
+        return "uniform"
+
+    def allowed(self, s: S) -> Tensor | None:
+        """Mask of the classes that may be predicted; None allows all."""
+        return None
+
+    @abstractmethod
+    def server(self, p: Problem) -> S:
+        """Initial server state."""
+
+    def client(self, p: Problem) -> C:
+        """Initial state of every client; None if it keeps nothing."""
+        return None  # type: ignore[return-value]
+
+    @abstractmethod
+    def round(self, s: S, cohort: Cohort) -> S:
+        """One round: ask the cohort, return the new server state."""
+
+    def model(self, s: S) -> Vec:
+        """The vector that is evaluated."""
+        return s.w  # type: ignore[attr-defined]
+
+    def view(self, child: str, p: Problem) -> Problem:
+        """The task as the algorithm in field `child` sees it."""
+        return p
+
+    def adapt(self, p: Problem, redefine: Redefine) -> Problem:
+        """The task with another model, where the algorithm needs one; called once."""
+        return p
+
+    def prepare(self, p: Problem) -> Algorithm[S, C]:
+        """The algorithm with everything settled that depends on the task; called once."""
+        return self
+
+    def exhausted(self, s: S, p: Problem) -> S:
+        """The next state when sampling is "once" and everybody has been counted."""
+        return s
+
+    def local_now(self, s: S) -> Local | None:
+        """The local settings of the coming round; None if clients make no steps in it."""
+        return getattr(self, "local", None)
+
+    def frozen(self, s: S, p: Problem) -> Mapping[str, Tensor]:
+        """Parameters and buffers outside w that were decided during the run, for evaluation."""
+        return {}
+
+    def also(self, s: S) -> Mapping[str, Vec]:
+        """Further models worth evaluating, by name."""
+        return {}
+
+    def log(self, s: S) -> Mapping[str, float]:
+        """Numbers of the state worth a place in the log."""
+        return {}
+
+    def temperature(self, s: S) -> float:
+        """What logits are divided by when the model is evaluated."""
+        return 1.0
+
+
+class Cohort:
+    """The clients of one round, and the only way to talk to them."""
+
+    def __init__(
+        self,
+        root: Algorithm[Any, Any],
+        problem: Problem,
+        clients: Sequence[int],
+        *,
+        round: int,
+        seed: int,
+        buffers: tuple[Tensor, ...],
+        deliver: Deliver,
+        aggregation: Reducing | None = None,
+    ) -> None:
+        self.problem, self.round = problem, round
+        self.clients = tuple(sorted(clients))
+        self.buffers = buffers
+        self.weight = 0.0
+        """Sum of the weights of those who answered the last ask."""
+        self.temperature = 1.0
+        self.frozen: Mapping[str, Tensor] = {}
+        self._root, self._seed, self._deliver = root, seed, deliver
+        self._aggregation = aggregation
+        self._asked = False
+
+    @property
+    def size(self) -> int:
+        return len(self.clients)
+
+    @property
+    def population(self) -> int:
+        """All clients, those without data included."""
+        return self.problem.population
+
+    @property
+    def replies(self) -> float:
+        """How many answered the last ask; where that is private, how many were to be expected."""
+        is_private = self._aggregation is not None and self._aggregation.is_private
+        return self.weight if is_private else len(self.clients)
+
+    def ask(
+        self,
+        fn: Callable[..., tuple[U | None, Any]],
+        down: Any,
+        private: Mapping[int, Any] | None = None,
+    ) -> U:
+        """Send `down`, run the client method everywhere, return the reduced replies."""
+        if self._asked and self._aggregation is not None and self._aggregation.is_private:
+            raise InputError("privacy: clients are asked twice a round; only once is accounted for")
+        self._asked = True
+        exchange = Exchange(
+            phase=address(self._root, fn),
+            signature=signature(fn),
+            round=self.round,
+            seed=self._seed,
+            down=down,
+            private=private or {},
+            buffers=self.buffers,
+            weights=fn.__self__.weighting(),  # type: ignore[attr-defined]
+            temperature=self.temperature,
+            frozen=self.frozen,
+            aggregation=self._aggregation,
+        )
+        outcome = self._deliver(exchange, self.clients)
+        if not outcome.replied:
+            raise NoReply(outcome.nonfinite)
+        self.clients = outcome.replied  # who missed this exchange is not asked in the next
+        self.buffers = outcome.buffers
+        self.weight = outcome.weight
+        return outcome.up
+
+
+def parts(algorithm: Algorithm[Any, Any]) -> Iterator[tuple[str, Algorithm[Any, Any]]]:
+    """The algorithm and everything it wraps, with their paths."""
+    yield "", algorithm
+    for f in fields(algorithm):  # type: ignore[arg-type]
+        child = getattr(algorithm, f.name)
+        if isinstance(child, Algorithm):
+            for path, node in parts(child):  # type: ignore[reportUnknownArgumentType]
+                yield (f"{f.name}.{path}" if path else f.name), node
+
+
+def address(root: Algorithm[Any, Any], fn: Callable[..., Any]) -> str:
+    """Where a client method is found: `train`, `inner.train`."""
+    owner = getattr(fn, "__self__", None)
+    for path, node in parts(root):
+        if node is owner:
+            return f"{path}.{fn.__name__}" if path else fn.__name__
+    raise InputError(
+        f"cohort.ask: '{getattr(fn, '__name__', fn)}' is not a method of the algorithm that runs"
+    )
+
+
+def owner_of(phase: str) -> str:
+    """The path under which the state of the method's owner is kept."""
+    return phase.rpartition(".")[0]
+
+
+def resolve(
+    root: Algorithm[Any, Any], p: Problem, path: str
+) -> tuple[Algorithm[Any, Any], Problem]:
+    """The algorithm at a path and its view of the task."""
+    node = root
+    for name in path.split(".") if path else ():
+        node, p = getattr(node, name), node.view(name, p)
+    return node, p
+
+
+def local_of(algorithm: Algorithm[Any, Any]) -> Local | None:
+    """The local settings of an algorithm or of what it wraps."""
+    for _, node in parts(algorithm):
+        local = getattr(node, "local", None)
+        if isinstance(local, Local):
+            return local
+    return None
+
+
+def uniform_only(algorithm: Algorithm[Any, Any]) -> None:
+    """Refuse weights=samples where the rule is derived for the plain mean over clients."""
+    if algorithm.weights != "uniform":
+        raise InputError("weights=samples is not its rule, which is uniform; leave it out")
+
+
+def refuse_memory(local: Local, why: str) -> None:
+    """Refuse local momentum and adaptive optimizers where they would change the algorithm."""
+    if local.has_memory:
+        raise InputError(f"momentum is refused, because {why}; set momentum=0")
+
+
+def map_local(
+    algorithm: Algorithm[Any, Any], change: Callable[[Local], Local]
+) -> Algorithm[Any, Any]:
+    """The algorithm with its local settings, or those of what it wraps, changed."""
+    changes: dict[str, Any] = {}
+    for f in fields(algorithm):  # type: ignore[arg-type]
+        value = getattr(algorithm, f.name)
+        if isinstance(value, Local):
+            changes[f.name] = change(value)
+        elif isinstance(value, Algorithm):
+            changes[f.name] = map_local(value, change)
+    return replace(algorithm, **changes)  # type: ignore[type-var]

@@ -1,0 +1,193 @@
+"""Quality on a test set as sums over chunks, which any process may compute; and fairness."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NotRequired, Protocol, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrift.core.algorithm import Shown
+from fedrift.core.flat import count, take
+from fedrift.core.problem import Problem
+
+
+class Sums(TypedDict):
+    """What one chunk adds. The last two only for classification."""
+
+    n: int
+    weight: int
+    """Labels the mean loss is taken over: one per sample, or one per labelled position."""
+    loss_sum: float
+    class_correct: NotRequired[np.ndarray]
+    class_total: NotRequired[np.ndarray]
+
+
+def evaluate_chunk(
+    output: Any,
+    target: Any,
+    loss: Callable[[Any, Any], Tensor],
+    classes: int | None,
+    allowed: Tensor | None = None,
+) -> Sums:
+    """The sums of one chunk; `loss` gives its mean.
+
+    There is accuracy when `target` holds class numbers and `output` has `classes` as its second
+    axis: one label per sample, or per position (N×classes×positions against N×positions). A
+    negative label is not counted, as cross-entropy ignores −100. `allowed` marks the classes
+    that may be predicted; the loss does not know of it.
+    """
+    n = _count(target)
+    mean = float(loss(output, target)) if n else 0.0
+    if classes is None or not _is_classification(output, target, classes):
+        return Sums(n=n, weight=n, loss_sum=mean * n)
+    labels, predicted = target.reshape(-1), _predict(output, allowed).reshape(-1)
+    if n and int(labels.min()) < 0:
+        counted = labels >= 0
+        labels, predicted = labels[counted], predicted[counted]
+    hits = labels[predicted == labels]
+    weight = labels.numel()
+    return Sums(
+        n=n,
+        weight=weight,
+        loss_sum=mean * weight if weight else 0.0,  # the mean over no label is NaN
+        class_correct=torch.bincount(hits, minlength=classes).cpu().numpy(),
+        class_total=torch.bincount(labels, minlength=classes).cpu().numpy(),
+    )
+
+
+def _count(target: Any) -> int:
+    """Samples in a tensor, or in a tuple or dict of tensors."""
+    if isinstance(target, Tensor):
+        return target.shape[0]
+    return next(iter(target.values() if isinstance(target, dict) else target)).shape[0]
+
+
+def _is_classification(output: Any, target: Any, classes: int) -> bool:
+    return (
+        isinstance(output, Tensor)
+        and isinstance(target, Tensor)
+        and target.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+        and output.dim() == target.dim() + 1
+        and classes > 1
+        and output.shape == (target.shape[0], classes, *target.shape[1:])
+    )
+
+
+def _predict(output: Tensor, allowed: Tensor | None) -> Tensor:
+    if allowed is not None:
+        shape = (1, -1, *[1] * (output.dim() - 2))
+        output = output.masked_fill(~allowed.bool().view(shape), -math.inf)
+    return output.argmax(dim=1)
+
+
+def combine(chunks: Iterable[Sums]) -> dict[str, Any]:
+    """The metrics of the whole set: `loss` and `n`, and for classification `accuracy`, `classes`
+    (accuracy per class, 0 where there are no samples), `class_correct` and `class_total`.
+
+    Chunks are added in the order given, in double precision, so where they were computed does
+    not show. A loss that is not finite stays so.
+    """
+    held = list(chunks)
+    n, weight = sum(c["n"] for c in held), sum(c["weight"] for c in held)
+    loss_sum = 0.0
+    for chunk in held:  # not sum(): newer Pythons compensate it, and bits must not depend on that
+        loss_sum += chunk["loss_sum"]
+    metrics: dict[str, Any] = {"loss": loss_sum / weight if weight else math.nan, "n": n}
+    correct = [c["class_correct"] for c in held if "class_correct" in c]
+    total = [c["class_total"] for c in held if "class_total" in c]
+    if not held or len(correct) < len(held):
+        return metrics
+    hits, seen = np.sum(correct, axis=0), np.sum(total, axis=0)
+    metrics["accuracy"] = float(hits.sum() / max(1, seen.sum()))
+    metrics["classes"] = (hits / np.maximum(1, seen)).tolist()
+    metrics["class_correct"], metrics["class_total"] = hits.tolist(), seen.tolist()
+    return metrics
+
+
+def client_accuracies(chunks: Mapping[int, Sequence[Sums]]) -> dict[int, float]:
+    """Accuracy on each client's own samples, of the clients that have samples and classes."""
+    combined = {client: combine(held) for client, held in chunks.items()}
+    return {c: m["accuracy"] for c, m in combined.items() if m["n"] and "accuracy" in m}
+
+
+def fairness(accuracies: Sequence[float]) -> dict[str, float]:
+    """How evenly the clients are served: mean, standard deviation (of the clients, not a sample
+    of them), min, max, and the mean of the worst tenth of the clients (at least one)."""
+    if not len(accuracies):
+        raise ValueError("fairness needs the accuracy of at least one client")
+    values = np.sort(np.asarray(accuracies, dtype=np.float64))
+    worst = values[: math.ceil(len(values) / 10)]
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "min": float(values[0]),
+        "max": float(values[-1]),
+        "worst_decile": float(worst.mean()),
+    }
+
+
+# Evaluation at the server, in chunks of a fixed size, so that anybody can do a part of it.
+
+EVALUATION_CHUNK = 250  # fixed, so that results do not depend on who evaluates
+
+Chunk = Mapping[str, Any]
+ChunkMetric = Callable[[Any, Any, Any, "int | None", "Tensor | None"], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """The server's test data and what is measured on it, chunk by chunk."""
+
+    problem: Problem
+    x: Any
+    y: Any
+    measure: ChunkMetric
+    keeps_outputs: bool = False
+
+    def __len__(self) -> int:
+        """Number of chunks."""
+        return -(-count(self.x) // EVALUATION_CHUNK)
+
+    @torch.no_grad()
+    def chunks(self, shown: Shown, which: range | None = None) -> list[dict[str, Any]]:
+        """What each chunk adds; all of them if it is not said which."""
+        problem, model = self.problem, self.problem.model
+        if shown.allowed is not None:
+            shown = replace(shown, allowed=shown.allowed.to(problem.device))
+        model.load_buffers(shown.buffers or [problem.rest[name] for name in problem.moving])
+        model.freeze(shown.frozen)
+        model.temperature = shown.temperature
+        model.load(shown.w)
+        return [self._chunk(i, shown) for i in which or range(len(self))]
+
+    def _chunk(self, i: int, shown: Shown) -> dict[str, Any]:
+        some = slice(i * EVALUATION_CHUNK, (i + 1) * EVALUATION_CHUNK)
+        problem, target = self.problem, take(self.y, some)
+        output = problem.model.output(take(self.x, some))
+        sums = dict(self.measure(output, target, problem.loss, problem.classes, shown.allowed))
+        if self.keeps_outputs:
+            sums["output"] = output
+        return sums
+
+
+class Pending(Protocol):
+    """An evaluation under way."""
+
+    def chunks(self) -> list[Chunk]:
+        """Wait for it; the chunks in order."""
+        ...
+
+
+@dataclass(frozen=True)
+class Done:
+    """An evaluation that was finished at once."""
+
+    parts: Sequence[Chunk]
+
+    def chunks(self) -> list[Chunk]:
+        return list(self.parts)

@@ -1,0 +1,333 @@
+"""Vectors of parameters: their layout, norms that do not lose digits, trees of tensors."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NoReturn, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, is_lazy
+
+Vec: TypeAlias = Tensor
+"""The run's dtype, contiguous, last axis = parameters in `named_parameters()` order."""
+
+Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+Batch: TypeAlias = tuple[Inputs, Any]
+Loss: TypeAlias = Callable[[Any, Any], Tensor]
+Rest: TypeAlias = Mapping[str, Tensor]
+"""Every frozen parameter and buffer of the one instance that all processes must agree on."""
+
+BLOCK = 4096  # elements summed in the vector's own dtype before float64 takes over
+
+
+def _blocks(x: Vec) -> tuple[Tensor, Tensor]:
+    whole = x.shape[-1] // BLOCK * BLOCK
+    return x[..., :whole].unflatten(-1, (-1, BLOCK)), x[..., whole:]
+
+
+def norm(x: Vec) -> Tensor:
+    """L2 norm over the last axis (kept), float64: plain float32 is off by 4e-4 at 11 M elements."""
+    body, tail = _blocks(x)
+    squares = torch.linalg.vector_norm(body, dim=-1).double().square().sum(-1, keepdim=True)
+    return (squares + torch.linalg.vector_norm(tail.double(), dim=-1, keepdim=True).square()).sqrt()
+
+
+def dot(x: Vec, y: Vec) -> Tensor:
+    """Inner product over the last axis (kept), float64."""
+    (a, a_tail), (b, b_tail) = _blocks(x), _blocks(y)
+    body = torch.linalg.vecdot(a, b).double().sum(-1, keepdim=True)
+    return body + (a_tail.double() * b_tail.double()).sum(-1, keepdim=True)
+
+
+def unit(x: Vec) -> Vec:
+    """x / ‖x‖, and exactly 0 where x is 0."""
+    return x * (1.0 / norm(x).clamp_min(1e-12)).to(x.dtype)
+
+
+def cosine(x: Vec, y: Vec) -> Tensor:
+    """Cosine of the angle between x and y; 0 if either is 0."""
+    return dot(x, y) / (norm(x) * norm(y)).clamp_min(1e-24)
+
+
+def is_finite(x: Tensor) -> bool:
+    """True if no element is NaN or infinite. The sum settles nearly every case in one pass."""
+    if not x.is_floating_point() or math.isfinite(x.sum().item()):
+        return True
+    return bool(torch.isfinite(x).all())
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and shapes of the trainable parameters, in the order in which they fill a vector."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(prod(shape) for shape in self.shapes)
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    def views(self, w: Vec) -> list[Tensor]:
+        """One view per parameter of a vector, or of a stack of vectors."""
+        pieces = w.split(self.sizes, dim=-1)
+        return [
+            piece.unflatten(-1, shape) if shape else piece.squeeze(-1)
+            for piece, shape in zip(pieces, self.shapes, strict=True)
+        ]
+
+    def named(self, w: Vec) -> dict[str, Tensor]:
+        return dict(zip(self.names, self.views(w), strict=True))
+
+    def select(self, keep: Callable[[str], bool]) -> Layout:
+        """The layout of those parameters whose name is kept."""
+        chosen = [i for i, name in enumerate(self.names) if keep(name)]
+        return Layout(tuple(self.names[i] for i in chosen), tuple(self.shapes[i] for i in chosen))
+
+    @staticmethod
+    def of(module: nn.Module) -> Layout:
+        """The trainable parameters of a module; a tied one stands in it once."""
+        trainable = [(n, tuple(p.shape)) for n, p in module.named_parameters() if p.requires_grad]
+        return Layout(tuple(n for n, _ in trainable), tuple(s for _, s in trainable))
+
+
+def flatten(tensors: Sequence[Tensor]) -> Vec:
+    return torch.cat([t.detach().reshape(-1) for t in tensors])
+
+
+def add_each(to: Sequence[Tensor], what: Sequence[Tensor], alpha: float) -> None:
+    """to += alpha·what for lists of tensors, in one call."""
+    torch._foreach_add_(to, what, alpha=alpha)  # type: ignore[attr-defined]
+
+
+def copy_each(to: Sequence[Tensor], what: Sequence[Tensor]) -> None:
+    torch._foreach_copy_(to, what)  # type: ignore[attr-defined]
+
+
+def map_tree(f: Callable[..., Any], *trees: Any) -> Any:
+    """Apply f to corresponding tensors of equal trees."""
+    first = trees[0]
+    if isinstance(first, dict):
+        return {key: map_tree(f, *(t[key] for t in trees)) for key in first}
+    if isinstance(first, tuple):
+        return tuple(map_tree(f, *parts) for parts in zip(*trees, strict=True))
+    return f(*trees)
+
+
+def take(x: Any, index: Any) -> Any:
+    """The chosen samples of a tensor, or of every tensor of a tuple or dict."""
+    return map_tree(lambda t: t[index], x)
+
+
+def cloned(x: Any) -> Any:
+    return map_tree(lambda t: t.clone(), x)
+
+
+def sent(t: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device; from pinned memory, so that the host need not wait."""
+    if device.type == "cuda" and t.device.type == "cpu":
+        return t.pin_memory().to(device, non_blocking=True)
+    return t.to(device)
+
+
+def count(x: Any) -> int:
+    """How many samples stand in a tensor, tuple or dict of tensors."""
+    if isinstance(x, Tensor):
+        return x.shape[0]
+    return next(iter(x.values() if isinstance(x, dict) else x)).shape[0]
+
+
+# A model whose parameters are one flat vector: its output and its gradient.
+
+CHUNK = 1024  # examples differentiated at once; larger batches are accumulated
+
+
+def fresh(make: Callable[[], nn.Module]) -> nn.Module:
+    """A module of one's own, even if the factory gives the same one every time."""
+    return copied(make())
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A deep copy, also of a lazy module: torch cannot copy buffers that have no shape yet."""
+    if not isinstance(module, nn.Module):  # the caller says what is wrong with it
+        return module
+    unmade = {
+        id(b): UninitializedBuffer(device=b.device, dtype=b.dtype)  # type: ignore[call-arg]
+        for b in module.buffers()
+        if is_lazy(b)
+    }
+    return copy.deepcopy(module, dict(unmade))
+
+
+def call(module: nn.Module, x: Inputs) -> Any:
+    """The module's output for one input, several, or named ones."""
+    if isinstance(x, Tensor):
+        return module(x)
+    return module(**x) if isinstance(x, dict) else module(*x)
+
+
+class FlatModel:
+    """A module whose trainable parameters are views of one vector `w`: training moves `w` itself.
+
+    Views survive neither pickling nor deep copies (training would silently do nothing), so a
+    bound model refuses both: every process builds its own from the factory.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], nn.Module],
+        layout: Layout,
+        rest: Rest,
+        loss: Loss,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        moving: tuple[str, ...] = (),
+        head: str | None = None,
+        example: Inputs | None = None,
+        writes_input: bool = False,
+    ) -> None:
+        with torch.random.fork_rng(devices=[]):  # building must not move the caller's generator
+            module = fresh(make)
+        if example is not None:  # a lazy module takes its shapes from a batch
+            shown = map_tree(lambda t: t.to(device), example)
+            call(module.to(device=device, dtype=dtype).eval(), shown)
+        self.module = module.to(device=device, dtype=dtype)
+        self.layout, self.loss_of, self.temperature = layout, loss, 1.0
+        parameters = dict(module.named_parameters())
+        buffers = dict(module.named_buffers())
+        with torch.no_grad():
+            for name, value in rest.items():
+                (parameters if name in parameters else buffers)[name].copy_(value)
+        self.w: Vec = torch.zeros(layout.size, dtype=dtype, device=device)
+        self.g: Vec = torch.zeros_like(self.w)
+        self._saved: Vec = torch.empty_like(self.w)
+        for parameter in parameters.values():
+            parameter.requires_grad_(False)
+        self.parameters = [parameters[name] for name in layout.names]
+        for parameter, view in zip(self.parameters, layout.views(self.w), strict=True):
+            parameter.data = view
+            parameter.requires_grad_(True)
+        self.moving = [buffers[name] for name in moving]
+        self.has_batch_norm = any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()
+        )
+        self._head, self._writes_input = head, writes_input
+        self._all = {**buffers, **parameters}
+        self._views: dict[int, tuple[Vec, list[Tensor]]] = {}
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a bound model cannot be copied or pickled: send the Problem instead")
+
+    def output(self, x: Inputs) -> Any:
+        """The module's output at the bound w, logits divided by the temperature."""
+        out = call(self.module, cloned(x) if self._writes_input else x)
+        return out if self.temperature == 1.0 else out / self.temperature
+
+    def gradients(self, batch: Batch) -> Sequence[Tensor]:
+        """Gradients of the mean loss at the bound w, one tensor per parameter, freshly made."""
+        n = count(batch[0])
+        target = batch[1]
+        is_mean = self.loss_of is nn.functional.cross_entropy  # another may weigh its samples
+        if n <= CHUNK or self.has_batch_norm or not is_mean or not isinstance(target, Tensor):
+            return self._gradients(batch)
+        labelled = int((target >= 0).sum())
+        if not labelled:  # nothing to learn from: what PyTorch makes of that, on fewer samples
+            return self._gradients((take(batch[0], slice(CHUNK)), target[:CHUNK]))
+        total: list[Tensor] = []
+        for start in range(0, n, CHUNK):  # weighted by size: the mean of chunk means is biased
+            some = slice(start, start + CHUNK)
+            part = (take(batch[0], some), target[some])
+            share = int((part[1] >= 0).sum()) / labelled
+            if not share:
+                continue
+            if total:
+                add_each(total, self._gradients(part), share)
+            else:
+                total = [g.mul_(share) for g in self._gradients(part)]
+        return total
+
+    @torch.enable_grad()
+    def _gradients(self, batch: Batch) -> Sequence[Tensor]:
+        loss = self.loss_of(self.output(batch[0]), batch[1])
+        return torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+
+    def grad(self, batch: Batch, out: Vec | None = None) -> Vec:
+        """The same as one vector, into `out` (by default the bound g)."""
+        into = self.g if out is None else out
+        copy_each(self._views_of(into), self.gradients(batch))
+        return into
+
+    def grad_at(self, at: Vec, batch: Batch, out: Vec | None = None) -> Vec:
+        """The gradient at another point; w comes back from a copy, so bit for bit."""
+        if at is self.w:
+            return self.grad(batch, out)
+        self._saved.copy_(self.w)
+        self.w.copy_(at)
+        try:
+            return self.grad(batch, out)
+        finally:
+            self.w.copy_(self._saved)
+
+    def _views_of(self, vector: Vec) -> list[Tensor]:
+        # a step works in a handful of buffers that live as long as the model: cut them up once
+        held = self._views.get(id(vector))
+        if held is None or held[0] is not vector:
+            held = self._views[id(vector)] = (vector, self.layout.views(vector))
+        return held[1]
+
+    def loss(self, w: Vec, batch: Batch) -> Tensor:
+        """The mean loss at w in evaluation mode."""
+        x, target = batch
+        return self.loss_of(self.logits(w, x), target)
+
+    @torch.no_grad()
+    def load(self, w: Vec) -> None:
+        """Move to w and into evaluation mode."""
+        self.module.eval()
+        self.w.copy_(w)
+
+    @torch.no_grad()
+    def logits(self, w: Vec, x: Inputs) -> Any:
+        """The output at w in evaluation mode."""
+        self.load(w)
+        return self.output(x)
+
+    @torch.no_grad()
+    def freeze(self, values: Mapping[str, Tensor]) -> None:
+        """Set parameters that are not trained but were decided during the run."""
+        for name, value in values.items():
+            self._all[name].copy_(value)
+
+    @torch.no_grad()
+    def features(self, w: Vec, x: Inputs, layer: str | None = None) -> Tensor:
+        """The input of the head (or of another layer) at w, in evaluation mode."""
+        name = layer if layer is not None else self._head
+        if name is None:
+            raise ValueError("this model names no head: give head='name of its last layer'")
+        caught: list[Tensor] = []
+        hook = self.module.get_submodule(name).register_forward_pre_hook(
+            lambda _, args: caught.append(args[0])
+        )
+        try:
+            self.logits(w, x)
+        finally:
+            hook.remove()
+        return caught[0].detach().flatten(1)
+
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Copies of the buffers that training moves (running statistics)."""
+        return tuple(b.detach().clone() for b in self.moving)
+
+    @torch.no_grad()
+    def load_buffers(self, values: Sequence[Tensor]) -> None:
+        for buffer, value in zip(self.moving, values, strict=True):
+            buffer.copy_(value)

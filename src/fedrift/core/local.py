@@ -1,0 +1,300 @@
+"""Local training: what a client is asked to do, and the only loop that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrift.core.flat import Batch, FlatModel, Layout, Vec, add_each, count, norm
+from fedrift.core.optim import SGD, Optimizer, OptState, Schedule, rates_of
+from fedrift.core.pieces import Correction, Gradient, Plain
+from fedrift.rng import stream
+
+# Seeded minibatches of one client: which samples, in which order.
+
+
+def steps_per_epoch(n: int, batch_size: int | None, whole_pairs: bool = False) -> int:
+    """Number of minibatches in one pass; the last may be short, none is dropped."""
+    if n == 0 or batch_size is None or batch_size >= n:
+        return min(n, 1)
+    lonely = whole_pairs and n % batch_size == 1 and batch_size > 1
+    return -(-n // batch_size) - lonely
+
+
+def batches(
+    n: int,
+    batch_size: int | None,
+    steps: int,
+    rng: np.random.Generator,
+    whole_pairs: bool = False,
+) -> Iterator[np.ndarray | None]:
+    """Positions of `steps` minibatches, pass after pass; None stands for the whole client.
+
+    `whole_pairs` lets a last batch of one sample join the one before (batch normalisation
+    cannot work on a single sample).
+    """
+    if batch_size is None or batch_size >= n:
+        for _ in range(steps):
+            yield None
+        return
+    done = 0
+    while done < steps:
+        order = rng.permutation(n)
+        per_epoch = steps_per_epoch(n, batch_size, whole_pairs)
+        for b in range(min(per_epoch, steps - done)):
+            end = n if b == per_epoch - 1 else (b + 1) * batch_size
+            yield order[b * batch_size : end]
+        done += per_epoch
+
+
+def table(
+    n: int,
+    batch_size: int | None,
+    steps: int,
+    order: Callable[[], np.random.Generator],
+    room: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same minibatches as rows of equal length, and how many samples of each row count.
+
+    A short row is filled up with a sample that it holds already.
+    """
+    if batch_size is None or batch_size >= n:
+        whole = np.minimum(np.arange(room), n - 1)
+        return np.broadcast_to(whole, (steps, room)), np.full(steps, n)
+    per_epoch = steps_per_epoch(n, batch_size)
+    epochs, rng = -(-steps // per_epoch), order()
+    if epochs == 1 and n == per_epoch * batch_size:  # the usual case
+        return rng.permutation(n).reshape(-1, batch_size)[:steps], np.full(steps, batch_size)
+    rows = np.empty((epochs, per_epoch * batch_size), dtype=np.int64)
+    for row in rows:
+        row[:n] = rng.permutation(n)
+        row[n:] = row[n - 1]
+    sizes = np.full((epochs, per_epoch), batch_size)
+    sizes[:, -1] = n - (per_epoch - 1) * batch_size
+    return rows.reshape(-1, batch_size)[:steps], sizes.reshape(-1)[:steps]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """An amount of work drawn uniformly from low…high for every client and round."""
+
+    low: int
+    high: int
+
+    def at(self, seed: int, round: int, client: int) -> int:
+        return int(stream(seed, "work", round, client).integers(self.low, self.high + 1))
+
+
+Amount: TypeAlias = int | tuple[int, ...] | Draw
+"""The same for everyone, one entry per client, or drawn."""
+
+
+def amount_of(amount: Amount, seed: int, round: int, client: int) -> int:
+    if isinstance(amount, int):
+        return amount
+    return amount[client] if isinstance(amount, tuple) else amount.at(seed, round, client)
+
+
+@dataclass(frozen=True)
+class Local:
+    """The local step: gradient rule → corrections → clip → optimizer (decay inside) → w."""
+
+    lr: float | Schedule = 0.1
+    epochs: Amount | None = 1
+    steps: Amount | None = None
+    batch_size: int | None = 64
+    optimizer: Optimizer = SGD()
+    gradient: Gradient = Plain()
+    correct: tuple[Correction, ...] = ()
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "steps"):  # a list is welcome, but only a tuple stays as it is
+            amount: object = getattr(self, name)
+            if isinstance(amount, list):
+                object.__setattr__(self, name, tuple(amount))  # type: ignore[reportUnknownArgumentType]
+
+    def steps_for(self, n: int, seed: int, round: int, client: int, pairs: bool = False) -> int:
+        """How many local steps a client with n samples makes in a round."""
+        if n == 0:
+            return 0
+        if self.steps is not None:
+            return amount_of(self.steps, seed, round, client)
+        epochs = amount_of(1 if self.epochs is None else self.epochs, seed, round, client)
+        return epochs * steps_per_epoch(n, self.batch_size, pairs)
+
+    @property
+    def has_memory(self) -> bool:
+        """A step's size depends on earlier steps: momentum or an adaptive optimizer."""
+        return not (isinstance(self.optimizer, SGD) and self.optimizer.momentum == 0.0)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came out of local training."""
+
+    w: Vec
+    delta: Vec
+    steps: int
+    lr: float
+    span: float
+    """Σ of the rates of the steps: lr × steps when the rate is constant."""
+    opt: OptState
+    mean_grad: Vec | None
+    """Mean of the raw gradients, before corrections; only if asked for."""
+
+
+class Buffers:
+    """What the `Step` of one client and that of many have in common."""
+
+    def __init__(self, layout: Layout, w: Vec, start: Vec) -> None:
+        self.layout, self.w, self.start = layout, w, start
+        self.k = self.steps = 0
+        self.lr = 0.0
+        self._used = 0
+        self._pool: list[Vec] = []
+
+    def ahead(self, rho: float, direction: Vec, length: Tensor | None = None) -> Vec:
+        length = norm(direction) if length is None else length
+        scale = (rho / length.clamp_min(1e-12)).to(direction.dtype)  # no number: a GPU would wait
+        return torch.addcmul(self.w, direction, scale, out=self.buffer())
+
+    def buffer(self) -> Vec:
+        if self._used == len(self._pool):
+            self._pool.append(torch.empty_like(self.w))
+        self._used += 1
+        return self._pool[self._used - 1]
+
+    def is_bias(self) -> Tensor:
+        return is_bias(self.layout, self.w.device)
+
+
+class LocalStep(Buffers):
+    """The `Step` that pieces see; one object serves all steps of all visits of a model."""
+
+    def __init__(self, model: FlatModel) -> None:
+        super().__init__(model.layout, model.w, torch.empty_like(model.w))
+        self.model = model
+        self.examples = 0
+        self.dropout_seed = 0
+        self._batch: Batch
+        self._asked = 0
+
+    def begin(self, k: int, lr: float, batch: Batch) -> None:
+        """Turn to the next minibatch; all buffers are free again."""
+        self.k, self.lr, self._batch = k, lr, batch
+        self._asked = self._used = 0
+
+    def seed(self) -> None:
+        """Same minibatch, same dropout mask: every forward pass of a step starts from its seed."""
+        torch.default_generator.manual_seed(self.dropout_seed + self.k)
+        if self.w.is_cuda:
+            torch.cuda.manual_seed(self.dropout_seed + self.k)
+        self.examples += count(self._batch[0])
+
+    def grad(self, at: Vec) -> Vec:
+        self.seed()
+        model = self.model
+        held = model.buffers() if self._asked and model.moving else ()
+        self._asked += 1
+        g = model.grad_at(at, self._batch, self.buffer())
+        if held:  # only the first pass of a step moves running statistics
+            model.load_buffers(held)
+        return g
+
+
+@lru_cache(maxsize=8)
+def is_bias(layout: Layout, device: torch.device) -> Tensor:
+    """True for the elements of parameters whose name does not contain "weight"."""
+    flags = [
+        torch.full((size,), "weight" not in name)
+        for name, size in zip(layout.names, layout.sizes, strict=True)
+    ]
+    return torch.cat(flags).to(device)
+
+
+def clip_(d: Vec, limit: float) -> Vec:
+    """d · min(1, limit/‖d‖) in place; each row of a stack by its own norm."""
+    return d.mul_((limit / norm(d).clamp_min(1e-12)).clamp_max(1.0).to(d.dtype))
+
+
+@torch.no_grad()
+def local_train(
+    step: LocalStep,
+    local: Local,
+    w: Vec,
+    batches: Iterable[Batch],
+    *,
+    steps: int,
+    round: int,
+    correct: Sequence[Correction] = (),
+    outside: Sequence[Correction] = (),
+    gradient: Gradient | None = None,
+    opt: OptState | None = None,
+    freeze: bool = False,
+    mean_grad: bool = False,
+) -> Run:
+    """Train from w on minibatches. `outside` corrects the direction after the optimizer."""
+    model, optimizer = step.model, local.optimizer
+    rule = gradient if gradient is not None else local.gradient
+    corrections = (*local.correct, *correct)
+    model.w.copy_(w)
+    step.start.copy_(w)
+    step.steps = steps
+    memory = opt.copy() if opt is not None else optimizer.init(w)
+    done = int(memory.count)
+    rates = rates_of(local.lr, round, done, steps)
+    plain = isinstance(optimizer, SGD) and optimizer.is_plain and isinstance(rule, Plain)
+    bare = not (corrections or outside or mean_grad or local.clip is not None)
+    if plain and bare:
+        _plain_steps(step, rates, batches)
+        memory.count.fill_(done + steps)
+        return _run(step, w, rates, memory)
+
+    total = torch.zeros_like(w, dtype=torch.float64) if mean_grad else None
+    for k, (lr, batch) in enumerate(zip(rates, batches, strict=True)):
+        step.begin(k, lr, batch)
+        d = rule(step)
+        if total is not None:
+            total.add_(d)
+        for correction in corrections:
+            correction(d, step)
+        if local.clip is not None:
+            clip_(d, local.clip)
+        direction = optimizer.update_(d, memory, model.w, freeze)
+        if outside:
+            direction = step.buffer().copy_(direction)  # the momentum buffer stays as it is
+            for correction in outside:
+                correction(direction, step)
+        model.w.add_(direction, alpha=-lr)
+    memory.count.fill_(done if freeze else done + steps)
+    mean = None if total is None else (total / max(1, steps)).to(w.dtype)
+    return _run(step, w, rates, memory, mean)
+
+
+def span_of(rates: Sequence[float]) -> float:
+    """Σ of the rates; lr × steps, exactly, when they are equal."""
+    return rates[0] * len(rates) if len(set(rates)) == 1 else sum(rates)
+
+
+def _plain_steps(step: LocalStep, rates: Sequence[float], batches: Iterable[Batch]) -> None:
+    # No correction, clip, momentum or decay: add the gradients to the parameters as they come,
+    # the same bits as through the flat vector without its copies.
+    model = step.model
+    for k, (lr, batch) in enumerate(zip(rates, batches, strict=True)):
+        step.begin(k, lr, batch)
+        step.seed()
+        add_each(model.parameters, model.gradients(batch), -lr)
+
+
+def _run(
+    step: LocalStep, w: Vec, rates: Sequence[float], opt: OptState, mean: Vec | None = None
+) -> Run:
+    now, lr = step.w, rates[0] if rates else 0.0
+    return Run(now.clone(), now - w, len(rates), lr, span_of(rates), opt, mean)

@@ -1,0 +1,140 @@
+"""Gradient rules (where a gradient is taken) and corrections (what is added to it)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeAlias
+
+import torch
+
+from fedrift.core.flat import Vec, norm
+
+
+class Step(Protocol):
+    """What a piece sees during one minibatch. Buffers are valid until the step ends."""
+
+    w: Vec
+    start: Vec
+    k: int
+    steps: int
+    lr: float
+
+    def grad(self, at: Vec) -> Vec:
+        """The gradient at any point: same minibatch, same dropout mask; counted."""
+        ...
+
+    def ahead(self, rho: float, direction: Vec, length: torch.Tensor | None = None) -> Vec:
+        """w + rho·direction/length in a buffer (length: ‖direction‖); w itself where it is 0."""
+        ...
+
+    def buffer(self) -> Vec:
+        """A vector to work in, contents undefined."""
+        ...
+
+    def is_bias(self) -> torch.Tensor:
+        """True for the elements of parameters whose name does not contain "weight"."""
+        ...
+
+
+Gradient: TypeAlias = Callable[[Step], Vec]
+Correction: TypeAlias = Callable[[Vec, Step], None]
+"""A rule or correction says `rowwise` if it is a dataclass whose formula also holds for a stack of
+clients: vectors of shape (clients, d), its own too; norms kept as a column, and no `step.steps`."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The gradient here."""
+
+    rowwise: ClassVar[bool] = True
+
+    def __call__(self, step: Step) -> Vec:
+        return step.grad(step.w)
+
+
+@dataclass(frozen=True)
+class SAM:
+    """The gradient at w + rho·g/‖g‖ (Foret et al. 2021)."""
+
+    rowwise: ClassVar[bool] = True
+    rho: float
+
+    def __call__(self, step: Step) -> Vec:
+        return step.grad(step.ahead(self.rho, step.grad(step.w)))
+
+
+@dataclass(frozen=True)
+class ASAM:
+    """SAM in coordinates scaled by T = |w| + eta for weights, 1 for biases (Kwon et al. 2021)."""
+
+    rowwise: ClassVar[bool] = True
+    rho: float
+    eta: float
+
+    def __call__(self, step: Step) -> Vec:
+        g = step.grad(step.w)
+        t = torch.abs(step.w, out=step.buffer()).add_(self.eta).masked_fill_(step.is_bias(), 1.0)
+        length = norm(g.mul_(t))
+        return step.grad(step.ahead(self.rho, g.mul_(t), length))
+
+
+@dataclass(frozen=True)
+class Extra:
+    """(1−alpha)·gradient here + alpha·gradient at the ascent point."""
+
+    rowwise: ClassVar[bool] = True
+    rho: float
+    alpha: float
+
+    def __call__(self, step: Step) -> Vec:
+        g = step.grad(step.w)
+        return g.lerp_(step.grad(step.ahead(self.rho, g)), self.alpha)
+
+
+@dataclass(frozen=True)
+class Prox:
+    """g += mu·(w − anchor); the anchor is the model the visit started from, unless given."""
+
+    rowwise: ClassVar[bool] = True
+    mu: float
+    anchor: Vec | None = None
+
+    def __call__(self, g: Vec, step: Step) -> None:
+        anchor = step.start if self.anchor is None else self.anchor
+        g.add_(torch.sub(step.w, anchor, out=step.buffer()), alpha=self.mu)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """g += v."""
+
+    rowwise: ClassVar[bool] = True
+    v: Vec
+
+    def __call__(self, g: Vec, step: Step) -> None:
+        g.add_(self.v)
+
+
+@dataclass(frozen=True)
+class Blend:
+    """g = alpha·g + (1−alpha)·m."""
+
+    rowwise: ClassVar[bool] = True
+    alpha: float
+    m: Vec
+
+    def __call__(self, g: Vec, step: Step) -> None:
+        g.mul_(self.alpha).add_(self.m, alpha=1.0 - self.alpha)
+
+
+@dataclass(frozen=True)
+class SVRG:
+    """g += mean − gradient at another point on the same minibatch."""
+
+    rowwise: ClassVar[bool] = True
+    at: Vec
+    mean: Vec
+
+    def __call__(self, g: Vec, step: Step) -> None:
+        g.sub_(step.grad(self.at)).add_(self.mean)

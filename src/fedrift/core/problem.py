@@ -1,0 +1,256 @@
+"""The task as everyone may know it: the model's shape and start, its loss, who takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fedrift.core.flat import (
+    Batch,
+    FlatModel,
+    Inputs,
+    Layout,
+    Loss,
+    Rest,
+    Vec,
+    call,
+    cloned,
+    flatten,
+    fresh,
+)
+from fedrift.core.local import LocalStep
+from fedrift.errors import InputError
+
+Part = Literal["all", "head", "features"]
+Stack = Literal["auto", "off", "on"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What server and clients agree on before the first round. It holds no data."""
+
+    make: Callable[[], nn.Module]
+    loss: Loss
+    w0: Vec
+    layout: Layout
+    rest: Rest
+    population: int
+    participation: float
+    """C of the papers, as configured: the fraction, or clients a round ÷ all clients."""
+    rounds: int
+    samples: int = 0
+    """Of all clients together."""
+    is_full: bool = False
+    """Everybody takes part in every round."""
+    moving: tuple[str, ...] = ()
+    """Names of the buffers that training moves: running statistics."""
+    part: Part = "all"
+    classes: int | None = None
+    head: str | None = None
+    feature_dim: int | None = None
+    device: str = "cpu"
+    stack: Stack = "auto"
+    """Whether clients are trained in stacks: where it pays, never, or wherever it can be."""
+    example: Inputs | None = None
+    """Two inputs, for a lazy module that takes its shapes from them."""
+    writes_input: bool = False
+    """The module changes what it is given, so it is given copies."""
+    _bound: list[tuple[FlatModel, LocalStep]] = field(default_factory=list, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_bound": []}  # each process binds a model of its own
+
+    def _bind(self) -> tuple[FlatModel, LocalStep]:
+        if not self._bound:
+            model = FlatModel(
+                self.make,
+                self.layout,
+                self.rest,
+                self.loss,
+                dtype=self.w0.dtype,
+                device=self.device,
+                moving=self.moving,
+                head=self.head,
+                example=self.example,
+                writes_input=self.writes_input,
+            )
+            self._bound.append((model, LocalStep(model)))
+        return self._bound[0]
+
+    @property
+    def model(self) -> FlatModel:
+        """This process's model, bound on first use."""
+        return self._bind()[0]
+
+    @property
+    def step(self) -> LocalStep:
+        return self._bind()[1]
+
+    def module(self, w: Vec, moved: Mapping[str, Tensor]) -> nn.Module:
+        """A fresh module with the weights w and what else a run has moved, free of any view."""
+        with torch.random.fork_rng(devices=[]):
+            module = fresh(self.make).to(dtype=self.w0.dtype)
+        if self.example is not None:
+            call(module.eval(), self.example)
+        tensors = {**self.rest, **moved, **self.layout.named(w)}
+        with torch.no_grad():
+            for name, value in (*module.named_parameters(), *module.named_buffers()):
+                if name in tensors:
+                    value.copy_(tensors[name])
+        return module
+
+    def head_names(self) -> tuple[str, str]:
+        """Names of the head's weight and bias."""
+        if self.head is None or self.classes is None:
+            raise InputError(
+                "this algorithm needs a classifier head whose input are the features, and the "
+                "model's output is not that of its last Linear: name the layer with head='…'"
+            )
+        prefix = f"{self.head}." if self.head else ""  # the module itself may be the layer
+        return f"{prefix}weight", f"{prefix}bias"
+
+    def put_head(self, w: Vec, head: Tensor) -> Vec:
+        """w with the classifier replaced: head is features(+1 for the bias) × classes."""
+        weight, bias = self.head_names()
+        new = w.clone()
+        views = self.layout.named(new)
+        views[weight].copy_(head[: self.feature_dim].T)
+        if bias in views:
+            has_bias = len(head) > (self.feature_dim or 0)
+            views[bias].copy_(head[-1] if has_bias else torch.zeros_like(head[-1]))
+        return new
+
+    def view(self, part: Part) -> Problem:
+        """The same task with only a part of the model trained."""
+        layout = self.layout.select(lambda name: self._belongs(name, part))
+        named = self.layout.named(self.w0)
+        rest = {**self.rest, **{n: v for n, v in named.items() if n not in layout.names}}
+        w0 = flatten([named[name] for name in layout.names])
+        return replace(self, w0=w0, layout=layout, rest=rest, part=part, _bound=[])
+
+    def _belongs(self, name: str, part: Part) -> bool:
+        return part == "all" or (name in self.head_names()) == (part == "head")
+
+
+def define(
+    make: Callable[[], nn.Module],
+    loss: Loss,
+    probe: Batch,
+    *,
+    init_seed: int,
+    population: int,
+    participation: float,
+    rounds: int,
+    samples: int = 0,
+    is_full: bool = False,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    stack: Stack = "auto",
+    head: str | None = None,
+    classification: bool = True,
+) -> Problem:
+    """Build the model once, look at it with a probe batch, and describe it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(init_seed)
+        module = fresh(make)
+        if not isinstance(module, nn.Module):
+            raise InputError(f"model: the factory returned a {type(module).__name__}, not a module")
+        module = module.to(dtype=dtype)
+        lazy = any(map(is_lazy, (*module.parameters(), *module.buffers())))
+        if lazy:
+            _probe_output(module.eval(), probe[0])
+        before = {n: b.detach().clone() for n, b in module.named_buffers()}
+        given = cloned(probe[0])
+        output = _probe_output(module.train(), given)
+        writes = not same(given, probe[0])
+    layout = Layout.of(module)
+    if not layout.size:
+        raise InputError(f"model: {type(module).__name__} has no trainable parameters")
+    moving = tuple(n for n, b in module.named_buffers() if not torch.equal(b, before[n]))
+    parameters = dict(module.named_parameters())
+    frozen = {n: p.detach().clone() for n, p in parameters.items() if n not in layout.names}
+    classes = _classes(output) if classification else None
+    head = _find_head(module) if head is None else head
+    width = _feature_width(module, head, cloned(probe[0])) if classes and head is not None else None
+    return Problem(
+        make=make,
+        loss=loss,
+        w0=flatten([parameters[name] for name in layout.names]),
+        layout=layout,
+        rest={**frozen, **before},
+        population=population,
+        participation=participation,
+        rounds=rounds,
+        samples=samples,
+        is_full=is_full,
+        moving=moving,
+        classes=classes,
+        head=head if width else None,
+        feature_dim=width,
+        device=device,
+        stack=stack,
+        example=probe[0] if lazy else None,
+        writes_input=writes,
+    )
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return torch.equal(a, b)
+    keys = a if isinstance(a, dict) else range(len(a))
+    return all(torch.equal(a[key], b[key]) for key in keys)
+
+
+def _probe_output(module: nn.Module, x: Inputs) -> Any:
+    try:
+        return call(module, x)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise InputError(
+            f"model: {type(module).__name__} cannot be called with {_inputs(x)}: {error}"
+        ) from error
+
+
+def _inputs(x: Inputs) -> str:
+    """A batch of two in words."""
+    if isinstance(x, Tensor):
+        return f"two samples, a batch of shape {tuple(x.shape)}"
+    if isinstance(x, dict):
+        named = ", ".join(f"{key} {tuple(part.shape)}" for key, part in x.items())
+        return f"the keyword arguments {named} (the keys of the dict x, two samples)"
+    shapes = ", ".join(str(tuple(part.shape)) for part in x)
+    return f"{len(x)} arguments of shape {shapes} (the tuple x, two samples)"
+
+
+def _classes(output: Any) -> int | None:
+    return int(output.shape[1]) if isinstance(output, Tensor) and output.dim() >= 2 else None
+
+
+def _find_head(module: nn.Module) -> str | None:
+    named = getattr(module, "head", None)
+    if isinstance(named, str):
+        return named
+    linear = [name for name, m in module.named_modules() if isinstance(m, nn.Linear)]
+    return linear[-1] if linear else None
+
+
+def _feature_width(module: nn.Module, head: str, x: Inputs) -> int | None:
+    """Width of the head's input if head(features) is the output, else None."""
+    try:
+        layer = module.get_submodule(head)
+    except AttributeError:
+        raise InputError(f"head: the model has no layer '{head}'") from None
+    if not isinstance(layer, nn.Linear):
+        return None
+    caught: list[tuple[Any, Any]] = []
+    hook = layer.register_forward_hook(lambda _, args, out: caught.append((args[0], out)))
+    with torch.no_grad():
+        output = call(module.eval(), x)
+    hook.remove()
+    if len(caught) != 1 or caught[0][0].dim() != 2 or not torch.equal(caught[0][1], output):
+        return None
+    return int(caught[0][0].shape[1])

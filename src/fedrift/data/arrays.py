@@ -1,0 +1,224 @@
+"""The reader's own data, in the forms people have them, as resident tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from fedrift.core.flat import count, map_tree
+from fedrift.data import partition
+from fedrift.data.sources import huggingface
+from fedrift.data.split import Split
+from fedrift.errors import InputError
+
+
+def inputs(value: Any, dtype: torch.dtype | None, field: str) -> Any:
+    """What a model is given. Truth values beside other inputs are masks, and stay what they are."""
+    return tensors(value, dtype, field, has_masks=isinstance(value, (dict, tuple)))
+
+
+def tensors(value: Any, dtype: torch.dtype | None, field: str, *, has_masks: bool = False) -> Any:
+    """Arrays as tensors: floats in the run's dtype (None: as they are), whole numbers as int64,
+    truth values as floats unless they are masks."""
+    if isinstance(value, dict):
+        tree = {
+            key: tensors(v, dtype, f"{field}[{key!r}]", has_masks=has_masks)
+            for key, v in value.items()
+        }
+        return _of_one_length(tree, tree.values(), field)
+    if isinstance(value, tuple):
+        parts = tuple(
+            tensors(v, dtype, f"{field}[{i}]", has_masks=has_masks) for i, v in enumerate(value)
+        )
+        return _of_one_length(parts, parts, field)
+    try:
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(_writable(value))
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{field}: {type(value).__name__} cannot become a tensor: {error}"
+        ) from None
+    if tensor.dim() == 0:
+        raise InputError(f"{field}: a single number is no data; the first axis counts samples")
+    # Row by row, whatever view it is: products of matrices depend on strides, workers get no views.
+    tensor = tensor.detach().contiguous()
+    if tensor.is_floating_point():
+        if not bool(torch.isfinite(tensor).all()):
+            raise InputError(f"{field}: holds NaN or infinite values; clean the data first")
+        return tensor if dtype is None else tensor.to(dtype)
+    if tensor.dtype is torch.bool:  # several labels at once: targets of a loss with logits
+        return (
+            tensor
+            if has_masks
+            else tensor.to(torch.get_default_dtype() if dtype is None else dtype)
+        )
+    return tensor.to(torch.int64)
+
+
+def _writable(value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    return array if array.flags.writeable else array.copy()  # torch knows no read-only tensors
+
+
+def _of_one_length(tree: Any, parts: Iterable[Any], field: str) -> Any:
+    lengths = {count(part) for part in parts}
+    if len(lengths) != 1:
+        raise InputError(f"{field}: its parts have {sorted(lengths)} samples; they must agree")
+    return tree
+
+
+def channels_last(value: Any) -> Any:
+    """Images in the memory format in which convolutions are fastest; the rest as it is."""
+
+    def arrange(x: Tensor) -> Tensor:
+        return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+    return map_tree(arrange, value)
+
+
+def contiguous(value: Any) -> Any:
+    """Images row by row, for modules that look at their memory."""
+    return map_tree(lambda x: x.contiguous(memory_format=torch.contiguous_format), value)
+
+
+def has_images(value: Any) -> bool:
+    return any(x.dim() == 4 for x in _flat(value))
+
+
+def pair(value: Any, dtype: torch.dtype, field: str) -> tuple[Any, Any]:
+    """One (x, y), from arrays or from a map-style data set."""
+    if isinstance(value, Dataset):
+        value = _read(value, field)
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise InputError(f"{field} must be a pair (x, y) or a Dataset, not {type(value).__name__}")
+    x, y = inputs(value[0], dtype, f"{field} x"), tensors(value[1], dtype, f"{field} y")
+    if count(x) != count(y):
+        raise InputError(f"{field}: x has {count(x)} samples but y has {count(y)}")
+    return x, y
+
+
+def _read(data: Any, field: str) -> tuple[Any, Any]:
+    if isinstance(data, IterableDataset):
+        raise InputError(f"{field}: an iterable data set has no order; give a map-style one")
+    n = len(data)
+    if n == 0:
+        return torch.empty(0), torch.empty(0, dtype=torch.int64)
+    first = data[0]
+    if not isinstance(first, (tuple, list)) or len(first) != 2:
+        raise InputError(f"{field}: its items must be pairs (x, y), not {type(first).__name__}")
+    try:
+        agree = [_agree(data[i], data[i]) for i in range(min(n, 16))]  # a flip may spare a few
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{field}: its items cannot become tensors: {error}") from None
+    if not all(agree):
+        raise InputError(
+            f"{field}: two reads of one item differ, so the data set augments; data are read once, "
+            "so move that to augment=['crop:4', 'flip', …]"
+        )
+    x, y = default_collate([data[i] for i in range(n)])
+    return (tuple(x) if isinstance(x, list) else x), y
+
+
+def _agree(one: Any, other: Any) -> bool:
+    def equal(a: Any, b: Any) -> bool:
+        return torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+
+    return all(_flat(map_tree(equal, tuple(one), tuple(other))))
+
+
+def _flat(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        return [leaf for v in tree.values() for leaf in _flat(v)]
+    return [leaf for v in tree for leaf in _flat(v)] if isinstance(tree, tuple) else [tree]
+
+
+def gather(clients: Any, dtype: torch.dtype) -> Split:
+    """All clients' samples in one block."""
+    if isinstance(clients, Split):
+        x, y = inputs(clients.x, dtype, "clients x"), tensors(clients.y, dtype, "clients y")
+        return Split(x, y, clients.parts, clients.note)
+    if not isinstance(clients, Sequence) or not clients:
+        raise InputError(
+            "clients must be a list of (x, y), one per client, a list of Datasets, or what "
+            "fr.split returns; it is empty or something else"
+        )
+    pairs = [pair(c, dtype, f"clients[{i}]") for i, c in enumerate(clients)]
+    sizes = [count(y) for _, y in pairs]
+    full = [p for p, n in zip(pairs, sizes, strict=True) if n]
+    if not full:
+        raise InputError("clients: nobody has any samples")
+    ends = np.cumsum([0, *sizes])
+    parts = [np.arange(a, b) for a, b in pairwise(ends)]
+    try:
+        x, y = (map_tree(lambda *ts: torch.cat(ts), *side) for side in zip(*full, strict=True))
+    except (RuntimeError, KeyError, ValueError, TypeError) as error:
+        raise InputError(
+            f"clients: the samples of different clients differ in shape: {error}"
+        ) from None
+    return Split(x, y, parts)
+
+
+# Divides the reader's own samples among clients: `fr.split`.
+
+SHIFTED = ", shift "
+"""Between the scheme and the shift in the note of a split."""
+
+
+def split(
+    x: Any,
+    y: Any,
+    scheme: Any = "iid",
+    *,
+    clients: int = 10,
+    seed: int = 0,
+    users: Any = None,
+    alpha: float | None = None,
+    shift: str | None = None,
+    labels: Any = None,
+) -> Split:
+    """Divide samples among clients: `fr.split(x, y, "dirichlet:0.1", clients=100)`.
+
+    scheme: as for `fedrift run --partition`; `fedrift list partitions` describes them. It may be a
+        partitioner of flwr_datasets too, which brings its number of clients.
+    users: who each sample comes from, for "natural"; the number of clients is theirs.
+    alpha: takes the place of the number in a Dirichlet scheme.
+    shift: makes inputs differ by client, such as "rotation:45".
+    labels: whole numbers to skew by, where y itself holds no class labels (regression, several
+        labels at once, maps of pixels).
+    """
+    x_tree, y_tree = inputs(x, None, "x"), tensors(y, None, "y")
+    if count(x_tree) != count(y_tree):
+        raise InputError(f"x has {count(x_tree)} samples but y has {count(y_tree)}")
+    names = None if users is None else np.asarray(users)
+    by = _targets(y_tree) if labels is None else _labels(labels, count(y_tree))
+    if isinstance(scheme, str):
+        how: dict[str, Any] = {"clients": clients, "seed": seed, "users": names, "alpha": alpha}
+        made = partition.partition(scheme, by, **how)
+    else:
+        made = huggingface.partition(scheme, by, seed)
+    if shift is None:
+        return Split(x_tree, y_tree, made.parts, made.name)
+    if not isinstance(x_tree, Tensor):
+        raise InputError(f"shift '{shift}' needs one tensor of images as x")
+    x_tree = torch.from_numpy(partition.shift(shift, x_tree.numpy(), made.parts, seed))
+    return Split(x_tree, y_tree, made.parts, f"{made.name}{SHIFTED}{shift}")
+
+
+def _targets(y: Any) -> np.ndarray:
+    """What a scheme looks at; one that skews labels refuses what holds none."""
+    return y.numpy() if isinstance(y, Tensor) else np.empty(count(y), dtype=object)
+
+
+def _labels(labels: Any, samples: int) -> np.ndarray:
+    found = np.asarray(labels)
+    if found.shape != (samples,) or found.dtype.kind not in "iub":
+        raise InputError(
+            f"labels must be {samples} whole numbers, one per sample, not {found.dtype} of shape "
+            f"{found.shape}"
+        )
+    return found

@@ -1,0 +1,310 @@
+"""From names and settings to an algorithm: `scaffold:option=I` and lr=0.05 become an object."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from fedrift.algorithms import NAMES
+from fedrift.config import catalogue
+from fedrift.config.catalogue import COMPARE, NOUNS, Kind
+from fedrift.config.fields import schedule_of, uniform
+from fedrift.config.own_code import load
+from fedrift.config.spec import Spec
+from fedrift.core.algorithm import Algorithm, map_local, parts
+from fedrift.core.local import Amount, Draw, Local
+from fedrift.core.optim import SGD, Cosine, Exponential, Schedule, Staircase
+from fedrift.errors import InputError, unknown
+from fedrift.grammar import Named, parse
+
+# The reader's own algorithm by `module:Class,mu=0.3`: options are the fields of its dataclass.
+
+
+def make(named: Named) -> Algorithm[Any, Any]:
+    """The algorithm that a class, a function or an object of the reader's stands for."""
+    target = load(named.name, named.value or "", "algorithm", "; see: fedrift list algorithms")
+    text = f"{named.name}:{named.value}"
+    if isinstance(target, Algorithm):
+        if named.options:
+            raise InputError(f"algorithm '{named}': {text} is an object; options need its class")
+        return target
+    if not callable(target):
+        kind = type(target).__name__
+        raise InputError(f"algorithm '{text}' is a {kind}; give a class derived from Algorithm")
+    options = _typed(named, text, target)
+    try:
+        made = target(**options)
+    except TypeError as error:
+        raise InputError(f"algorithm '{named}' cannot be made: {error}") from error
+    if not isinstance(made, Algorithm):
+        kind = type(made).__name__
+        raise InputError(f"algorithm '{text}' gave a {kind}; derive it from fedrift.Algorithm")
+    return made
+
+
+def _typed(named: Named, text: str, target: Any) -> dict[str, Any]:
+    known = kinds(target)
+    typed: dict[str, Any] = {}
+    for key, value in named.options.items():
+        if not known:
+            raise InputError(f"algorithm '{named}': {text} has no option '{key}'; remove it")
+        if key not in known:
+            raise unknown(f"option of {text}", key, known)
+        typed[key] = known[key].read(value, f"option {key} of {text}")
+    return typed
+
+
+def kinds(target: Any) -> dict[str, Kind]:
+    """The options of a class or function: parameters that hold a number, a text or a choice."""
+    try:
+        hints: Mapping[str, Any] = typing.get_type_hints(target, include_extras=True)
+    except (NameError, TypeError):  # names that only the type checker knows
+        hints = {}
+    found: dict[str, Kind] = {}
+    for name, parameter in inspect.signature(target).parameters.items():
+        default = parameter.default
+        kind = kind_of(hints.get(name, type(default)))
+        if kind is not None:
+            found[name] = kind
+    return found
+
+
+def kind_of(hint: Any) -> Kind | None:
+    """What a type accepts as text; None if it is no option."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, type) and hint.__name__ in NOUNS and hint.__module__ == "builtins":
+        return Kind(types=(hint.__name__,))
+    if hint is type(None):
+        return Kind(choices=(None,))
+    if origin is typing.Literal:
+        return Kind(choices=inside)
+    if origin is typing.Annotated:
+        kind = kind_of(inside[0])
+        bounds = tuple(b for b in inside[1:] if isinstance(b, str) and b.split(" ")[0] in COMPARE)
+        return None if kind is None else Kind(kind.types, kind.choices, kind.bounds + bounds)
+    if origin in (typing.Union, types.UnionType):
+        several = [kind_of(one) for one in inside]
+        if all(kind is not None for kind in several):
+            return Kind(*(sum((getattr(k, f) for k in several), ()) for f in Kind.__annotations__))
+    return None
+
+
+LOCAL_SETTINGS = ("epochs", "steps", "batch_size", "lr", "momentum", "weight_decay", "clip")
+
+
+def amount(value: Any, field: str) -> Amount:
+    """An int, a list with one entry per client, or `uniform:2,5`."""
+    if isinstance(value, str):
+        return Draw(*uniform(value, field))
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, bool) or not isinstance(value, (int, list, tuple)):
+        raise InputError(f"{field}={value!r} must be a whole number, a list or 'uniform:2,5'")
+    entries = [value] if isinstance(value, int) else list(value)
+    if any(isinstance(e, bool) or not isinstance(e, int) or e < 0 for e in entries):
+        raise InputError(f"{field}={value!r} must hold whole numbers of at least 0")
+    if isinstance(value, int) and value < 1:
+        raise InputError(f"{field}={value} must be at least 1")
+    return value if isinstance(value, int) else tuple(value)
+
+
+def schedule(text: str, lr: float, rounds: int) -> float | Schedule:
+    """A rate over rounds: `exp:0.9`, `step:10,factor=0.5`, `cosine`."""
+    name, numbers = schedule_of(text)
+    if numbers.get("factor") == 0:
+        raise InputError(f"schedule '{text}': a factor of 0 makes the rate 0; use a small number")
+    if name == "exp":
+        return Exponential(lr, numbers["factor"])
+    if name == "step":
+        return Staircase(lr, int(numbers["every"]), numbers["factor"])
+    return Cosine(lr, rounds, numbers["floor"]) if name == "cosine" else lr
+
+
+def local(default: Local, given: Mapping[str, Any], rounds: int) -> Local:
+    """The default with what was said; what was not said stays."""
+    changes: dict[str, Any] = {}
+    for name in ("epochs", "steps"):
+        if given.get(name) is not None:
+            changes = {"epochs": None, "steps": None, name: amount(given[name], name)}
+    if "batch_size" in given:
+        changes["batch_size"] = given["batch_size"]
+    if given.get("clip") is not None:
+        changes["clip"] = given["clip"]
+    rate = given.get("lr")
+    if given.get("schedule") is not None:
+        base = rate if rate is not None else default.lr
+        changes["lr"] = schedule(given["schedule"], base, rounds)  # type: ignore[arg-type]
+    elif rate is not None:
+        changes["lr"] = float(rate)
+    decays = {k: given[k] for k in ("momentum", "weight_decay") if given.get(k) is not None}
+    if decays and isinstance(default.optimizer, SGD):
+        changes["optimizer"] = replace(default.optimizer, **decays)
+    return replace(default, **changes)
+
+
+def build(named: Named | str, given: Mapping[str, Any], rounds: int) -> Algorithm[Any, Any]:
+    """The algorithm a text names, with the run's local settings inside."""
+    found = parse(named, "algorithm") if isinstance(named, str) else named
+    if catalogue.is_own(found):
+        return filled(make(found), given, rounds)
+    options = catalogue.check(found)
+    target = NAMES[found.name]
+    if found.inner is not None:
+        return target(inner=build(found.inner, given, rounds), **options)
+    parameters = inspect.signature(target).parameters
+    if "local" not in parameters:  # no local training: its settings have nothing to say
+        return target(**options)
+    return target(local=local(parameters["local"].default, given, rounds), **options)
+
+
+def checked(made: Algorithm[Any, Any]) -> Algorithm[Any, Any]:
+    if not is_dataclass(made):
+        raise InputError(f"algorithm: {type(made).__name__} must be a frozen dataclass")
+    return made
+
+
+def filled(made: Algorithm[Any, Any], given: Mapping[str, Any], rounds: int) -> Algorithm[Any, Any]:
+    """An object with the run's local settings, which only fill what it leaves unsaid."""
+    said = [key for key, value in given.items() if value is not None or key == "batch_size"]
+    if not said:
+        return checked(made)
+    _check_local(checked(made), said[0], given[said[0]])
+    return map_local(made, lambda old: local(old, given, rounds))
+
+
+def _check_local(made: Algorithm[Any, Any], key: str, value: object) -> None:
+    """A setting of the run may fill the local settings only where the object says nothing."""
+    found = False
+    for _, node in parts(made):
+        for field in fields(node):  # type: ignore[arg-type]
+            own = getattr(node, field.name)
+            if not isinstance(own, Local):
+                continue
+            found = True
+            if own != default_of(field):
+                raise InputError(
+                    f"{key}={value!r} and {type(node).__name__}({field.name}=Local(…)) are both "
+                    f"given; keep one of the two"
+                )
+    if not found and not type(made).__module__.startswith("fedrift."):
+        name = type(made).__name__
+        raise InputError(
+            f"{key}={value!r}: {name} has no field for it; write local: Local = Local() in {name} "
+            "and train with self.local"
+        )
+
+
+def default_of(field: Field[Any]) -> Any:
+    """The default of a dataclass's field; MISSING if it has none."""
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def check_numbers(given: Mapping[str, Any]) -> None:
+    """Refuse impossible local settings of the Python front door."""
+    lowest = {"lr": 0.0, "clip": 0.0, "momentum": None, "weight_decay": None}
+    for name, above in lowest.items():
+        value = given.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+            raise InputError(f"{name}={value!r} must be a number")
+        if (above is not None and value <= above) or value < 0 or value == float("inf"):
+            raise InputError(f"{name}={value} must be {'above' if above == 0.0 else 'at least'} 0")
+    if given.get("momentum") is not None and given["momentum"] >= 1:
+        raise InputError(f"momentum={given['momentum']} must be below 1")
+    if given.get("epochs") is not None and given.get("steps") is not None:
+        raise InputError("epochs and steps are both given: keep one")
+    size = given.get("batch_size")
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        raise InputError(f"batch_size={size!r} must be a whole number of at least 1, or None")
+
+
+# Who runs: an algorithm from its text, its class or an object, with the run's local settings.
+
+Entrant: TypeAlias = str | Algorithm[Any, Any] | type[Algorithm[Any, Any]]
+"""A text such as `fedprox:mu=0.3`, an object, or its class, which stands for the object of its
+defaults."""
+
+PLAIN = re.compile(r"[\w.+-]+")
+
+
+def settled(
+    given: Entrant, local: Mapping[str, Any], weights: str | None, rounds: int
+) -> tuple[Algorithm[Any, Any], str]:
+    """The algorithm with the run's settings inside, and its text."""
+    if isinstance(given, str):
+        named = Spec(algorithm=given, weights=weights).algorithm_named
+        return build(named, local, rounds), str(named)
+    made = instance(given)
+    made = filled(made, local, rounds)
+    if weights is not None:
+        made = _weighted(made, weights)
+    return made, text_of(made)
+
+
+def instance(given: Any) -> Algorithm[Any, Any]:
+    """The object itself, or one of the class with its defaults."""
+    made = given
+    if isinstance(given, type) and issubclass(given, Algorithm):
+        try:
+            made = given()
+        except TypeError as error:
+            raise InputError(f"algorithm: {given.__name__}() cannot be made: {error}") from None
+    if not isinstance(made, Algorithm):
+        raise InputError(
+            f"algorithm={given!r} must be a text such as 'fedavg', an Algorithm or its class"
+        )
+    return checked(made)
+
+
+def _weighted(made: Algorithm[Any, Any], weights: str) -> Algorithm[Any, Any]:
+    for field in fields(made):  # type: ignore[arg-type]
+        inner = getattr(made, field.name)
+        if isinstance(inner, Algorithm):  # a wrapper averages nothing itself
+            return replace(made, **{field.name: _weighted(inner, weights)})  # type: ignore[type-var]
+    name = type(made).__name__
+    known = {field.name: field for field in fields(made)}  # type: ignore[arg-type]
+    if weights not in ("samples", "uniform"):
+        raise InputError(f"weights={weights!r} must be 'samples' or 'uniform'")
+    if "weights" not in known:
+        raise InputError(
+            f"weights={weights!r}: {name} has no field 'weights'; add one, or leave it"
+        )
+    if made.weights not in (default_of(known["weights"]), weights):
+        raise InputError(
+            f"weights={weights!r} and {name}(weights={made.weights!r}) are both given; keep one"
+        )
+    return replace(made, weights=weights)  # type: ignore[type-var]
+
+
+def text_of(made: Algorithm[Any, Any]) -> str:
+    """`scaffold:server_lr=0.5`: the class, and every plain field that is not at its default."""
+    head, options = type(made).__name__.lower(), dict[str, str]()
+    for field in fields(made):  # type: ignore[arg-type]
+        value = getattr(made, field.name)
+        if isinstance(value, Algorithm):
+            head += f"({text_of(value)})"
+        elif isinstance(value, (bool, int, float, str)) and value != default_of(field):
+            text = _spelled(value)
+            if PLAIN.fullmatch(text):
+                options[field.name] = text
+    pieces = ",".join(f"{key}={options[key]}" for key in sorted(options))
+    return f"{head}:{pieces}" if pieces else head
+
+
+def _spelled(value: float | str) -> str:
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def written(made: Algorithm[Any, Any]) -> str:
+    """Every field of an object, its local settings included, without addresses in memory."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(made))

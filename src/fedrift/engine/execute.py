@@ -1,0 +1,349 @@
+"""One run from its parts to its result: bind the model, choose a backend, go, keep, return."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from fedrift.backends.backend import Backend
+from fedrift.backends.in_process import InProcess
+from fedrift.backends.pool import Pool
+from fedrift.backends.processes import Processes, check_sendable
+from fedrift.backends.profiling import OFF, Meter, TimedSite
+from fedrift.backends.visit import Visitor
+from fedrift.core import evaluation
+from fedrift.core.evaluation import Chunk, Evaluator
+from fedrift.core.flat import map_tree
+from fedrift.core.site import Site
+from fedrift.engine import recorder
+from fedrift.engine.callbacks import Analyst, Finished, Observer, Progress, RoundReport, Settings
+from fedrift.engine.history import Books
+from fedrift.engine.ledger import Ledger
+from fedrift.engine.loop import Engine
+from fedrift.engine.plan import Task, check_room, cost_of, is_ray, plan, workers_for
+from fedrift.engine.result import Result
+from fedrift.engine.resume import begin, check_fit, full, identity_of, is_complete
+from fedrift.errors import InputError, RunError
+from fedrift.storage.client_state import States, Store
+from fedrift.storage.fork import Origin
+from fedrift.storage.run_folder import STATES, RunFolder
+from fedrift.storage.run_folder import load as load_folder
+
+# How a run ends: its measurements put together, its result, and the result of one made before.
+
+
+def combined(task: Task, chunks: Sequence[Chunk]) -> dict[str, Any]:
+    if not chunks:
+        return {}
+    measured = evaluation.combine(chunks)  # type: ignore[arg-type]
+    if task.metrics and task.test is not None:
+        outputs = [c["output"] for c in chunks]
+        output = map_tree(lambda *ts: torch.cat([torch.as_tensor(t) for t in ts]), *outputs)
+        for name, measure in task.metrics.items():
+            measured[name] = float(measure(output, task.test[1]))
+    return measured
+
+
+def result_of(
+    task: Task,
+    finished: Finished,
+    folder: RunFolder | None,
+    profile: list[dict[str, float]] | None = None,
+) -> Result:
+    progress = finished.progress
+    return Result(
+        status=finished.status,
+        diverged_at=finished.diverged_at,
+        rounds=[row["round"] for row in progress.rows],
+        metrics=progress.rows,
+        weights=finished.weights,
+        ledger=progress.ledger,
+        seconds=progress.seconds,
+        problem=task.problem,
+        rest=finished.rest,
+        about=task.about,
+        notes=task.notes,
+        folder=None if folder is None else folder.path,
+        clients=recorder.clients(task.split, task.problem.classes),
+        said=task.spec,
+        profile=profile or [],
+    )
+
+
+def reread(task: Task, folder: RunFolder) -> Result:
+    """The result of a run that was finished before."""
+    record = load_folder(folder.path)
+    weights = record.weights()
+    layout = task.problem.layout
+    names = layout.names
+    if any(
+        n not in weights or weights[n].shape != tuple(layout.named(task.problem.w0)[n].shape)
+        for n in names
+    ):
+        raise InputError(f"'{folder.path}': its weights are not those of the model; start it anew")
+    flat = torch.cat([torch.from_numpy(weights[n]).reshape(-1) for n in names])
+    progress = Progress(
+        None,
+        (),
+        task.rounds,
+        seconds=float(record.summary.get("seconds", 0.0)),
+        rows=list(record.rounds),
+        ledger=Ledger.of(record.ledger),
+    )
+    summary = record.summary
+    rest = {n: torch.from_numpy(v) for n, v in weights.items() if n not in names}
+    done = Finished(summary["status"], summary.get("diverged_at"), progress, flat, rest)
+    return result_of(task, done, folder)
+
+
+# Where a run computes: in this process, on workers, on Ray, or at a place of its own.
+
+
+class Place(Protocol):
+    """Clients that are elsewhere: where their states lie, who runs their visits, who is there."""
+
+    def states(self, visitor: Visitor) -> States: ...
+    def backend(self, visitor: Visitor, evaluator: Evaluator | None) -> Backend: ...
+    def present(self) -> np.ndarray | None: ...
+
+
+@contextmanager
+def one_thread() -> Generator[None]:
+    """Results depend on the number of threads, so there is one. The caller's number of threads
+    and torch's generator, which dropout draws from, are restored."""
+    before, state = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        torch.set_rng_state(state)
+
+
+@contextmanager
+def on_ray(kind: str, workers: int) -> Generator[None]:
+    """Ray, started or joined once for several runs."""
+    from fedrift.backends import ray_tasks
+
+    is_ours = ray_tasks.connect(kind.partition(":")[2], workers)
+    try:
+        yield
+    finally:
+        if is_ours:
+            ray_tasks.disconnect()
+
+
+def backend_for(
+    visitor: Visitor,
+    store: Store,
+    evaluator: Evaluator | None,
+    workers: int,
+    task: Task,
+    kind: str,
+    pool: Pool | None,
+    meter: Meter,
+) -> Backend:
+    if pool is not None:
+        return Processes(
+            visitor, store, evaluator, pool, cost_of(task), owns_pool=False, meter=meter
+        )
+    if is_ray(kind):
+        from fedrift.backends.ray_tasks import Ray
+
+        where = kind.partition(":")[2]
+        return Ray(visitor, store, evaluator, cost_of(task), address=where, workers=workers)
+    if workers == 0:
+        return InProcess(visitor, store, evaluator, wire=kind == "wire", meter=meter)
+    own = Pool(workers)
+    try:
+        return Processes(visitor, store, evaluator, own, cost_of(task), meter=meter)
+    except BaseException:
+        own.close()
+        raise
+
+
+Appoint = Callable[[Task, Store, Path | None, Progress], Analyst]
+"""Makes the one who measures during a run, from what the run consists of."""
+
+
+def execute(
+    task: Task,
+    *,
+    workers: int | str = "auto",
+    backend: str = "auto",
+    out: Path | None = None,
+    observer: Observer | None = None,
+    on_round: Callable[[RoundReport], bool | None] | None = None,
+    pool: Pool | None = None,
+    appoint: Appoint | None = None,
+    until: int | None = None,
+    origin: tuple[Task, int] | None = None,
+    place: Place | None = None,
+    profile: bool = False,
+) -> Result:
+    """Run the task, or go on with what its folder holds of it; on a pool or at a place if given.
+
+    `until` stops it early; with an `origin`, its first rounds are those of another task, which
+    needs a folder to hand its state over.
+    """
+    # Several runs share a pool and one generator: whoever made the pool restores it, not each run.
+    with one_thread() if pool is None else nullcontext():
+        torch.set_num_threads(1)
+        _check(task)
+        if origin is not None:
+            check_fit(task, origin[0])
+        number = 0
+        if place is None:
+            number = pool.workers if pool is not None else workers_for(task, workers, backend)
+        if number:
+            check_sendable(task.algorithm, task.problem, task.augment)
+        if profile and (place is not None or is_ray(backend)):
+            raise InputError("profile: times can be taken in this process and in workers only")
+        folder, again = None, False
+        if out is not None:
+            identity = identity_of(task)
+            if origin is not None:
+                identity = f"{identity} from {identity_of(origin[0])} at {origin[1]}"
+            environment = recorder.environment(identity, task.notes)
+            folder, again = recorder.open_folder(
+                out,
+                task.spec,
+                environment,
+                lambda: recorder.clients(task.split, task.problem.classes),
+                None if origin is None else Origin(origin[0].spec, origin[1]).to_toml(),
+            )
+        try:
+            if folder is not None and again and is_complete(folder):
+                return reread(task, folder)
+            start = partial(
+                _execute,
+                number=number,
+                kind=backend,
+                observer=observer,
+                pool=pool,
+                place=place,
+                meter=Meter(is_on=profile),
+            )
+            if origin is not None and folder is not None:
+                first, at = origin[0], origin[1] if until is None else min(origin[1], until)
+                _check(first)
+                ended = start(first, folder, again, on_round=None, until=at, is_part=True)
+                if ended is not None:  # it diverged on the way
+                    return ended
+                again = True
+            ended = start(task, folder, again, on_round=on_round, until=until, appoint=appoint)
+            assert ended is not None
+            return ended
+        finally:
+            if folder is not None:
+                folder.close()
+
+
+def _check(task: Task) -> None:
+    try:
+        task.algorithm.check(task.problem)
+    except InputError as error:
+        raise InputError(f"{task.about['algorithm']}: {error}") from None
+
+
+def _execute(
+    task: Task,
+    folder: RunFolder | None,
+    again: bool,
+    number: int,
+    kind: str,
+    observer: Observer | None,
+    on_round: Callable[[RoundReport], bool | None] | None,
+    pool: Pool | None,
+    until: int | None = None,
+    is_part: bool = False,
+    appoint: Appoint | None = None,
+    place: Place | None = None,
+    meter: Meter = OFF,
+) -> Result | None:
+    """None if it was only a part of a run, and that part has been done."""
+    problem = task.problem
+    site = TimedSite if meter.is_on else Site
+    visitor = Visitor(task.algorithm, problem, task.split, task.augment, site)
+    rows = None
+    if place is None:
+        where = None if folder is None else folder.path / STATES
+        store = rows = Store(task.algorithm, problem, where)
+    else:
+        store = place.states(visitor)
+    evaluator = None
+    if task.test is not None:
+        evaluator = Evaluator(problem, *task.test, evaluation.evaluate_chunk, bool(task.metrics))
+    progress, said = begin(task, store, folder, again)
+    if is_part and until is not None and progress.round >= until:
+        store.close()
+        return None
+    planned = plan(task, store, number, progress.round, said)
+    try:
+        check_room(planned, Path(store.scratch), folder is not None)
+    except InputError:
+        store.close()
+        if folder is not None and not again:  # the fix may be wanted in the same folder
+            folder.withdraw()
+        raise
+    if observer is not None:
+        observer.started(planned)
+    analyst = None
+    if rows is not None:
+        where = None if folder is None else folder.path
+        analyst = None if appoint is None else appoint(task, rows, where, progress)
+        chosen = backend_for(visitor, rows, evaluator, number, task, kind, pool, meter)
+    else:
+        assert place is not None
+        chosen = place.backend(visitor, evaluator)
+    books = Books(
+        task.algorithm,
+        store,
+        progress,
+        lambda chunks: combined(task, chunks),
+        recorder=None if folder is None else recorder.Keeper(folder),
+        observer=observer,
+        on_round=on_round,
+        analyst=analyst,
+        meter=meter,
+    )
+    settings = Settings(
+        rounds=task.rounds,
+        participation=task.participation,
+        seed=task.seed,
+        eval_every=task.eval_every,
+        sizes=task.split.sizes,
+        faults=task.faults,
+        aggregation=task.aggregation,
+        until=until,
+        present=(lambda: None) if place is None else place.present,
+    )
+    engine = Engine(task.algorithm, problem, chosen, store, settings, books, meter)
+    try:
+        finished = engine.run()
+        engine.save()
+        meter.ended(number)
+        if analyst is not None:
+            analyst.ended()
+    except BaseException as error:
+        with suppress(Exception):  # the first error is the one to tell
+            engine.interrupted(evaluator)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunError(full(store.scratch, folder)) from error
+        raise
+    finally:
+        chosen.close()
+        store.close()
+    if is_part and finished.status == "stopped":
+        return None
+    result = result_of(task, finished, folder, meter.rounds)
+    if folder is not None:
+        recorder.Keeper(folder).finish(result.tensors(), result.summary())
+    return result

@@ -1,0 +1,215 @@
+"""The books of a run: finished rounds wait for their evaluation, are written down, told, saved."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from fedrift.backends.profiling import OFF, Meter
+from fedrift.core.algorithm import Algorithm
+from fedrift.core.evaluation import Chunk, Done, Pending
+from fedrift.core.flat import Vec
+from fedrift.engine.callbacks import Analyst, Metrics, Observer, Progress, Recorder, RoundReport
+from fedrift.engine.ledger import Cost, Entry
+from fedrift.storage.checkpoint import Checkpoint
+from fedrift.storage.client_state import States
+
+# Steps that belong together: Ctrl-C waits until they are done.
+
+
+@contextmanager
+def unbroken() -> Generator[None]:
+    """Hold back SIGINT, and SIGTERM where it does the same: what is half recorded could not be
+    continued exactly.
+
+    Only the main thread is ever interrupted; elsewhere, and under a handler that is not
+    Python's, nothing is changed.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(usual):
+        yield
+        return
+    both = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) == usual]
+    held: list[Any] = []
+    for one in both:
+        signal.signal(one, lambda *details: held.append(details))
+    try:
+        yield
+    finally:
+        for one in both:
+            signal.signal(one, usual)
+        if held:
+            usual(*held[-1])
+
+
+@dataclass
+class Waiting:
+    """A finished round whose evaluation is still under way."""
+
+    report: RoundReport
+    entries: list[Entry]
+    pending: dict[str, Pending]
+    buffers: tuple[Tensor, ...]
+    before: tuple[Any, tuple[Tensor, ...]]
+    """State and buffers to end with if the evaluation is not finite."""
+
+
+class Books:
+    """What of a run is told and kept. Nothing in here changes the course of the run."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any, Any],
+        store: States,
+        progress: Progress,
+        combine: Callable[[Sequence[Chunk]], Metrics],
+        *,
+        recorder: Recorder | None = None,
+        observer: Observer | None = None,
+        on_round: Callable[[RoundReport], bool | None] | None = None,
+        analyst: Analyst | None = None,
+        meter: Meter = OFF,
+    ) -> None:
+        self._algorithm, self._store, self._combine = algorithm, store, combine
+        self.progress, self.recorder, self.observer = progress, recorder, observer
+        self.on_round, self.analyst, self._meter = on_round, analyst, meter
+        self.entries: list[Entry] = []
+        self.waiting: deque[Waiting] = deque()
+        self.is_stopped = False
+        """`on_round` has asked to stop."""
+        self._total = progress.ledger.total
+        self._clock = time.perf_counter() - progress.seconds
+
+    def looks(self, t: int) -> bool:
+        """Somebody wants to see this round before the next one begins."""
+        return self.on_round is not None or self.examines(t)
+
+    def examines(self, t: int) -> bool:
+        return self.analyst is not None and self.analyst.is_due(t + 1)
+
+    @property
+    def must_save(self) -> bool:
+        return self.recorder is not None and self.recorder.is_due()
+
+    def report(self, t: int, weights: Vec, state: Any, cohort: tuple[int, ...]) -> RoundReport:
+        return RoundReport(
+            round=t + 1,
+            weights=weights,
+            state=state,
+            metrics={},
+            cost=sum((e.cost for e in self.entries), Cost()),
+            cohort=cohort,
+            nonfinite=tuple(c for e in self.entries for c in e.nonfinite),
+            seconds=time.perf_counter() - self._clock,
+        )
+
+    def wait(
+        self, report: RoundReport, pending: dict[str, Pending], buffers: tuple[Tensor, ...]
+    ) -> Waiting:
+        """A round is over; its evaluation may not be."""
+        before = self.progress.state, self.progress.buffers
+        waiting = Waiting(report, self.entries, pending, buffers, before)
+        self.waiting.append(waiting)
+        self.entries = []
+        return waiting
+
+    def settle(
+        self, leave: int = 0, tell: Callable[[RoundReport], None] | None = None
+    ) -> Waiting | None:
+        """Finish the rounds that wait for their evaluation, in order, but for the last `leave`.
+
+        Stops at the first whose loss is not finite, and returns it.
+        """
+        while len(self.waiting) > leave:
+            waiting = self.waiting[0]
+            metrics = self._metrics(waiting.report.state, waiting.pending)
+            report = replace(waiting.report, metrics=metrics)
+            with unbroken():
+                self.waiting.popleft()  # only now: an interruption must not lose the round
+                self._record(report, waiting.entries)
+            if self.analyst is not None and self.analyst.is_due(report.round):
+                self.analyst.finished_round(report)
+            (tell or self._tell)(report)
+            if not math.isfinite(metrics.get("loss", 0.0)):
+                return waiting
+        return None
+
+    def close_early(self, evaluated: Callable[[Waiting], dict[str, Sequence[Chunk]]]) -> None:
+        """After an exception: evaluate what waits by other means, write it down and save."""
+        for waiting in self.waiting:
+            if waiting.pending:
+                again = evaluated(waiting)
+                waiting.pending |= {name: Done(chunks) for name, chunks in again.items()}
+        late: list[RoundReport] = []
+        self.settle(tell=late.append)
+        self.save()
+        for report in late:  # only now: who is told may raise again
+            self._tell(report)
+
+    def _tell(self, report: RoundReport) -> None:
+        if self.observer is not None:
+            self.observer.finished_round(report)
+        if self.on_round is not None:
+            copied = replace(report, weights=report.weights.clone())
+            self.is_stopped = bool(self.on_round(copied)) or self.is_stopped
+
+    def _record(self, report: RoundReport, entries: Sequence[Entry]) -> None:
+        metrics = report.metrics
+        self.progress.seconds = report.seconds
+        self.progress.ledger.entries.extend(entries)
+        self._total = self._total + report.cost
+        row: Metrics = {}
+        if metrics:
+            row = {"round": report.round, **metrics, "cohort": list(report.cohort)}
+            row |= {
+                "bytes_down": self._total.bytes_down,
+                "bytes_up": self._total.bytes_up,
+                "gradients": self._total.gradients,
+                "seconds": report.seconds,
+            }
+            self.progress.rows.append(row)
+        if self.recorder is not None:
+            for entry in entries:
+                self.recorder.ledger(entry.row())
+            if row:
+                self.recorder.rounds(row)
+
+    def _metrics(self, state: Any, pending: dict[str, Pending]) -> Metrics:
+        metrics: Metrics = {}
+        for name, evaluation in pending.items():
+            measured = self._combine(evaluation.chunks())
+            wanted = ("accuracy", "loss") if name else tuple(measured)
+            prefix = f"{name}_" if name else ""
+            metrics |= {f"{prefix}{k}": measured[k] for k in wanted if k in measured}
+        return metrics | dict(self._algorithm.log(state)) if metrics else {}
+
+    def save(self) -> None:
+        """Write a checkpoint of the last finished round."""
+        if self.recorder is None:
+            return
+        with self._meter.span("checkpoint"):
+            self.recorder.checkpoint(self._point)
+            self._store.saved()
+
+    def _point(self) -> Checkpoint:
+        progress = self.progress
+        self._store.sync()
+        return Checkpoint(
+            round=progress.round,
+            server=progress.state,
+            buffers=progress.buffers,
+            rows={path: table.index for path, table in self._store.tables.items()},
+            counted=tuple(sorted(progress.counted)),
+            told=tuple(sorted(progress.told)),
+            seconds=progress.seconds,
+            sums={path: table.sums for path, table in self._store.tables.items()},
+        )

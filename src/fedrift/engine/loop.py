@@ -1,0 +1,240 @@
+"""The loop of a run: cohorts, rounds, evaluation, divergence, checkpoints, reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedrift.backends.backend import Backend
+from fedrift.backends.profiling import OFF, Meter
+from fedrift.core.algorithm import Algorithm, Cohort, Exchange, NoReply, Outcome, Shown
+from fedrift.core.evaluation import Chunk, Done, Evaluator, Pending
+from fedrift.core.faults import Trouble
+from fedrift.core.flat import Vec, is_finite
+from fedrift.core.problem import Problem
+from fedrift.engine.callbacks import (
+    Finished,
+    Observer,
+    Plan,
+    Progress,
+    RoundReport,
+    Settings,
+    Status,
+    fingerprint,
+)
+from fedrift.engine.history import Books, Waiting, unbroken
+from fedrift.engine.ledger import entry_of
+from fedrift.errors import is_overflow
+from fedrift.storage.client_state import States
+
+__all__ = ["Engine", "Finished", "Observer", "Plan", "Progress", "RoundReport", "fingerprint"]
+
+
+class Engine:
+    """One run. `run()` may be called once."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any, Any],
+        problem: Problem,
+        backend: Backend,
+        store: States,
+        settings: Settings,
+        books: Books,
+        meter: Meter = OFF,
+    ) -> None:
+        self.algorithm, self.problem, self.backend, self.store = algorithm, problem, backend, store
+        self.settings, self.books, self._meter = settings, books, meter
+        self.progress = books.progress
+        # Chunks of an evaluation fill the workers while the server folds and asks again.
+        self._most_waiting = 1 if backend.workers else 0
+
+    def run(self) -> Finished:
+        """All rounds that are left."""
+        books = self.books
+        self._meter.restart()
+        while self.progress.round < self.settings.last:
+            t = self.progress.round
+            new, buffers, cohort, lost = self._round(t)
+            weights = self.algorithm.model(new)
+            is_lost = lost or not is_finite(weights)
+            bad = books.settle(0 if is_lost else self._most_waiting)
+            if bad is not None:
+                return self._diverged(bad)
+            if is_lost:
+                self.store.discard()
+                books.wait(books.report(t, weights, new, cohort), {}, buffers)
+                books.settle()
+                return self._finished("diverged", t + 1)
+            self._accept(t, weights, new, buffers, cohort)
+            saves, is_last = books.must_save, t + 1 == self.settings.last
+            if is_last or saves or books.looks(t) or not self._most_waiting:
+                bad = books.settle()
+                if bad is not None:
+                    return self._diverged(bad)
+                if saves:
+                    books.save()
+                if books.is_stopped:
+                    return self._finished("stopped", None)
+        is_done = self.settings.last == self.settings.rounds
+        return self._finished("done" if is_done else "stopped", None)
+
+    def _accept(
+        self, t: int, weights: Vec, new: Any, buffers: tuple[Tensor, ...], cohort: tuple[int, ...]
+    ) -> None:
+        """The round counts from here on; its evaluation may still be interrupted."""
+        due = (t + 1) % self.settings.eval_every == 0 or t + 1 == self.settings.rounds
+        report = self.books.report(t, weights, new, cohort)
+        with unbroken():
+            waiting = self.books.wait(report, {"": Done([])} if due else {}, buffers)
+            self.store.commit()
+            self.progress.state, self.progress.buffers = new, buffers
+            self.progress.round = t + 1
+        if due:
+            waiting.pending = self._evaluate(new, buffers)
+        self._meter.finished_round(t + 1, self.backend.workers)
+
+    def _diverged(self, bad: Waiting) -> Finished:
+        """The evaluation of a round was not finite: whatever came after it does not count."""
+        self.store.discard()
+        self.books.waiting.clear()
+        self.progress.round = bad.report.round
+        return self._finished("diverged", bad.report.round, *bad.before)
+
+    def _shown(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, Shown]:
+        """What is evaluated: the model, and what the algorithm wants to see beside it."""
+        a = self.algorithm
+        main = Shown(
+            a.model(state),
+            buffers,
+            a.allowed(state),
+            a.temperature(state),
+            a.frozen(state, self.problem),
+        )
+        return {"": main} | {name: replace(main, w=w) for name, w in a.also(state).items()}
+
+    def _evaluate(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, Pending]:
+        shown = self._shown(state, buffers)
+        return {name: self.backend.evaluate(model) for name, model in shown.items()}
+
+    def save(self) -> None:
+        """Write a checkpoint of the last finished round."""
+        self.books.save()
+
+    def interrupted(self, alone: Evaluator | None) -> None:
+        """Keep what is finished after an exception, without the workers, who may be in disorder."""
+        self.store.discard()
+
+        def evaluated(waiting: Waiting) -> dict[str, Sequence[Chunk]]:
+            if alone is None:
+                return {}
+            shown = self._shown(waiting.report.state, waiting.buffers)
+            return {name: alone.chunks(model) for name, model in shown.items()}
+
+        self.books.close_early(evaluated)
+
+    def _round(self, t: int) -> tuple[Any, tuple[Tensor, ...], tuple[int, ...], bool]:
+        """New state and buffers; unchanged if nobody could answer. Last: everything was lost."""
+        progress, settings = self.progress, self.settings
+        drawn, once = self._draw(t)
+        able = [c for c in drawn if self._works(c, t)]
+        if once:
+            progress.counted.update(c for c in drawn if not self.settings.sizes[c])
+        how = settings.aggregation
+        if not able and how is not None and how.is_private:
+            able, how = self._ghost(), how.ghost()
+        if not able:
+            return progress.state, progress.buffers, (), False
+        problem, samples = self.problem, int(settings.sizes.sum())
+        if samples != problem.samples:  # somebody has joined late
+            problem = replace(problem, samples=samples)
+        cohort = Cohort(
+            self.algorithm,
+            problem,
+            able,
+            round=t,
+            seed=settings.seed,
+            buffers=progress.buffers,
+            deliver=self._deliver,
+            aggregation=how,
+        )
+        try:
+            new = self.algorithm.round(progress.state, cohort)
+        except NoReply as nobody:
+            self.store.discard()
+            return progress.state, progress.buffers, tuple(able), self._is_lost(nobody, t)
+        except (RuntimeError, OverflowError) as error:
+            if not is_overflow(error):
+                raise
+            return progress.state, progress.buffers, tuple(able), True
+        if once:
+            progress.counted.update(cohort.clients)
+        return new, cohort.buffers, tuple(able), False
+
+    def _is_lost(self, nobody: NoReply, t: int) -> bool:
+        """Nothing finite came, and not because those who replied are corrupted on purpose."""
+        faults, found = self.settings.faults, nobody.nonfinite
+        trouble = faults.at(self.settings.seed, t, found) if faults is not None else Trouble()
+        return not trouble.corrupted.issuperset(found)
+
+    def _draw(self, t: int) -> tuple[tuple[int, ...], bool]:
+        """The cohort, and whether it was drawn from those not counted yet."""
+        progress, who = self.progress, self.settings.participation
+        here = self.settings.present()
+        if self.algorithm.sampling(progress.state) == "once":
+            left = np.setdiff1d(who.everybody(), list(progress.counted))
+            if len(left):
+                able = left if here is None else np.intersect1d(left, here)
+                return who.draw(t, self.settings.seed, able), True
+            progress.state = self.algorithm.exhausted(progress.state, self.problem)
+            if self.algorithm.sampling(progress.state) == "once":
+                return (), True
+        return who.among(t, self.settings.seed, here), False
+
+    def _works(self, client: int, t: int) -> bool:
+        n = int(self.settings.sizes[client])
+        local = self.algorithm.local_now(self.progress.state)
+        if n == 0 or local is None:
+            return n > 0
+        return local.steps_for(n, self.settings.seed, t, client) > 0
+
+    def _ghost(self) -> list[int]:
+        """A client whose reply shows what one looks like, for a round in which nobody came."""
+        return [next(c for c in range(len(self.settings.sizes)) if self._works(c, 0))]
+
+    def _deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
+        analyst = self.books.analyst
+        if analyst is not None and self.books.examines(exchange.round):
+            exchange = replace(exchange, watch=partial(analyst.replied, exchange))
+        dropped: tuple[int, ...] = ()
+        if self.settings.faults is not None:
+            trouble = self.settings.faults.at(exchange.seed, exchange.round, clients)
+            exchange = replace(exchange, trouble=trouble)
+            dropped = tuple(c for c in clients if c in trouble.dropped)
+        there: Sequence[int] = [c for c in clients if c not in dropped]
+        how = self.settings.aggregation
+        if not there and how is not None and how.is_private:
+            there, exchange = self._ghost(), replace(exchange, aggregation=how.ghost())
+        outcome = self.backend.deliver(exchange, there)
+        new = [c for c in clients if c not in self.progress.told] if exchange.frozen else []
+        self.progress.told.update(new)
+        self.books.entries.append(entry_of(exchange, clients, outcome, dropped, len(new)))
+        return outcome
+
+    def _finished(
+        self,
+        status: Status,
+        diverged_at: int | None,
+        state: Any = None,
+        buffers: tuple[Tensor, ...] | None = None,
+    ) -> Finished:
+        state = self.progress.state if state is None else state
+        buffers = self.progress.buffers if buffers is None else buffers
+        rest = dict(zip(self.problem.moving, buffers, strict=True))
+        rest |= self.algorithm.frozen(state, self.problem)
+        return Finished(status, diverged_at, self.progress, self.algorithm.model(state), rest)

@@ -1,0 +1,101 @@
+"""From a spec to its data, divided among clients: numpy only, so bad data never wait for torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedrift.config.models import VALUE_LOSSES as VALUES
+from fedrift.config.models import choose, fits
+from fedrift.config.spec import Spec
+from fedrift.core.sampling import participation
+from fedrift.data import datasets
+from fedrift.data.assignment import Partition
+from fedrift.data.partition import partition
+from fedrift.data.samples import DataSet
+from fedrift.data.shift import shift
+from fedrift.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """The data of a run; `x` is the training half with the clients' shift in it.
+
+    `model` is the name that was said, or the usual one for these data: cnn if it fits, else mlp.
+    """
+
+    data: DataSet
+    partition: Partition
+    x: np.ndarray
+    model: str
+
+
+def load(spec: Spec) -> DataSet:
+    """With a loss of numbers targets are numbers; one of the user's own takes what there is."""
+    place = None if spec.data_dir is None else Path(spec.data_dir)
+    if spec.loss is None or spec.loss == "cross_entropy":
+        return datasets.load(spec.data, place)
+    return datasets.load(spec.data, place, "values" if spec.loss in VALUES else "any")
+
+
+def prepare(spec: Spec, data: DataSet | None = None) -> Prepared:
+    """Loads (unless that was done before) and divides; refuses what only the data could tell."""
+    data = data or load(spec)
+    if data.generated is not None:
+        return _generated(spec, data, len(data.generated.sizes))
+    made = partition(
+        spec.partition,
+        data.y,
+        clients=spec.wanted_clients,
+        seed=spec.seed,
+        users=data.users,
+        alpha=spec.alpha,
+    )
+    _check_clients(spec, made.clients)
+    if spec.clients is not None and spec.clients != made.clients:
+        raise InputError(
+            f"clients is {spec.clients}, but partition '{made.name}' makes one client per user, "
+            f"{made.clients} of them; leave clients out"
+        )
+    shape = data.x.shape[1:]
+    model = spec.model or ("cnn" if fits("cnn", shape) else "mlp")
+    choose(model, shape)
+    x = data.x
+    if spec.shift is not None:
+        x = x if x.dtype.kind == "f" else x.astype(np.float32)
+        x = shift(spec.shift, x, made.parts, spec.seed)
+    return Prepared(data, made, x, model)
+
+
+def _generated(spec: Spec, data: DataSet, clients: int) -> Prepared:
+    """Clients that are made on demand are divided already."""
+    for key, usual in (("partition", "natural"), ("shift", None), ("alpha", None)):
+        if getattr(spec, key) != usual:
+            raise InputError(
+                f"{key} '{getattr(spec, key)}': {clients:,} clients are made one by one as they "
+                f"are visited; use {f'partition {usual}' if usual else f'no {key}'}"
+            )
+    _check_clients(spec, clients)
+    model = spec.model or "mlp"
+    choose(model, data.x.shape[1:])
+    return Prepared(data, Partition("natural", (), spec.seed), data.x, model)
+
+
+def _check_clients(spec: Spec, clients: int) -> None:
+    """What depends on the number of clients, which the partition may have decided."""
+    schedule = None if spec.participants is None else [list(one) for one in spec.participants]
+    participation(
+        clients,
+        spec.rounds,
+        per_round=spec.per_round,
+        fraction=spec.fraction,
+        participants=schedule,
+        sampling=spec.sampling,
+    )
+    for key, work in (("epochs", spec.epochs), ("steps", spec.steps)):
+        if isinstance(work, tuple) and len(work) != clients:
+            raise InputError(
+                f"{key} lists {len(work)} entries for {clients} clients; give one per client"
+            )

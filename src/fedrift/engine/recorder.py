@@ -1,0 +1,185 @@
+"""Between a run and its folder: what is written when, and how a run is found again."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrift.config.spec import Spec
+from fedrift.core.algorithm import Algorithm
+from fedrift.core.problem import Problem
+from fedrift.data.split import Split
+from fedrift.engine.callbacks import Progress
+from fedrift.errors import InputError
+from fedrift.storage import checkpoint
+from fedrift.storage.checkpoint import Checkpoint
+from fedrift.storage.jsonl import read_file
+from fedrift.storage.run_folder import ENVIRONMENT, SPEC, RunFolder
+from fedrift.storage.shared_memory import tensor_digest, tree_to_packed
+from fedrift.version import VERSION
+
+SHORTEST = 10.0  # seconds between checkpoints
+SHARE = 0.02  # of a run's time that checkpoints may take
+
+
+class Keeper:
+    """Writes a run's folder: lines as rounds end, checkpoints as often as they are cheap."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._next = time.perf_counter() + SHORTEST
+
+    def rounds(self, row: Mapping[str, Any]) -> None:
+        self.folder.append_round(row)
+
+    def ledger(self, row: Mapping[str, Any]) -> None:
+        self.folder.append_ledger(row)
+
+    def is_due(self) -> bool:
+        return time.perf_counter() >= self._next
+
+    def checkpoint(self, make: Callable[[], Checkpoint]) -> None:
+        start = time.perf_counter()
+        checkpoint.write(self.folder.path, replace(make(), lines=self.folder.marks()))
+        took = time.perf_counter() - start
+        self._next = start + took + max(SHORTEST, took / SHARE)
+
+    def finish(self, weights: Mapping[str, Tensor], summary: Mapping[str, Any]) -> None:
+        """The weights and the summary; the summary last, because it says that all is there."""
+        self.folder.write_model({n: w.detach().cpu().numpy() for n, w in weights.items()})
+        self.folder.write_summary(summary)
+        self.folder.close()
+
+
+def open_folder(
+    path: Path,
+    spec: Spec,
+    environment: Mapping[str, Any],
+    clients: Callable[[], dict[str, Any]],
+    origin: str | None = None,
+) -> tuple[RunFolder, bool]:
+    """A new folder, or the one of the same run to go on with (True)."""
+    if not (path / SPEC).exists():
+        return RunFolder.create(path, spec, environment, clients(), origin), False
+    known = read_file(path / ENVIRONMENT) or {}
+    if known.get("identity") != environment["identity"]:
+        raise InputError(f"out '{path}' holds another run; name a new folder")
+    return RunFolder.reopen(path), True
+
+
+def find(
+    folder: RunFolder, like: Any, accept: Callable[[Checkpoint], None]
+) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """The newest checkpoint that is whole, and what is to be said about others.
+
+    `accept` raises ValueError when the rows beside it do not fit.
+    """
+    notes: list[str] = []
+    for name in (checkpoint.FILE, checkpoint.PREVIOUS):
+        if not (folder.path / name).exists():
+            continue
+        try:
+            point = checkpoint.read(folder.path / name, like)
+            folder.check_marks(point.lines)
+            accept(point)
+            return point, tuple(notes)
+        except ValueError as error:
+            notes.append(f"{name} cannot be used ({error}); going on from an earlier state")
+    return None, tuple(notes)
+
+
+def check_point(point: Checkpoint, start: Progress, rounds: int, population: int) -> None:
+    """ValueError if a checkpoint cannot be one of this run, whoever wrote it."""
+    if not 0 <= point.round <= rounds:
+        raise ValueError(f"it is of round {point.round}")
+    forms = [(b.shape, b.dtype) for b in point.buffers]
+    if forms != [(b.shape, b.dtype) for b in start.buffers]:
+        raise ValueError("its running statistics have another form")
+    if not all(0 <= client < population for client in (*point.counted, *point.told)):
+        raise ValueError("it names clients that do not exist")
+
+
+MOST_COUNTS = 1_000_000  # numbers; a larger table of labels is left out
+
+
+def clients(split: Split, classes: int | None) -> dict[str, Any]:
+    """Who holds how many samples of which class, for reports."""
+    counts = None
+    labels = isinstance(split.y, Tensor) and split.y.dim() == 1 and not split.y.is_floating_point()
+    # Neither made when they are visited, nor held elsewhere.
+    held = split.make is None and len(split.parts) == len(split)
+    held = held and all(len(p) == n for p, n in zip(split.parts, split.sizes, strict=True))
+    if held and classes and labels and len(split) * classes <= MOST_COUNTS:
+        y = split.y.cpu().numpy()
+        counts = [np.bincount(y[p][y[p] >= 0], minlength=classes).tolist() for p in split.parts]
+    return {"sizes": split.sizes.tolist(), "counts": counts, "scheme": split.note}
+
+
+IN_PYTHON = {"data": "python", "model": "python"}
+"""Stands in the spec of a run whose data and model were given as objects."""
+
+
+def environment(identity: str, notes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What the bits of a run depend on besides its spec."""
+    return {
+        "fedrift": VERSION,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "identity": identity,
+        "notes": list(notes),
+    }
+
+
+DECISIVE = ("fedrift", "torch", "numpy", "python", "machine", "instructions")
+"""What of an environment may move the last bits of a result."""
+
+
+def moved(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+    """What has changed since a run began, in words."""
+    return tuple(
+        f"{name} was {before[name]!s:.40}, is {now[name]} now"
+        for name in DECISIVE
+        if name in before and before[name] != now[name]
+    )
+
+
+def elsewhere(folder: RunFolder, round: int) -> tuple[str, ...]:
+    """A note if a run goes on under other circumstances than before; its folder keeps them."""
+    known = read_file(folder.path / ENVIRONMENT) or {}
+    places = known.get("resumed")
+    past = [p for p in places if isinstance(p, dict)] if isinstance(places, list) else []
+    now = environment("")
+    changes = moved({**known, **(past[-1] if past else {})}, now)
+    if not changes:
+        return ()
+    place = {"after_round": round, **{name: now[name] for name in DECISIVE}}
+    folder.write_environment({**known, "resumed": [*past, place]})
+    return (f"{'; '.join(changes)}: the last bits may be others than without an interruption",)
+
+
+def identity(
+    algorithm: Algorithm[Any, Any], problem: Problem, split: Split, settings: Mapping[str, Any]
+) -> str:
+    """Short hash of everything that decides a run's results, as far as it can be seen."""
+    digest = hashlib.sha256(problem.w0.cpu().numpy().tobytes())
+    digest.update(re.sub(r" at 0x[0-9a-f]+", "", repr(algorithm)).encode())
+    digest.update(repr(sorted(settings.items())).encode())
+    digest.update(split.sizes.tobytes() if split.make is not None else b"")
+    for part in split.parts:
+        digest.update(len(part).to_bytes(8, "little") + part.tobytes())
+    for leaf in (tree_to_packed(split.x, "x") | tree_to_packed(split.y, "y")).values():
+        digest.update(tensor_digest(leaf).encode())
+    return digest.hexdigest()[:16]

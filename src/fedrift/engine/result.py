@@ -1,0 +1,153 @@
+"""What a run returns: its curve, its weights, its cost, its identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedrift.config.spec import Spec
+from fedrift.core.flat import Vec
+from fedrift.core.problem import Problem
+from fedrift.engine.callbacks import Status, fingerprint
+from fedrift.engine.ledger import Ledger
+from fedrift.storage.run_folder import RunRecord
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. Lists have one entry per evaluated round."""
+
+    status: Status
+    diverged_at: int | None
+    rounds: list[int]
+    """Numbers of the evaluated rounds, from 1."""
+    metrics: list[dict[str, Any]]
+    weights: Vec
+    """The last finite weights, flat."""
+    ledger: Ledger
+    seconds: float
+    problem: Problem
+    rest: Mapping[str, Tensor]
+    """Buffers and frozen parameters that the run has moved, by name."""
+    about: Mapping[str, Any]
+    """What was run: algorithm, data, seed and the like."""
+    notes: tuple[str, ...] = ()
+    folder: Path | None = None
+    clients: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Who holds how many samples of which class."""
+    said: Spec | None = None
+    """The options it was made with, as far as a spec can hold them."""
+    profile: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    """Seconds by kind of work, one row per round; empty unless profile=True."""
+
+    def __repr__(self) -> str:
+        """One line: what was run and how it ended."""
+        number = int(self.about.get("rounds", len(self.rounds)))
+        words = [str(self.about.get("algorithm", "run")), self.status]
+        words.append(f"{number} round{'' if number == 1 else 's'}")
+        words += [f"accuracy {self.accuracy[-1]:.4f}"] if self.accuracy else []
+        words += [f"loss {self.loss[-1]:.4g}"] if self.loss else ["not evaluated: no test data"]
+        words += [] if self.folder is None else [f"in {self.folder}"]
+        return f"<Result: {', '.join(words)}>"
+
+    @property
+    def accuracy(self) -> list[float]:
+        return [m["accuracy"] for m in self.metrics if "accuracy" in m]
+
+    @property
+    def loss(self) -> list[float]:
+        return [m["loss"] for m in self.metrics if "loss" in m]
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two runs that agree in every bit of their weights and metrics."""
+        return fingerprint(self.weights, self.metrics)
+
+    def frame(self) -> Any:
+        """One row per evaluated round: a pandas frame if installed, else a list of dicts."""
+        try:
+            import pandas
+        except ImportError:
+            return self.metrics
+        return pandas.DataFrame(self.metrics)
+
+    def module(self) -> nn.Module:
+        """A module of the run's kind with the final weights."""
+        return self.problem.module(self.weights, self.rest)
+
+    def spec(self) -> Spec:
+        """What is known of how the run was made."""
+        from fedrift.engine import recorder
+
+        if self.said is not None:
+            return replace(self.said, out=None)
+        said = {k: v for k, v in self.about.items() if v is not None}
+        return Spec.of({"rounds": len(self.rounds) or 1} | recorder.IN_PYTHON | said)
+
+    def record(self) -> RunRecord:
+        """The run as it would be read from its folder."""
+        from fedrift.engine import recorder
+
+        return RunRecord(
+            folder=self.folder or Path("memory"),
+            spec=self.spec(),
+            rounds=self.metrics,
+            ledger=self.ledger.rows(),
+            environment=recorder.environment("", self.notes),
+            summary=self.summary(),
+            torn=(),
+            clients=dict(self.clients),
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every parameter and buffer that the run has decided, by name."""
+        return {**self.problem.layout.named(self.weights), **self.rest}
+
+    def summary(self) -> dict[str, Any]:
+        """One object with everything that fits on a line each."""
+        total = self.ledger.total
+        return {
+            **self.about,
+            "status": self.status,
+            "diverged_at": self.diverged_at,
+            "final_accuracy": self.accuracy[-1] if self.accuracy else None,
+            "best_accuracy": max(self.accuracy, default=None),
+            "final_loss": self.loss[-1] if self.loss else None,
+            "evaluated_rounds": self.rounds,
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+            "bytes_up": total.bytes_up,
+            "bytes_down": total.bytes_down,
+            "gradient_evaluations": total.gradients,
+            "nonfinite_replies": sum(len(e.nonfinite) for e in self.ledger.entries),
+            "seconds": self.seconds,
+            "fingerprint": self.fingerprint,
+            "folder": None if self.folder is None else str(self.folder),
+        }
+
+    def plot(self, path: str | Path) -> Path:
+        """The curve of the run as a picture; the file's ending decides the format."""
+        from fedrift.figures.style import curves
+
+        name = str(self.about.get("algorithm", "run"))
+        return curves({name: [self]}, Path(path))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the run as a run folder."""
+        from fedrift.engine import recorder
+        from fedrift.storage.run_folder import RunFolder
+
+        with RunFolder.create(folder, self.spec()) as made:
+            made.write_environment(recorder.environment("", self.notes))
+            made.write_clients(self.clients)
+            for row in self.metrics:
+                made.append_round(row)
+            for row in self.ledger.rows():
+                made.append_ledger(row)
+            summary = {**self.summary(), "folder": str(folder)}
+            recorder.Keeper(made).finish(self.tensors(), summary)
+        return Path(folder)

@@ -1,0 +1,97 @@
+"""Where a run starts: at the beginning, at a checkpoint of its folder, or as a fork of another."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from fedrift.core.algorithm import parts
+from fedrift.core.messages import pack
+from fedrift.engine import recorder
+from fedrift.engine.callbacks import Progress
+from fedrift.engine.ledger import Ledger
+from fedrift.engine.plan import Task
+from fedrift.errors import InputError
+from fedrift.storage.checkpoint import Checkpoint
+from fedrift.storage.client_state import States
+from fedrift.storage.jsonl import read_file
+from fedrift.storage.run_folder import SUMMARY, RunFolder
+from fedrift.storage.run_folder import load as load_folder
+
+
+def identity_of(task: Task) -> str:
+    return recorder.identity(task.algorithm, task.problem, task.split, task.deciding())
+
+
+def is_complete(folder: RunFolder) -> bool:
+    """Nothing is left to do: a run that was stopped goes on."""
+    summary = read_file(folder.path / SUMMARY) or {}
+    return summary.get("status") in ("done", "diverged")
+
+
+def check_fit(task: Task, first: Task) -> None:
+    """Refuses to give the state of one algorithm to another."""
+    kinds: list[list[Any]] = []
+    for one in (first, task):
+        server, shape = pack(one.algorithm.server(one.problem)), one.problem.w0.shape
+        leaves = [(p, getattr(v, "shape", None)) for p, v in server.items()]
+        clients = [type(n.client(one.problem)) for _, n in parts(one.algorithm)]
+        kinds.append([type(one.algorithm), shape, leaves, clients])
+    if kinds[0] != kinds[1]:
+        raise InputError(
+            f"{task.about['algorithm']} cannot go on from the state of "
+            f"{first.about['algorithm']}; fork with other options of the same algorithm"
+        )
+
+
+def full(place: str, folder: RunFolder | None) -> str:
+    if folder is None:
+        return f"the disk of '{place}' is full, and client states go there; set TMPDIR to another"
+    return (
+        f"the disk of '{folder.path}' is full; what was finished is kept: make room, then go on "
+        f"with the same command or: fedrift resume {shlex.quote(str(folder.path))}"
+    )
+
+
+def _check_model(task: Task, point: Checkpoint) -> None:
+    """ValueError if no model can be had from a checkpoint; its hash may be right all the same."""
+    w0 = task.problem.w0
+    try:
+        w = task.algorithm.model(point.server)
+        fits = w.shape == w0.shape and w.dtype == w0.dtype
+    except (AttributeError, TypeError, KeyError, IndexError, RuntimeError):
+        fits = False
+    if not fits:
+        raise ValueError("it holds no model of this run")
+
+
+def begin(
+    task: Task, store: States, folder: RunFolder | None, again: bool
+) -> tuple[Progress, tuple[str, ...]]:
+    """The initial state, or that of the folder's newest good checkpoint; what is to be said."""
+    state = task.algorithm.server(task.problem)
+    start = Progress(state, tuple(task.problem.rest[n] for n in task.problem.moving))
+    if folder is None or not again:
+        return start, ()
+
+    def accept(point: Checkpoint) -> None:
+        recorder.check_point(point, start, task.rounds, task.problem.population)
+        _check_model(task, point)
+        store.restore(point.rows, point.sums)
+
+    point, notes = recorder.find(folder, state, accept)
+    folder.cut({} if point is None else point.lines)
+    if point is None:
+        return start, notes
+    notes += recorder.elsewhere(folder, point.round)
+    record = load_folder(folder.path)
+    return Progress(
+        point.server,
+        point.buffers,
+        point.round,
+        set(point.counted),
+        set(point.told),
+        point.seconds,
+        list(record.rounds),
+        Ledger.of(record.ledger),
+    ), notes

@@ -1,0 +1,235 @@
+"""What the front door refuses: arguments of the wrong kind, devices, labels, lists."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, cast, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrift.core.flat import count, map_tree, take
+from fedrift.core.problem import Problem, Stack
+from fedrift.data import arrays
+from fedrift.data.split import Split
+from fedrift.errors import InputError
+
+COLUMNS = (
+    "round",
+    "cohort",
+    "bytes_down",
+    "bytes_up",
+    "gradients",
+    "seconds",
+    "n",
+    "classes",
+    "class_correct",
+    "class_total",
+)
+
+
+def check_kinds(loss: Any, metrics: Any, schedule: Any, augment: Any) -> None:
+    if loss is not None and not callable(loss):
+        raise InputError(f"loss={loss!r} must be a function of output and target")
+    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+        raise InputError(f"metrics={metrics!r} must map names to functions of output and target")
+    taken = next((name for name in metrics if name in COLUMNS), None)
+    if taken is not None:
+        raise InputError(f"metrics: '{taken}' is a column of every run; choose another name")
+    if schedule is not None and not isinstance(schedule, str):
+        raise InputError(f"schedule={schedule!r} must be a text such as 'exp:0.9'")
+    texts = [augment] if isinstance(augment, str) else augment or []
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(t, str) for t in texts):
+        raise InputError(f"augment={augment!r} must be a list of texts such as ['crop:4', 'flip']")
+
+
+UNSEEN = "nothing is evaluated: give test=(x, y), or look at RoundReport.weights in on_round"
+
+
+def gaps(y: np.ndarray, classes: int) -> tuple[str, ...]:
+    """A remark if the labels leave numbers out: 3, 7 and 100 make 101 classes."""
+    if y.dtype.kind == "f":
+        return ()
+    found = np.unique(y)
+    if len(found) == classes or int(found[-1]) + 1 < classes:  # named classes may have no sample
+        return ()
+    return (f"labels are not 0 to {len(found) - 1}: {len(found)} of them make {classes} classes",)
+
+
+def measured(name: str, measure: Callable[[Any, Any], Any]) -> Callable[[Any, Any], float]:
+    """The reader's metric, which must give one number."""
+
+    def scalar(output: Any, target: Any) -> float:
+        found = measure(output, target)
+        try:
+            return float(found)
+        except (TypeError, ValueError, RuntimeError):
+            shape = getattr(found, "shape", None)
+            what = type(found).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
+            raise InputError(
+                f"metrics['{name}'] gave a {what}; one number is wanted, such as its mean()"
+            ) from None
+
+    return scalar
+
+
+def check_device(name: str) -> None:
+    try:
+        kind = torch.device(name).type
+    except (RuntimeError, TypeError):
+        raise InputError(f"device={name!r} must be cpu, cuda, cuda:1 or mps") from None
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
+    if not there.get(kind, False):
+        raise InputError(f"device={name!r} is not available here; use cpu")
+
+
+def stack_of(name: Any) -> Stack:
+    found = next((one for one in get_args(Stack) if one == name), None)
+    if found is None:
+        raise InputError(f"stack={name!r} must be auto, off or on")
+    return found
+
+
+def has_labels(y: Any) -> bool:
+    return isinstance(y, Tensor) and not y.is_floating_point()
+
+
+def check_labels(problem: Problem, held: Split, test: tuple[Any, Any] | None, strict: bool) -> None:
+    """Whether targets and output suit the default loss; with a loss of one's own anything may."""
+    if not strict:
+        return
+    sides = (("clients", held.y), ("test", None if test is None else test[1]))
+    for name, y in sides:
+        if isinstance(y, Tensor) and y.is_floating_point():
+            raise InputError(
+                f"{name}: targets are floating point ({str(y.dtype).removeprefix('torch.')} of "
+                f"shape {tuple(y.shape)}), but without loss=… they must be class labels; give for "
+                "example loss=torch.nn.functional.mse_loss for regression, or "
+                "binary_cross_entropy_with_logits for several labels at once"
+            )
+    if problem.classes == 1:
+        raise InputError(
+            "loss: the model has one output, whose cross-entropy is always 0; give the model one "
+            "output per class, or loss=… for regression or a yes-or-no answer"
+        )
+    if problem.classes is None:
+        return
+    for name, y in sides:
+        if isinstance(y, Tensor) and y.numel() and not y.is_floating_point():
+            bad = ((y >= problem.classes) | ((y < 0) & (y != -100))).nonzero()
+            if len(bad):
+                sample, wrong = int(bad[0, 0]), int(y[tuple(bad[0])])
+                whose = name if y is not held.y else _owner(held, sample)
+                more = f", or the model {wrong + 1} outputs" if wrong > 0 else ""
+                raise InputError(
+                    f"{whose}: label {wrong} is outside the model's {problem.classes} classes "
+                    f"(0 to {problem.classes - 1}){classes_axis(problem, held.x)}; give labels "
+                    f"that count from 0{more}"
+                )
+
+
+def _owner(held: Split, sample: int) -> str:
+    """The client that a sample of the block belongs to, as errors name it."""
+    client = next((i for i, part in enumerate(held.parts) if sample in part), None)
+    return "clients" if client is None else f"clients[{client}]"
+
+
+def classes_axis(problem: Problem, x: Any) -> str:
+    """Where classes are looked for in an output of many axes, as part of a sentence."""
+    try:
+        output = problem.model.logits(problem.w0, take(x, slice(2)))
+    except (RuntimeError, TypeError, ValueError, IndexError):  # there is no output to speak of
+        return ""
+    if not isinstance(output, Tensor) or output.dim() < 3:
+        return ""
+    shape = ", ".join(["N", *map(str, output.shape[1:])])
+    return f"; dimension 1 of the output ({shape}) is taken as classes: transpose it if need be"
+
+
+def unused(schedule: Any, rounds: int) -> tuple[str, ...]:
+    """What to say of a schedule for more rounds than there are."""
+    number = len(cast("list[Any]", schedule)) if isinstance(schedule, list) else 0
+    if number <= rounds:
+        return ()
+    return (f"participants lists {number} rounds; only the first {rounds} are used",)
+
+
+def per_client(local: Mapping[str, Any], clients: int) -> None:
+    for name in ("epochs", "steps"):
+        value = local.get(name)
+        if isinstance(value, (list, tuple)) and len(value) != clients:
+            raise InputError(f"{name} lists {len(value)} entries for {clients} clients; one each")
+
+
+def try_loss(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
+    """Refuse, before the first round, a model, targets and a loss that do not fit together."""
+    try:
+        model = problem.model
+        held = model.buffers()
+        model.w.copy_(problem.w0)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Using a target size")  # broadcast by mistake
+            if field == "test":
+                model.loss(problem.w0, probe)
+            else:
+                model.gradients(probe)
+        model.load_buffers(held)
+    except (RuntimeError, TypeError, ValueError, IndexError, UserWarning) as error:
+        labels = probe[1].tolist() if isinstance(probe[1], Tensor) else "…"
+        raise InputError(
+            f"{field}: no loss can be computed from the model's output for two samples and the "
+            f"targets {labels}: {error}{classes_axis(problem, probe[0])}"
+        ) from error
+
+
+def whole_number(value: Any, field: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{field}={value!r} must be a whole number of at least 1")
+
+
+# A model bound to its data: tried on two samples, in the memory format that suits it.
+
+
+def bind(
+    describe: Callable[..., Problem],
+    held: Split,
+    test: tuple[Any, Any] | None,
+    check: Callable[[Problem, Split, tuple[Any, Any] | None], None],
+    device: str,
+) -> tuple[Problem, Split, tuple[Any, Any] | None, tuple[str, ...]]:
+    """Try the model on two samples: channels-last images first, then as they came."""
+    first = held.first(2)
+    try:
+        return *_bound(describe, held, test, check, first, device, arrays.channels_last), ()
+    except InputError:
+        if not arrays.has_images(held.x):
+            raise
+    notes = ("the model takes no channels-last images: slower convolutions",)
+    return *_bound(describe, held, test, check, first, device, arrays.contiguous), notes
+
+
+def _bound(
+    describe: Callable[..., Problem],
+    held: Split,
+    test: tuple[Any, Any] | None,
+    check: Callable[[Problem, Split, tuple[Any, Any] | None], None],
+    first: np.ndarray,
+    device: str,
+    arrange: Callable[[Any], Any],
+) -> tuple[Problem, Split, tuple[Any, Any] | None]:
+    def placed(tree: Any) -> Any:
+        return map_tree(lambda t: t.to(device), tree)
+
+    data = held.with_data(placed(arrange(held.x)), placed(held.y))
+    probe = take(data.x, first), take(data.y, first)
+    problem = describe(probe=map_tree(lambda t: t.cpu(), probe))
+    check(problem, data, test)
+    try_loss(problem, probe, "loss")
+    if test is None or not count(test[0]):
+        return problem, data, None
+    test = placed(arrange(test[0])), placed(test[1])
+    few = torch.arange(min(2, count(test[0])))
+    try_loss(problem, (take(test[0], few), take(test[1], few)), "test")
+    return problem, data, test

@@ -1,0 +1,58 @@
+"""What happens in a federation, said as it happens: to the log, and to a file beside the run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedrift.engine.callbacks import Plan, RoundReport
+from fedrift.federation.config import Charter
+
+EVENTS = "federation.jsonl"
+
+
+class Teller:
+    """An observer of rounds and of what goes on between server and nodes."""
+
+    def __init__(self, charter: Charter, folder: Path | None, say: Callable[[str], None]) -> None:
+        self._charter, self._folder, self._say = charter, folder, say
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def started(self, plan: Plan) -> None:
+        self._tell(
+            {
+                "event": "started",
+                "algorithm": str(self._charter.spec.algorithm_named),
+                "rounds": self._charter.spec.rounds,
+                "clients": plan.clients,
+                "parameters": plan.parameters,
+                "after": plan.resumed_from,
+            }
+        )
+
+    def finished_round(self, report: RoundReport) -> None:
+        row: dict[str, Any] = {"event": "round", "round": report.round, "seconds": report.seconds}
+        row |= {k: v for k, v in report.metrics.items() if isinstance(v, (int, float))}
+        row |= {"asked": len(report.cohort), "up": report.cost.bytes_up}
+        self._tell(row)
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        plain = {k: v for k, v in summary.items() if isinstance(v, (int, float, str))}
+        self._tell({"event": "finished", **plain})
+
+    def failed(self, text: str) -> None:
+        self._tell({"event": "failed", "text": text})
+
+    def note(self, text: str) -> None:
+        self._tell({"event": "note", "text": text})
+
+    def _tell(self, row: dict[str, Any]) -> None:
+        self._say(row["text"] if row["event"] == "note" else json.dumps(row))
+        if self._folder is not None:
+            line = json.dumps({"time": round(time.time(), 3), **row})
+            with (self._folder / EVENTS).open("a", encoding="utf-8") as file:
+                file.write(line + "\n")

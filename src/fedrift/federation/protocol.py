@@ -1,0 +1,81 @@
+"""What server and nodes write to each other: a small header and arrays, no code and no pickle."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fedrift.backends.codec import Form, Piece, Pieces, Refused
+from fedrift.core.algorithm import Algorithm, Signature, owner_of, parts, signature
+from fedrift.core.problem import Problem
+from fedrift.errors import InputError
+
+ABOUT, VISIT = "query", "train"  # the two kinds of letters
+LARGEST_NUMBER = 1 << 62
+LONGEST_TEXT = 200
+
+Value = str | int | float
+V = TypeVar("V", str, int, float)
+
+
+@dataclass(frozen=True)
+class Letter:
+    """One message in either direction."""
+
+    header: Mapping[str, Value]
+    parts: Mapping[str, Mapping[str, Piece]] = field(default_factory=dict[str, Pieces])
+
+    def part(self, name: str) -> Mapping[str, Piece]:
+        return self.parts.get(name, {})
+
+
+def said(letter: Letter, name: str, kind: type[V]) -> V:
+    """A value of the header that is of its kind; numbers are not negative below −1 nor huge."""
+    value: Any = letter.header.get(name)
+    if type(value) is not kind:
+        raise Refused(f"header '{name}' is {str(value)[:40]!r}, expected is a {kind.__name__}")
+    if isinstance(value, int) and not -1 <= value < LARGEST_NUMBER:
+        raise Refused(f"header '{name}' is {value}, which is out of range")
+    if isinstance(value, str) and len(value) > LONGEST_TEXT:
+        raise Refused(f"header '{name}' is longer than {LONGEST_TEXT} characters")
+    return value
+
+
+def declared(root: Algorithm[Any, Any], phase: str) -> Signature:
+    """The classes of a phase; refused if it is no client method of the algorithm."""
+    path, _, name = phase.rpartition(".")
+    owner = next((node for where, node in parts(root) if where == owner_of(phase)), None)
+    method = None if owner is None or name.startswith("_") else getattr(owner, name, None)
+    if method is None or getattr(method, "__self__", None) is not owner:
+        raise Refused(f"phase '{phase[:60]}' is not a client method of the algorithm")
+    try:
+        found = signature(method)
+    except (InputError, TypeError, NameError, AttributeError):
+        raise Refused(f"phase '{phase[:60]}' is not a client method of '{path}'") from None
+    if "site" not in method.__func__.__annotations__:
+        raise Refused(f"phase '{phase[:60]}' is not a client method of '{path}'")
+    return found
+
+
+def buffer_forms(problem: Problem) -> dict[str, Form]:
+    """What training moves beside the parameters, by number."""
+    return {str(i): Form.like(problem.rest[name]) for i, name in enumerate(problem.moving)}
+
+
+def frozen_forms(problem: Problem) -> dict[str, Form]:
+    """Everything in the model that may be decided during a run."""
+    named = {**problem.rest, **problem.layout.named(problem.w0)}
+    return {name: Form.like(value) for name, value in named.items()}
+
+
+def digest(pieces: Mapping[str, Piece]) -> str:
+    """Short hash of arrays and their names; empty for none."""
+    if not pieces:
+        return ""
+    found = hashlib.sha256()
+    for path in sorted(pieces):
+        one = pieces[path]
+        found.update(f"{path} {one.dtype} {one.shape} ".encode() + one.data)
+    return found.hexdigest()[:16]

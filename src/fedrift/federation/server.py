@@ -1,0 +1,148 @@
+"""The server's side of a federation: our engine over somebody's post."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrift.backends.backend import Backend
+from fedrift.backends.visit import Visitor
+from fedrift.core.algorithm import Signature, parts
+from fedrift.core.evaluation import Evaluator
+from fedrift.engine import execute, recorder
+from fedrift.engine.callbacks import Observer, RoundReport
+from fedrift.engine.plan import Task
+from fedrift.engine.result import Result
+from fedrift.errors import InputError
+from fedrift.federation.config import Charter
+from fedrift.federation.membership import Post, Roster
+from fedrift.federation.remote import NodeStates, Remote
+from fedrift.federation.task import experiment, settled
+from fedrift.federation.visibility import phases
+from fedrift.storage.jsonl import dump, read_file, replace_bytes
+from fedrift.storage.run_folder import CLIENTS
+
+# How many samples each client has: learnt as nodes come, remembered in the run's folder.
+
+
+@dataclass
+class Sizes:
+    """Keeps `clients.json` true when a node joins after the run has begun."""
+
+    folder: Path | None
+    sizes: np.ndarray
+    """Filled in by the roster."""
+    _written: Sequence[int] = field(default_factory=list[int])
+
+    def recall(self) -> None:
+        """What an earlier start of the run knew about clients that are not here now."""
+        known: Any = None if self.folder is None else (read_file(self.folder / CLIENTS) or {})
+        known = known.get("sizes") if isinstance(known, dict) else None
+        if not isinstance(known, list) or len(known) != len(self.sizes):
+            return
+        if all(type(n) is int and n >= 0 for n in known):
+            self._written = known
+            self.sizes[:] = np.where(self.sizes > 0, self.sizes, known)
+
+    def remember(self, task: Task) -> None:
+        """Write them down if somebody new has come."""
+        now = self.sizes.tolist()
+        if self.folder is None or now == self._written or not (self.folder / CLIENTS).exists():
+            return
+        text = dump(recorder.clients(task.split, task.problem.classes)) + "\n"
+        replace_bytes(self.folder / CLIENTS, text.encode())
+        self._written = now
+
+
+DEADLINE = 600.0  # seconds an exchange may take
+
+Around = Callable[[Remote, Mapping[str, Signature]], Backend]
+"""Puts something around the backend, such as masks; it is told the phases of the algorithm."""
+
+
+@dataclass
+class AtNodes:
+    """Clients at the nodes of a roster."""
+
+    task: Task
+    post: Post
+    roster: Roster
+    sizes: Sizes
+    deadline: float
+    note: Callable[[str], None]
+    around: Around | None = None
+    _states: NodeStates | None = None
+
+    def states(self, visitor: Visitor) -> NodeStates:
+        self._states = NodeStates(visitor, [path for path, _ in parts(self.task.algorithm)])
+        return self._states
+
+    def backend(self, visitor: Visitor, evaluator: Evaluator | None) -> Backend:
+        assert self._states is not None
+        remote = Remote(
+            visitor,
+            self._states,
+            evaluator,
+            self.post,
+            self.roster,
+            experiment=experiment(self.task),
+            deadline=self.deadline,
+            note=self.note,
+        )
+        return remote if self.around is None else self.around(remote, phases(self.task.algorithm))
+
+    def present(self) -> np.ndarray:
+        here = self.roster.present()
+        self.sizes.remember(self.task)
+        return here
+
+
+def serve(
+    charter: Charter,
+    post: Post,
+    *,
+    test: tuple[Any, Any] | None = None,
+    out: Path | None = None,
+    least: int | None = None,
+    deadline: float = DEADLINE,
+    observer: Observer | None = None,
+    note: Callable[[str], None] = lambda text: None,
+    around: Around | None = None,
+) -> Result:
+    """Run the charter's experiment with whoever is there; goes on with what `out` holds of it."""
+    least = charter.clients if least is None else least
+    if not 1 <= least <= charter.clients:
+        raise InputError(f"min-nodes={least} must be from 1 to {charter.clients}, the clients")
+    if not 0 < deadline < float("inf"):
+        raise InputError(f"deadline={deadline} must be a number of seconds above 0")
+    with execute.one_thread():
+        task = settled(charter, test)
+    if task.faults is not None:
+        raise InputError("faults: they are simulated, and a federation has its own; leave them out")
+    if around is not None and task.aggregation is not None:
+        raise InputError(
+            "aggregate and privacy need to see each reply, which secure aggregation hides; "
+            "use one or the other"
+        )
+    roster = Roster(
+        post,
+        experiment=experiment(task),
+        population=charter.clients,
+        least=least,
+        note=note,
+    )
+    sizes = Sizes(out, roster.sizes)
+    sizes.recall()
+    roster.present()
+    task.split.sizes = roster.sizes  # filled in as nodes come
+    task = replace(task, problem=replace(task.problem, samples=int(roster.sizes.sum())))
+    place = AtNodes(task, post, roster, sizes, deadline, note, around)
+    return execute.execute(task, out=out, observer=observer, on_round=_at_once, place=place)
+
+
+def _at_once(report: RoundReport) -> None:
+    """Being there makes the engine tell of a round before it begins the next."""

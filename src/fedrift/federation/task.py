@@ -1,0 +1,92 @@
+"""The task as server and sites each build it from the charter, and the hash that compares them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedrift import models
+from fedrift.backends.visit import Visitor
+from fedrift.data import arrays
+from fedrift.data.split import Split
+from fedrift.engine import task
+from fedrift.engine.plan import Task
+from fedrift.engine.recorder import IN_PYTHON
+from fedrift.errors import InputError
+from fedrift.federation.config import Charter
+from fedrift.federation.node import Node
+from fedrift.storage.shared_memory import is_channels_last
+
+PROTOCOL = 2  # of the letters; ends that differ do not talk
+
+
+def settled(charter: Charter, test: tuple[Any, Any] | None = None) -> Task:
+    """The task without any client's data: the model is tried on two random samples."""
+    spec, kind = charter.spec, task.DTYPES[charter.spec.dtype]
+    if not charter.named:  # what the record of the run says
+        spec = replace(spec, data=IN_PYTHON["data"], partition=IN_PYTHON["data"])
+    some = torch.Generator().manual_seed(0)
+    x = torch.randn(2, *charter.shape, generator=some, dtype=kind)
+    y = torch.tensor([0, charter.classes - 1])
+    nobody = [np.empty(0, np.int64)] * (charter.clients - 1)
+    probe = Split(x, y, [np.arange(2), *nobody], "at the nodes")
+    was = (charter.mean, charter.std) if charter.mean else None
+    make = models.factory(spec.model or "mlp", charter.shape, charter.classes, was)
+    held = None if test is None else tensors(charter, *test)
+    return task.of_split(spec, make, probe, held, charter.black)
+
+
+def tensors(charter: Charter, x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Samples as the task takes them, refused if they are of another shape."""
+    kind = task.DTYPES[charter.spec.dtype]
+    inputs = arrays.tensors(torch.as_tensor(np.asarray(x)), kind, "x")
+    labels = arrays.tensors(torch.as_tensor(np.asarray(y)), kind, "y")
+    if tuple(inputs.shape[1:]) != charter.shape:
+        raise InputError(f"x has samples of shape {tuple(inputs.shape[1:])}, not {charter.shape}")
+    if labels.shape != inputs.shape[:1] or labels.is_floating_point():
+        raise InputError(f"y must be {len(inputs)} whole numbers, one label for each sample")
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < charter.classes:
+        raise InputError(f"y holds labels outside 0 to {charter.classes - 1}")
+    return inputs, labels
+
+
+def experiment(settled: Task) -> str:
+    """Hash of everything that server and sites must have in common."""
+    p = settled.problem
+    text = (
+        PROTOCOL,
+        re.sub(r" at 0x[0-9a-f]+", "", repr(settled.algorithm)),
+        p.layout.names,
+        p.population,
+        p.rounds,
+        p.is_full,
+        p.participation,
+        settled.seed,
+        repr(settled.augment),
+        p.part,
+    )
+    digest = hashlib.sha256(repr(text).encode())
+    for name, value in sorted({**p.rest, "": p.w0}.items()):
+        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def node_of(charter: Charter, client: int, x: Any, y: Any, folder: Path) -> Node:
+    """The node of one client, with its data, and its states in a folder."""
+    if not 0 <= client < charter.clients:
+        raise InputError(f"partition-id={client} must be from 0 to {charter.clients - 1}")
+    made = settled(charter)
+    inputs, labels = tensors(charter, x, y)
+    arranged = is_channels_last(made.split.x)
+    inputs = arrays.channels_last(inputs) if arranged else arrays.contiguous(inputs)
+    parts = [np.empty(0, np.int64)] * charter.clients
+    parts[client] = np.arange(len(labels))
+    split = Split(inputs, labels, parts)
+    visitor = Visitor(made.algorithm, made.problem, split, made.augment)
+    return Node(visitor, client, len(labels), experiment(made), folder)

@@ -1,0 +1,92 @@
+"""What server and clients can see of each other, from the declared messages and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, get_args, get_origin
+
+from torch import Tensor
+
+from fedrift.backends.codec import Refused, plain, unfit
+from fedrift.core.algorithm import Algorithm, Signature, parts
+from fedrift.core.messages import hints, reductions
+from fedrift.federation.protocol import declared
+
+ADDED = {"mean": "a mean over the cohort", "sum": "a sum over the cohort"}
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One field of one exchange."""
+
+    phase: str
+    who: str
+    """Who sees it: server or client; or nobody else: node."""
+    field: str
+    kind: str
+    use: str
+    """What the server's rule does with it."""
+
+
+def phases(root: Algorithm[Any, Any]) -> dict[str, Signature]:
+    """Every client method that the server may call, by its address."""
+    found: dict[str, Signature] = {}
+    for path, node in parts(root):
+        for name, method in inspect.getmembers(type(node), inspect.isfunction):
+            phase = f"{path}.{name}" if path else name
+            if "site" not in method.__annotations__ or name.startswith("_"):
+                continue
+            try:
+                found[phase] = declared(root, phase)
+            except Refused:
+                continue
+    return found
+
+
+def sights(root: Algorithm[Any, Any]) -> list[Sight]:
+    """Everything that leaves one side for the other, and what stays."""
+    rows: list[Sight] = []
+    for phase, kinds in phases(root).items():
+        for cls in (kinds.down, kinds.private):
+            rows += [Sight(phase, "client", n, k, "") for n, k in _leaves(cls)]
+        how = reductions(kinds.up)
+        for name, kind in _leaves(kinds.up):
+            rule = how.get(name.partition(".")[0], "")
+            use = ADDED.get(
+                rule, "each client's value" if rule else "each client's, to fold others"
+            )
+            rows.append(Sight(phase, "server", name, kind, use))
+        stays = "never leaves the node"
+        rows += [Sight(phase, "node", n, k, stays) for n, k in _leaves(kinds.state)]
+    return rows
+
+
+def can_be_masked(root: Algorithm[Any, Any], phase: str) -> bool:
+    """All that goes up is a mean or a sum: the server needs no single client's value."""
+    return not unfit(declared(root, phase).up)
+
+
+def _leaves(cls: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if not is_dataclass(cls):
+        return
+    own = hints(cls)  # type: ignore[arg-type]
+    for f in fields(cls):
+        if "derived" not in f.metadata:
+            here = f"{path}.{f.name}" if path else f.name
+            yield from _described(own[f.name], here, "shape" in f.metadata)
+
+
+def _described(hint: Any, path: str, is_shaped: bool) -> Iterator[tuple[str, str]]:
+    kind, optional = plain(hint)
+    maybe = ", if there is one" if optional else ""
+    if is_dataclass(kind):
+        yield from _leaves(kind, path)
+    elif get_origin(kind) is tuple:
+        inner = get_args(kind)[0]
+        yield path, ("vectors" if inner is Tensor else "numbers") + maybe
+    elif kind is Tensor:
+        yield path, ("array" if is_shaped else "vector") + maybe
+    else:
+        yield path, "number" + maybe

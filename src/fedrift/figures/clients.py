@@ -1,0 +1,226 @@
+"""Where clients go: lengths and angles of their updates, gradients, control variates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedrift.figures.style import both_ways, colour, legend, names, panels, table, title
+from fedrift.storage.jsonl import Record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def updates(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """Distance of every local model and the angle of its update to the average."""
+    axes = panels(figure, 2)
+    for place, numbers in enumerate(runs.values()):
+        for axis, key in ((axes[0], "distances"), (axes[1], "to_average")):
+            values = numbers[key]
+            spread = place + np.linspace(-0.12, 0.12, len(values)) if len(values) > 1 else [place]
+            label = "one client" if not place else None
+            axis.plot(spread, values, "o", color=colour(place), alpha=0.6, ms=5, label=label)
+            label = "mean of the clients" if not place else None
+            axis.plot(place, np.mean(values), "_", color="black", ms=24, mew=2, label=label)
+        axes[0].set_xlim(-0.6, len(runs) - 0.4)
+        axes[1].set_xlim(-0.6, len(runs) - 0.4)
+    for axis in axes:
+        names(axis, list(runs))
+        axis.grid(axis="x", visible=False)
+    axes[0].set_ylim(bottom=0)
+    axes[0].set_ylabel(r"distance $\|w - w_i\|$ after local work")
+    axes[1].axhline(0, color="grey", linewidth=0.8)
+    axes[1].set_ylabel(r"cosine of $\Delta_i$ with the average $D$")
+    legend(figure, axes)
+
+
+def pairs(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """Angles between the updates of every two clients."""
+    axes = panels(figure, len(runs))
+    for axis, (name, numbers) in zip(axes, runs.items(), strict=True):
+        clients = [str(c) for c in numbers["clients"]]
+        table(
+            axis,
+            numbers["pairs"],
+            r"cosine of $\Delta_i$ and $\Delta_j$",
+            low=-1,
+            high=1,
+            map="RdBu_r",
+        )
+        both_ways(axis, clients, "client")
+        title(axis, numbers, name)
+
+
+def controls(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """What control variates have learned: their angle to the client's true gradient."""
+    told = {name: n["controls"] for name, n in runs.items() if n.get("controls")}
+    axes = panels(figure, 2)
+    for place, (name, found) in enumerate(told.items()):
+        for field, one in found.items():
+            label = f"{name}, {field} of the client"
+            at = np.arange(len(one["cosines"]))
+            axes[0].plot(at, one["cosines"], "o", color=colour(place), label=label)
+            axes[1].plot(at, one["lengths"], "o", color=colour(place), label=label)
+            axes[1].plot(
+                at, one["gradients"], "x", color="black", label="true gradient of the client"
+            )
+        first = next(iter(found.values()))
+        for axis in axes:
+            names(axis, [str(c) for c in first["clients"]])
+            axis.set_xlabel("client")
+    axes[0].axhline(0, color="grey", linewidth=0.8)
+    axes[0].set_ylim(-1.05, 1.05)
+    axes[0].set_ylabel(r"cosine with the true gradient $\nabla F_i(w)$")
+    axes[1].set_ylim(0, 1.05 * axes[1].get_ylim()[1])  # the highest mark is seen whole
+    axes[1].set_ylabel("length (norm)")
+    legend(figure, axes)
+
+
+# How alike the layers of client models are.
+
+
+def by_layer(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """Mean similarity of each layer between clients, with its range, and to the global model."""
+    (axis,) = panels(figure, 1)
+    for place, (name, numbers) in enumerate(runs.items()):
+        layers = numbers["layers"]
+        at = range(len(layers))
+        between = [one["between"] for one in layers.values()]
+        axis.plot(at, between, "o-", color=colour(place), label=f"{name}, between clients")
+        low = [one["lowest"] for one in layers.values()]
+        high = [one["highest"] for one in layers.values()]
+        axis.fill_between(at, low, high, color=colour(place), alpha=0.12, lw=0)
+        to_global = [one["to_global"] for one in layers.values()]
+        axis.plot(at, to_global, "s--", color=colour(place), ms=4, label=f"{name}, to global")
+    names(axis, list(next(iter(runs.values()))["layers"]))
+    axis.set_ylim(top=1.02)
+    axis.set_xlabel("layer, from input to output")
+    axis.set_ylabel("linear CKA (band: all pairs of clients)")
+    legend(figure, [axis], 2)
+
+
+def last_layer(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """Every pair of clients in the last layer."""
+    axes = panels(figure, len(runs))
+    for axis, (name, numbers) in zip(axes, runs.items(), strict=True):
+        layer, found = list(numbers["layers"].items())[-1]
+        values = np.array(found["pairs"])
+        clients = [str(c) for c in numbers["clients"]]
+        table(axis, values, f"linear CKA, layer {layer}", low=min(0.9, values.min()), high=1.0)
+        both_ways(axis, clients, "client")
+        title(axis, numbers, name)
+
+
+# Curves of what was measured while runs went on.
+
+
+def _column(rows: Sequence[Record], *path: str) -> tuple[list[int], list[float]]:
+    """Rounds and values of those rows that have the number."""
+    rounds: list[int] = []
+    values: list[float] = []
+    for row in rows:
+        found: Any = row
+        for key in path:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        if isinstance(found, int | float):
+            rounds.append(row["round"])
+            values.append(float(found))
+    return rounds, values
+
+
+def drift(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """Distances and angles of the updates as they arrived."""
+    axes = panels(figure, 2)
+    for place, (name, numbers) in enumerate(runs.items()):
+        style: dict[str, Any] = {"color": colour(place), "marker": "o", "ms": 3}
+        rows = numbers["rows"]
+        axes[0].plot(*_column(rows, "drift", "distance"), **style)
+        label = f"{name}, with the average"
+        axes[1].plot(*_column(rows, "drift", "cosine_to_average"), label=label, **style)
+        label = f"{name}, with each other"
+        axes[1].plot(*_column(rows, "drift", "cosine_between"), "--", label=label, **style)
+    for axis in axes:
+        axis.set_xlabel("round")
+    axes[0].set_ylim(bottom=0)
+    axes[0].set_ylabel(r"mean distance $\|w - w_i\|$")
+    axes[1].set_ylabel("mean cosine of updates")
+    legend(figure, [axes[1]], 2)
+
+
+def recency(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """How much more accurate the classes of the cohort are, and what is forgotten."""
+    axes = panels(figure, 2)
+    for place, (name, numbers) in enumerate(runs.items()):
+        style: dict[str, Any] = {"color": colour(place), "marker": "o", "ms": 3, "label": name}
+        for axis, key in ((axes[0], "lift"), (axes[1], "forgetting")):
+            rounds, values = _column(numbers["rows"], "classes", key)
+            axis.plot(rounds, 100 * np.array(values), **style)
+    for axis in axes:
+        axis.set_xlabel("round")
+    axes[0].axhline(0, color="grey", linewidth=0.8)
+    axes[0].set_ylabel("held by the cohort − others (points)")
+    axes[1].set_ylabel("below the best earlier accuracy (points)")
+    legend(figure, axes)
+
+
+def gradients(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """Dissimilarity of client gradients, and what control variates have learned of them."""
+    axes = panels(figure, 2)
+    for place, (name, numbers) in enumerate(runs.items()):
+        style: dict[str, Any] = {"color": colour(place), "marker": "o", "ms": 3, "label": name}
+        rows = numbers["rows"]
+        axes[0].plot(*_column(rows, "gradients", "dissimilarity", "ratio"), **style)
+        for letter in ("c", "h"):
+            found = _column(rows, "gradients", "controls", letter, "mean_cosine")
+            if found[0]:
+                style |= {"label": f"{name}, {letter} of the clients", "marker": "s"}
+                axes[1].plot(*found, **style)
+    for axis in axes:
+        axis.set_xlabel("round")
+    axes[0].set_ylabel("gradient dissimilarity B (1: all agree)")
+    axes[1].set_ylim(-1.05, 1.05)
+    axes[1].set_ylabel(r"cosine of control variate and $\nabla F_i(w)$")
+    legend(figure, axes)
+
+
+def curvature(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """The largest eigenvalue, and sharpness, over rounds."""
+    axes = panels(figure, 2)
+    for place, (name, numbers) in enumerate(runs.items()):
+        style: dict[str, Any] = {"color": colour(place), "marker": "o", "ms": 3, "label": name}
+        rows = numbers["rows"]
+        tops = [
+            (row["round"], row["hessian"]["global"]["eigenvalues"][0])
+            for row in rows
+            if "global" in row.get("hessian", {})
+        ]
+        axes[0].plot(*zip(*tops, strict=True) if tops else ((), ()), **style)
+        axes[1].plot(*_column(rows, "sharpness", "global", "ascent"), **style)
+    found = (row["sharpness"].get("rho") for r in runs.values() for row in _with_sharpness(r))
+    radii = sorted({f"{rho:g}" for rho in found if rho is not None})
+    for axis in axes:
+        axis.set_xlabel("round")
+    axes[0].set_ylabel("eigenvalue of largest size")
+    axes[1].set_ylabel(f"rise of the loss within ρ = {' / '.join(radii)}" if radii else "sharpness")
+    legend(figure, axes)
+
+
+def _with_sharpness(numbers: Record) -> list[Record]:
+    return [row for row in numbers["rows"] if "sharpness" in row]
+
+
+DRAWN = {"drift": drift, "recency": recency, "gradients": gradients, "curvature": curvature}
+_NEEDS = {
+    "drift": (("drift", "distance"),),
+    "recency": (("classes", "forgetting"),),
+    "gradients": (("gradients", "dissimilarity"),),
+    "curvature": (("hessian", "global"), ("sharpness", "global")),
+}
+
+
+def has(name: str, rows: Sequence[Record]) -> bool:
+    """The rows hold what the figure shows."""
+    return any(key in row.get(part, {}) for part, key in _NEEDS[name] for row in rows)

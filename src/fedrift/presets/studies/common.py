@@ -1,0 +1,245 @@
+"""What studies share: their settings, their data, their runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedrift import backends
+from fedrift.analysis.case import Case
+from fedrift.analysis.examine import draw_file
+from fedrift.analysis.saved import load as saved
+from fedrift.api import settled
+from fedrift.comparison import Item, Loader, Outcome, Runner
+from fedrift.config.grid import seeds_of, slug
+from fedrift.config.spec import Spec
+from fedrift.data import datasets
+from fedrift.data.samples import DataSet
+from fedrift.engine.callbacks import Plan, RoundReport
+from fedrift.engine.result import Result
+from fedrift.errors import InputError, RunError, unknown
+from fedrift.figures.style import colour, legend, names, panels
+from fedrift.presets.findings import Cell, Tell
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+COMMON: dict[str, Any] = {"seeds": [0], "workers": "auto"}
+
+
+def chosen(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a study with its usual ones for what is not said."""
+    known = {**COMMON, **usual}
+    for key, value in settings.items():
+        if key not in known:
+            raise unknown("setting of the study", key, known)
+        if isinstance(known[key], list) and not isinstance(value, list):
+            raise InputError(f"setting {key} of the study must be a list, not {value!r}")
+    return {**known, **settings}
+
+
+def seeds(settings: Mapping[str, Any]) -> tuple[int, ...]:
+    return seeds_of(settings["seeds"])
+
+
+def cores(settings: Mapping[str, Any]) -> int:
+    """Processes or threads that may compute at a time."""
+    number = settings["workers"]
+    return backends.cores() if number == "auto" else max(1, int(number))
+
+
+class _Told:
+    """Tells of every run that has ended."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+
+    def started(self, item: Item, plan: Plan) -> None:
+        return None
+
+    def finished_round(self, item: Item, report: RoundReport) -> None:
+        return None
+
+    def finished(self, outcome: Outcome) -> None:
+        result = outcome.result
+        how = outcome.error if result is None else result.status
+        if result is not None and result.accuracy:
+            how += f", accuracy {100 * result.accuracy[-1]:.1f} %"
+        self._tell(f"{outcome.item.label}, seed {outcome.item.seed}: {how}")
+
+
+def run_all(items: Sequence[Item], settings: Mapping[str, Any], tell: Tell) -> list[Result]:
+    """All runs on one pool, in the order given; those that are in their folders are read."""
+    number = settings["workers"]
+    workers = backends.cores() if number == "auto" else int(number)
+    outcomes = Runner(workers, _Told(tell)).run(items)
+    for outcome in outcomes:
+        if outcome.result is None:
+            raise RunError(f"{outcome.item.label}: {outcome.error}")
+    return [outcome.result for outcome in outcomes if outcome.result is not None]
+
+
+def spec_of(said: Mapping[str, Any], keys: Sequence[str], data: Path | None, **more: Any) -> Spec:
+    """What these settings and `more` say, with data from the data folder."""
+    where = {} if data is None else {"data_dir": str(data)}
+    return Spec.of({**where, **{key: said[key] for key in keys}, **more})
+
+
+def from_spec(label: str, spec: Spec, folder: Path, loader: Loader) -> Item:
+    """A run on named data."""
+    spec.validate()
+    place = folder / "runs" / f"{slug(label)}-s{spec.seed}"
+    return Item(label, {}, spec.seed, partial(loader.task, spec), place, spec.rounds, label)
+
+
+def from_objects(label: str, algorithm: str, folder: Path, seed: int, **said: Any) -> Item:
+    """A run on data and a model that are at hand; what is said is as for `fedrift.run`."""
+    make = partial(settled, algorithm, {**said, "seed": seed})
+    return Item(
+        label,
+        {},
+        seed,
+        make,
+        folder / "runs" / f"{slug(label)}-s{seed}",
+        int(said["rounds"]),
+        label,
+    )
+
+
+def case_of(result: Result, data: Path | None) -> Case:
+    """A run as the analyses take it."""
+    assert result.folder is not None
+    return saved(result.folder, data_dir=None if data is None else str(data))
+
+
+def one_pass(clients: int, said: Mapping[str, Any]) -> int:
+    """Rounds until everybody has been asked once."""
+    return -(-clients // said["per_round"])
+
+
+def load(text: str, data: Path | None, classes: Sequence[int] = ()) -> DataSet:
+    """A data set by name, or those of its classes that are listed, numbered from 0."""
+    found = datasets.load(text, data)
+    if not classes:
+        return found
+    wrong = [c for c in classes if not 0 <= c < found.classes]
+    if wrong:
+        raise InputError(f"classes: '{text}' has classes 0 to {found.classes - 1}, not {wrong[0]}")
+    number = np.full(found.classes, -1)
+    number[list(classes)] = np.arange(len(classes))
+    train, test = (np.isin(y, classes) for y in (found.y, found.y_test))
+    return replace(
+        found,
+        x=found.x[train],
+        y=number[found.y[train]],
+        x_test=found.x_test[test],
+        y_test=number[found.y_test[test]],
+        classes=len(classes),
+        class_names=tuple(found.class_names[c] for c in classes),
+        users=None,
+    )
+
+
+def mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def over_seeds(values: Sequence[float], digits: int = 2) -> Cell:
+    """A number of one seed; mean ± standard deviation of several."""
+    if len(values) == 1:
+        return float(values[0])
+    return f"{mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f}"
+
+
+def percent(shares: Sequence[float]) -> Cell:
+    """Shares, in per cent."""
+    return over_seeds([100 * share for share in shares])
+
+
+# Figures of studies: curves and bars in panels, as png and svg.
+
+ENDINGS = ("png", "svg")
+Curve = tuple[Sequence[float], Sequence[float]]
+
+
+def draw(folder: Path, name: str, picture: Callable[[Figure], None]) -> str:
+    """A figure as png and svg; returns its name."""
+    for ending in ENDINGS:
+        draw_file(picture, folder / f"{name}.{ending}")
+    return name
+
+
+def curves(
+    figure: Figure,
+    shown: Mapping[str, Mapping[str, Curve]],
+    x: str,
+    y: str,
+    *,
+    marks: bool = False,
+    dashed: Callable[[str], bool] = lambda label: False,
+    ticks: Sequence[str] = (),
+) -> None:
+    """A panel for each title, a curve for each label; one label has one colour everywhere.
+
+    ticks: what 0, 1, … on the horizontal axis are called.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    axes = panels(figure, len(shown))
+    labels = list(dict.fromkeys(label for by_label in shown.values() for label in by_label))
+    for axis, (title, by_label) in zip(axes, shown.items(), strict=True):
+        for label, (at, values) in by_label.items():
+            style = ("s" if dashed(label) else "o") if marks else ""
+            style += "--" if dashed(label) else "-"
+            axis.plot(
+                at, values, style, color=colour(labels.index(label)), label=label, ms=3.5, lw=1.6
+            )
+        axis.set_title(title, fontsize=10, parse_math=False)
+        axis.set_xlabel(x)
+        if ticks:
+            names(axis, ticks)
+        elif all(float(at).is_integer() for along, _ in by_label.values() for at in along):
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].set_ylabel(y)
+    legend(figure, axes, 4)
+
+
+def accuracies(
+    folder: Path,
+    name: str,
+    shown: Mapping[str, Mapping[str, Curve]],
+    x: str = "round",
+    *,
+    marks: bool = False,
+    dashed: Callable[[str], bool] = lambda label: False,
+) -> str:
+    """Curves of the test accuracy, in files of that name."""
+    y = "test accuracy (%)"
+    return draw(folder, name, partial(curves, shown=shown, x=x, y=y, marks=marks, dashed=dashed))
+
+
+def over_rounds(result: Result) -> Curve:
+    """Test accuracy of a run, in per cent."""
+    return result.rounds, [100 * a for a in result.accuracy]
+
+
+def bars(
+    figure: Figure, shown: Mapping[str, Mapping[str, float]], y: str, *, log: bool = False
+) -> None:
+    """A panel for each title, a bar for each label."""
+    axes = panels(figure, len(shown))
+    for axis, (title, values) in zip(axes, shown.items(), strict=True):
+        places = range(len(values))
+        axis.bar(places, list(values.values()), 0.65, color=[colour(i) for i in places])
+        names(axis, list(values))
+        axis.set_title(title, fontsize=10, parse_math=False)
+        axis.grid(axis="x", visible=False)
+        if log:
+            axis.set_yscale("log")
+    axes[0].set_ylabel(y)

@@ -1,0 +1,354 @@
+"""The sections of the page: sentences, tables, places for charts."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from fedrift.errors import InputError
+from fedrift.figures import Picture
+from fedrift.report import sentences, tables
+from fedrift.report.analyses import ENDINGS, Analysed
+from fedrift.report.markup import (
+    chart,
+    choices,
+    escape,
+    folded,
+    html_table,
+    image,
+    items,
+    said,
+    section,
+    select,
+    tools,
+)
+from fedrift.report.provenance import Extras, provenance
+from fedrift.report.provenance import sentences as option_sentences
+from fedrift.report.statistics.findings import Findings
+from fedrift.report.workings import workings
+
+# The section about the models themselves: what an analysis found, as sentences and figures.
+
+ORDER = (
+    "hessian",
+    "sharpness",
+    "landscape",
+    "cka",
+    "drift",
+    "classes",
+    "predictions",
+    "during",
+)
+MOST_RUNS = 12  # in one figure, and whose own figures are in the page
+WRONG = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+
+
+def inside(findings: Findings, extras: Extras) -> str:
+    """Empty if no run was looked at."""
+    if not extras.analyses:
+        return ""
+    names = dict.fromkeys(one.what for one in extras.analyses)
+    ordered = sorted(names, key=lambda n: (ORDER.index(n) if n in ORDER else len(ORDER), n))
+    parts = [_part(what, [a for a in extras.analyses if a.what == what]) for what in ordered]
+    about = "Made by fedrift analyse from saved weights. Of several seeds the first is shown."
+    return section("inside", "Inside the models", said(about), *parts)
+
+
+def _part(what: str, found: Sequence[Analysed]) -> str:
+    shown = found[:MOST_RUNS]
+    left = len(found) - len(shown)
+    pieces = [f"<h3>{escape(found[0].title)}</h3>"]
+    if len(shown) == 1:
+        pieces += [items(shown[0].said), _own(shown[0])]
+        return "".join(pieces)
+    compared = _together(what, shown)
+    pieces.append(compared)
+    for one in shown:
+        pieces.append(folded(one.run, items(one.said), _own(one)))
+    if left:
+        pieces.append(said(f"{left} more runs were analysed; their figures are in their folders."))
+    return "".join(pieces)
+
+
+def _own(one: Analysed) -> str:
+    """The figures that stand in the run's folder."""
+    made: list[str] = []
+    for name, path in one.figures.items():
+        try:
+            content = path.read_bytes()
+        except OSError:
+            continue
+        about = f"{one.title} of {one.run}: {name.replace('-', ' ')}"
+        made.append(image(content, ENDINGS[path.suffix], about))
+    return f'<div class="pictures">{"".join(made)}</div>' if made else ""
+
+
+def _together(what: str, found: Sequence[Analysed]) -> str:
+    """Figures with all runs in them, drawn now from their numbers."""
+    from fedrift.figures import TOGETHER
+
+    made = [
+        drawn
+        for name, draw in TOGETHER.get(what, {}).items()
+        if (drawn := _drawn(draw, found, f"{found[0].title}: {name.replace('-', ' ')}"))
+    ]
+    return f'<div class="pictures">{"".join(made)}</div>' if made else ""
+
+
+def _drawn(draw: Picture, found: Sequence[Analysed], about: str) -> str:
+    from matplotlib import rc_context
+
+    from fedrift.figures.style import sheet
+
+    figure, content = sheet(), io.BytesIO()
+    try:
+        draw(figure, {one.run: one.numbers for one in found})
+        with rc_context({"svg.hashsalt": "fedrift"}):
+            figure.savefig(content, format="svg", metadata={"Date": None})
+    except WRONG:  # numbers of another version, or not measured in every run
+        return ""
+    return image(content.getvalue(), ENDINGS[".svg"], about)
+
+
+LINE = (
+    '<svg width="22" height="8" aria-hidden="true">'
+    '<line x1="0" y1="4" x2="22" y2="4" stroke-width="3"/></svg>'
+)
+
+
+def body(findings: Findings, extras: Extras) -> str:
+    """Everything between <body> and </body> but the scripts."""
+    sections = {
+        "Summary": _summary(findings, extras),
+        "Leaderboard": _leaderboard(findings),
+        "Results": section("results", "Results by setting", html_table(tables.grid(findings))),
+        "Curves": _curves(findings),
+        "Data": _data(findings),
+        "Classes": _classes(findings),
+        "Clients": _clients(findings),
+        "Inside": inside(findings, extras),
+        "Workings": workings(extras.workings),
+        "Communication": _ledger(findings),
+        "Runs": provenance(findings, extras),
+    }
+    keys = {"Communication": "ledger"}
+    links = "".join(
+        f'<a href="#{keys.get(name, name.lower())}">{name}</a>'
+        for name, content in sections.items()
+        if content
+    )
+    theme = '<button type="button" class="plain" id="theme">Dark</button>'
+    return "\n".join(
+        (
+            f'<header><nav aria-label="Sections">{links}</nav>{theme}</header><main>',
+            *filter(None, sections.values()),
+            "<footer>Made by fedrift. This page is one file and needs no network.</footer></main>",
+        )
+    )
+
+
+def _summary(findings: Findings, extras: Extras) -> str:
+    problems = ""
+    if extras.problems:
+        heading = "<h2>Not everything could be used</h2>"
+        problems = f'<div class="problems" role="note">{heading}{items(extras.problems)}</div>'
+    return (
+        f'<section id="summary" aria-label="Summary"><h1>{escape(extras.title)}</h1>'
+        f"<p>{escape(sentences.scope(findings))}</p>{problems}"
+        f"<h3>What the numbers show</h3>{items(sentences.shown(findings))}"
+        f"<h3>What they do not show</h3>{items(sentences.not_shown(findings))}"
+        f"<h3>With which options</h3>{items([*option_sentences(findings), *extras.notes])}"
+        "</section>"
+    )
+
+
+def _leaderboard(findings: Findings) -> str:
+    table = tables.leaderboard(findings)
+    labels = [setting.label for setting in findings.settings]
+    if len(labels) == 1:
+        return section("leaderboard", "Leaderboard", html_table(table, "leaders"))
+    filters = tools(select("leader-setting", "Setting", labels, first="all", filters="leaders"))
+    places = [labels.index(row[2].text) for row in table.rows]
+    return section("leaderboard", "Leaderboard", filters, html_table(table, "leaders", places))
+
+
+def _legend(findings: Findings) -> str:
+    if len(findings.methods) < 2:
+        return ""
+    buttons = "".join(
+        f'<button type="button" class="plain" data-method="{i}" aria-pressed="true">{LINE}'
+        f"{escape(method)}</button>"
+        for i, method in enumerate(findings.methods)
+    )
+    return f'<div class="legend" role="group" aria-label="Methods shown">{buttons}</div>'
+
+
+def _panels(findings: Findings, kind: str, about: str) -> str:
+    panels = "".join(
+        f"<figure><figcaption>{escape(setting.label)}</figcaption>"
+        f"{chart(kind, f'{about}, {setting.label}', setting=i)}</figure>"
+        for i, setting in enumerate(findings.settings)
+    )
+    return f'<div class="panels">{panels}</div>'
+
+
+def _curves(findings: Findings) -> str:
+    axes = {"rounds": "rounds", "bytes": "bytes", "gradients": "gradients", "seconds": "time"}
+    controls = [choices("x", "Horizontal axis", axes, "rounds")]
+    if findings.has_accuracy:
+        kinds = {"accuracy": "accuracy", "loss": "loss"}
+        controls.append(choices("y", "Vertical axis", kinds, "accuracy"))
+    if any(len(one.group.runs) > 1 for one in findings.all):
+        kinds = {"false": "mean and range", "true": "single seeds"}
+        controls.append(choices("seeds", "Seeds", kinds, "false"))
+    about = (
+        "A line is the mean of the seeds as far as all of them go, the band around it reaches "
+        "from the lowest seed to the highest; a cross marks a seed that became infinite. "
+        "Over bytes, gradient evaluations and time, a point stands at the mean cost of the seeds."
+    )
+    if findings.has_accuracy:
+        about += " The dotted line is the share of the most frequent class."
+    return section(
+        "curves",
+        "Convergence",
+        said(about),
+        tools(*controls),
+        _legend(findings),
+        _panels(findings, "curve", "Test result over rounds or cost"),
+    )
+
+
+def _data(findings: Findings) -> str:
+    if all(run.clients is None for run in findings.grouped.runs):
+        return ""
+    return section(
+        "data",
+        "Data of the clients",
+        said("How many samples each client holds, and which share of them is of which class."),
+        tools(select("data-which", "Division")),
+        f"<figure>{chart('clients', 'Classes and samples per client', size='tall')}</figure>",
+    )
+
+
+def _classes(findings: Findings) -> str:
+    if all(run.classes is None for run in findings.grouped.runs):
+        return ""
+    about = (
+        "Test accuracy per class. A dot marks a class that the clients of the round hold: the "
+        "larger, the more of their samples. Below it, which clients took part. Where a class "
+        "lights up when its clients took part and fades afterwards, the model leans towards "
+        "those it saw last. With many rounds in view there are no dots; zoom in to see them."
+    )
+    return section(
+        "classes",
+        "Classes over rounds",
+        said(about),
+        tools(select("classes-which", "Method"), select("classes-seed", "Seed")),
+        f"<figure>{chart('classes', 'Accuracy per class and round', size='tall')}</figure>",
+    )
+
+
+def _clients(findings: Findings) -> str:
+    table = tables.clients(findings)
+    if table is None:
+        return ""
+    about = (
+        "Expected accuracy of every client, from the worst to the best: the model's test accuracy "
+        "per class, weighted by the labels the client holds. It was not measured on the clients' "
+        "own data."
+    )
+    return section(
+        "clients",
+        "Clients",
+        said(about),
+        _legend(findings),
+        _panels(findings, "expected", "Expected accuracy of the clients"),
+        html_table(table),
+    )
+
+
+def _ledger(findings: Findings) -> str:
+    table = tables.ledger(findings)
+    if table is None:
+        return ""
+    labels = [setting.label for setting in findings.settings]
+    control = tools(select("ledger-setting", "Setting", labels)) if len(labels) > 1 else ""
+    return section(
+        "ledger",
+        "Communication",
+        control,
+        f"<figure>{chart('ledger', 'Bytes per round by field', size='free')}</figure>",
+        folded("All fields as a table", html_table(table)),
+    )
+
+
+# The report as one HTML file that needs nothing else: no server, no network, no fonts.
+
+HERE = Path(__file__).parent
+SHELL = (HERE / "page.js", HERE / "charts.js")  # unpacks, switches theme, sets up charts
+SCRIPTS = (*SHELL, HERE / "heatmaps.js")
+STYLE = HERE / "page.css"
+LEVEL = 6  # of gzip: 9 takes three times as long for one percent
+
+
+def library() -> bytes:
+    """plotly.js of the installed plotly, without importing it."""
+    found = find_spec("plotly")
+    places = list(found.submodule_search_locations or ()) if found is not None else []
+    for place in places:
+        file = Path(place) / "package_data" / "plotly.min.js"
+        if file.is_file():
+            return file.read_bytes()
+    raise InputError("the report needs plotly; install it with: pip install 'fedrift[report]'")
+
+
+def page(
+    title: str,
+    body: str,
+    numbers: object,
+    scripts: Sequence[Path] = SCRIPTS,
+    styles: Sequence[Path] = (STYLE,),
+) -> str:
+    """The whole file."""
+    plotly = library()
+    style = "".join(file.read_text(encoding="utf-8") for file in styles)
+    script = "".join(file.read_text(encoding="utf-8") for file in scripts)
+    policy = _policy(script.encode("utf-8"), plotly)
+    data = json.dumps(numbers, separators=(",", ":"), allow_nan=False).encode("utf-8")
+    return "\n".join(
+        (
+            "<!DOCTYPE html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="generator" content="fedrift">',
+            '<meta name="color-scheme" content="light dark">',
+            f"<title>{escape(title)}</title>",
+            f"<style>{style}</style></head><body>",
+            body,
+            f'<script type="text/plain" id="numbers">{_zipped(data)}</script>',
+            f'<script type="text/plain" id="library">{_zipped(plotly)}</script>',
+            f"<script>{script}</script>",
+            "</body></html>\n",
+        )
+    )
+
+
+def _zipped(content: bytes) -> str:
+    return base64.b64encode(gzip.compress(content, LEVEL, mtime=0)).decode("ascii")
+
+
+def _policy(*scripts: bytes) -> str:
+    """The browser runs these scripts only, and asks the network for nothing."""
+    hashes = (base64.b64encode(hashlib.sha256(s).digest()).decode("ascii") for s in scripts)
+    sources = " ".join(f"'sha256-{h}'" for h in hashes)
+    return (
+        f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )

@@ -1,0 +1,242 @@
+"""What the numbers show and what they do not, in sentences made from the statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedrift.report.numbers import ends, listed, mean_std, plural, signed
+from fedrift.report.statistics.costs import AXES, differing_cohorts, fair_axes
+from fedrift.report.statistics.findings import Finding, Findings
+from fedrift.report.statistics.grouping import Setting
+from fedrift.report.tables import convention
+
+MOST_SETTINGS = 6  # that have a sentence each
+MANY_COMPARISONS = 5  # from which a chance finding is to be expected
+FEW_SEEDS = 5
+
+
+def title(findings: Findings) -> str:
+    """`4 methods on digits`."""
+    data = findings.grouped.runs[0].spec.data
+    where = "data given in Python" if data == "python" else data
+    methods = findings.methods
+    return f"{methods[0] if len(methods) == 1 else f'{len(methods)} methods'} on {where}"
+
+
+def scope(findings: Findings) -> str:
+    """What was compared, in one sentence."""
+    runs = findings.grouped.runs
+    first = runs[0]
+    test = plural(first.samples, "test sample")
+    if first.class_total:
+        test += f" of {plural(len(first.class_total), 'class').replace('classs', 'classes')}"
+    rounds = sorted({run.spec.rounds for run in runs})
+    seeds = sorted({run.seed for run in runs})
+    named = ", ".join(map(str, seeds)) if len(seeds) <= 10 else f"{seeds[0]} to {seeds[-1]}"
+    methods, settings = len(findings.methods), len(findings.settings)
+    return (
+        f"{plural(methods, 'method')} in {plural(settings, 'setting')}{_common(findings)}, "
+        f"{' or '.join(f'{r:,}' for r in rounds)} rounds, {plural(len(seeds), 'seed')} ({named}): "
+        f"{plural(len(runs), 'run')}, evaluated on {test}. Figures are test "
+        f"{'accuracy' if findings.has_accuracy else 'loss'}, {convention(findings)}."
+    )
+
+
+def _common(findings: Findings) -> str:
+    """What of the settings is the same in all and therefore in none of their names."""
+    found = [
+        words.pop()
+        for words in (
+            {setting.partition for setting in findings.settings},
+            {setting.participation for setting in findings.settings},
+        )
+        if len(words) == 1
+    ]
+    return f" ({', '.join(found)})" if found else ""
+
+
+def shown(findings: Findings) -> list[str]:
+    """What the numbers show."""
+    settings = findings.settings
+    said = [verdict(findings, setting) for setting in settings[:MOST_SETTINGS]]
+    if len(settings) > MOST_SETTINGS:
+        said = [_winners(findings), f"The first {MOST_SETTINGS} settings:", *said]
+    return [*said, *_failures(findings), *_many(findings)]
+
+
+def verdict(findings: Findings, setting: Setting) -> str:
+    """Who is best in a setting and whether that could be chance."""
+    place = f"{setting.label}: " if len(findings.settings) > 1 else ""
+    best, known = findings.best(setting), findings.has_accuracy
+    if best is None:
+        return f"{place}no method has a figure."
+    seeds = plural(len(best.group.runs), "seed")
+    figure = mean_std(best.score.final, known) + (" %" if known else "")
+    if len(findings.by_setting[setting]) == 1:
+        return f"{place}{best.method} ends at {figure} ({seeds})."
+    most = "highest" if known else "lowest"
+    opening = f"{place}{best.method} has the {most} mean, {figure} ({seeds})."
+    if best.method != findings.baseline:
+        return f"{opening} {_against(best, findings)}"
+    second = next((f for f in findings.by_setting[setting] if f.rank == 2), None)
+    if second is None:
+        return f"{opening} It is the baseline."
+    return f"{opening} It is the baseline; next is {second.method}. {_against(second, findings)}"
+
+
+def _against(one: Finding, findings: Findings) -> str:
+    """The paired difference and what follows from it."""
+    shift, base, known = one.difference, findings.baseline, findings.has_accuracy
+    if shift is None:
+        return f"It cannot be compared to {base} seed by seed."
+    points = " points" if known else ""
+    if not shift.has_interval:
+        return (
+            f"Its difference to {base} is {signed(shift.mean, known)}{points} in the one seed "
+            "they share, which says nothing about chance."
+        )
+    seeds, (low, high) = plural(shift.n, "common seed"), ends(shift, known)
+    text = (
+        f"Its difference to {base} is {signed(shift.mean, known)}{points}, 95 % interval "
+        f"{low} to {high} over {seeds}"
+    )
+    if not shift.is_free_of_zero:
+        return f"{text}: the interval contains 0, so this does not show that they differ."
+    better = (shift.mean > 0) == known
+    verb = "better" if better else "worse"
+    return f"{text}: the interval is free of 0, {one.method} is {verb} here."
+
+
+def _winners(findings: Findings) -> str:
+    first = [best.method for s in findings.settings if (best := findings.best(s))]
+    counts = {method: first.count(method) for method in dict.fromkeys(first)}
+    order = sorted(counts, key=lambda method: -counts[method])
+    words = [f"{method} in {counts[method]}" for method in order]
+    return f"Best mean of {len(findings.settings)} settings: {listed(words)}."
+
+
+def _failures(findings: Findings) -> list[str]:
+    several = len(findings.settings) > 1
+    return [
+        f"{one.method}{f' ({one.group.setting.label})' if several else ''} is marked (X): "
+        f"{one.score.why}."
+        for one in findings.all
+        if one.score.failed
+    ]
+
+
+def _many(findings: Findings) -> list[str]:
+    intervals = [f.difference for f in findings.all if f.difference and f.difference.has_interval]
+    if len(intervals) < MANY_COMPARISONS:
+        return []
+    free = sum(interval.is_free_of_zero for interval in intervals)
+    return [
+        f"{free} of {len(intervals)} differences to {findings.baseline} have an interval free "
+        "of 0; of equal methods, about one in twenty would by chance."
+    ]
+
+
+def not_shown(findings: Findings) -> list[str]:
+    """What the numbers do not show, and what to look at instead."""
+    return [
+        *_seeds(findings),
+        *budgets(findings),
+        *_clients(findings),
+        *_versions(findings),
+        "Seconds were measured while the runs were made, on their machine and with whatever else "
+        "ran there; bytes and gradient evaluations are counted exactly.",
+        *_expected(findings),
+    ]
+
+
+def _seeds(findings: Findings) -> list[str]:
+    fewest = min(len(one.group.runs) for one in findings.all)
+    if fewest == 1:
+        return [
+            "Some methods ran with one seed only: how much of their difference is chance cannot "
+            "be said. Three seeds are a beginning."
+        ]
+    if fewest < FEW_SEEDS and len(findings.methods) > 1:
+        return [
+            f"With {fewest} seeds an interval is wide: methods that look alike here may differ, "
+            "and more seeds would tell. The best was picked by looking at these same runs."
+        ]
+    return []
+
+
+def budgets(findings: Findings) -> list[str]:
+    """Methods that were given more than the baseline, and the axis that is fair to both."""
+    said: dict[str, list[str]] = {}
+    for setting in findings.settings:
+        found = [f.budget for f in findings.by_setting[setting] if f.budget is not None]
+        for budget in found:
+            if not budget.unequal:
+                continue
+            words = [f"{getattr(budget, n):.2f} times the {NAMES[n]}" for n in budget.unequal]
+            axes = [AXES[axis] for axis in fair_axes([budget])]
+            text = (
+                f"{budget.method} used {listed(words)} of {findings.baseline}: the same number of "
+                f"rounds is not the same budget. Look at the curves over {listed(axes)}."
+            )
+            said.setdefault(text, []).append(setting.label)
+    every = len(findings.settings)
+    return [
+        text if len(where) == every else f"{', '.join(where)}: {text}"
+        for text, where in said.items()
+    ]
+
+
+NAMES = {
+    "rounds": "rounds",
+    "gradients": "gradient evaluations",
+    "bytes": "bytes",
+    "steps": "local steps",
+}
+
+
+def _clients(findings: Findings) -> list[str]:
+    said: list[str] = []
+    for setting in findings.settings:
+        differing = differing_cohorts([f.group for f in findings.by_setting[setting]])
+        if differing:
+            one, other, seed = differing[0]
+            said.append(
+                f"{setting.label}: {one} and {other} did not see the same clients in seed {seed}, "
+                "so differences between them hold more chance than the pairing takes out."
+            )
+    return said
+
+
+def _versions(findings: Findings) -> list[str]:
+    said: list[str] = []
+    for key in ("fedrift", "torch", "instructions"):
+        found = {str(run.environment.get(key, "")) for run in findings.grouped.runs} - {""}
+        if len(found) > 1:
+            name = "CPU instructions" if key == "instructions" else key
+            said.append(f"The runs were made with different {name}: {', '.join(sorted(found))}.")
+    return said
+
+
+def _expected(findings: Findings) -> list[str]:
+    if all(one.spread is None for one in findings.all):
+        return []
+    return [
+        "Accuracy per client is expected, not measured: test accuracy per class, weighted by the "
+        "labels a client holds. It does not see that a client's own samples may be harder."
+    ]
+
+
+def problems(left_out: Sequence[str], findings: Findings) -> list[str]:
+    """Runs that are not what they should be."""
+    groups = findings.grouped.groups
+    waiting = [run for group in groups for run in group.unfinished]
+    said = [f"'{run.name}' is unfinished and left out of every figure." for run in waiting]
+    for group in groups:
+        if not group.is_finished:
+            said.append(
+                f"{group.method} ({group.setting.label}) has no finished run: its figures are of "
+                "the last rounds so far and take no part in the ranking."
+            )
+    runs = [run for group in groups for run in (*group.runs, *group.unfinished)]
+    said += [f"'{run.name}': {problem}." for run in runs for problem in run.problems]
+    return [*(f"{problem}." for problem in left_out), *said]

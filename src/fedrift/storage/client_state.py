@@ -1,0 +1,342 @@
+"""Client state between rounds: sparse memory-mapped rows, flipped together at the end of a round.
+
+A visit writes its new row to a free slot and never touches the old one; the index changes when
+the round is committed, for exactly the replies that were folded. Dropped, repeated, void and
+killed visits therefore leave the old state, and the rows of the last two checkpoints stay as they
+are: when the newer one turns out to be damaged, the older one is whole.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrift.core.algorithm import Algorithm, parts, resolve
+from fedrift.core.messages import Packed, hints, pack, unpack
+from fedrift.core.problem import Problem
+from fedrift.storage.shared_memory import DTYPES, Ref, aligned, anonymous_file, grow, name_of
+
+# A client's state as a row of bytes: its layout, and the file of rows that all processes share.
+
+PAGE = 512  # words that are summed into one
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Where the leaves of one client's state stand in its row."""
+
+    cls: type
+    leaves: tuple[tuple[str, Ref | str], ...]
+    """Path → place of a tensor, or the kind of a number; lengths of tuples are constants."""
+    constants: tuple[tuple[str, int], ...]
+    nbytes: int
+
+    @staticmethod
+    def of(example: Any, w: Tensor) -> RowLayout:
+        """The layout of a state like this one; an absent vector gets room for the parameters."""
+        packed = pack(example)
+        constants = tuple((p, v) for p, v in packed.items() if p.endswith("#"))
+        plain = [(p, v) for p, v in packed.items() if not p.endswith("#")]
+        end = aligned(len(plain))  # one byte per leaf says whether it is there
+        leaves: list[tuple[str, Ref | str]] = []
+        for path, value in plain:
+            if value is None:
+                value = _stand_in(type(example), path, w)
+            if isinstance(value, Tensor):
+                leaves.append((path, Ref(end, name_of(value.dtype), tuple(value.shape))))
+                end += aligned(value.nbytes)
+            else:
+                leaves.append((path, type(value).__name__))
+                end += 8
+                end = aligned(end)
+        return RowLayout(type(example), tuple(leaves), constants, end)
+
+
+def _stand_in(cls: type, path: str, w: Tensor) -> Any:
+    hint = str(hints(cls).get(path))
+    if "Tensor" in hint:
+        return w
+    for kind in (float, int, bool):
+        if kind.__name__ in hint:
+            return kind()
+    raise TypeError(f"{cls.__name__}.{path}: a client state that starts as None must be a vector")
+
+
+class Rows:
+    """Rows of one layout in one file; every process may open it."""
+
+    def __init__(self, descriptor: int, layout: RowLayout) -> None:
+        self.descriptor, self.layout = descriptor, layout
+        self._map: mmap.mmap | None = None
+
+    def _row(self, slot: int) -> np.ndarray:
+        start, size = slot * self.layout.nbytes, self.layout.nbytes
+        if self._map is None or start + size > len(self._map):
+            self._map = mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size)
+        return np.frombuffer(self._map, np.uint8, size, start)
+
+    def read(self, slot: int) -> Any:
+        """The state in a slot; its tensors are views of the file."""
+        row = self._row(slot)
+        packed: Packed = dict(self.layout.constants)
+        for i, (path, place, piece) in enumerate(self._pieces(row)):
+            if not row[i]:
+                packed[path] = None
+            elif isinstance(place, Ref):
+                packed[path] = torch.from_numpy(piece).view(DTYPES[place.dtype]).view(place.shape)
+            else:
+                packed[path] = _NUMBERS[place](piece.view(np.float64)[0])
+        return unpack(self.layout.cls, packed)
+
+    def write(self, slot: int, state: Any) -> None:
+        row, packed = self._row(slot), pack(state)
+        if any(packed.get(path) != length for path, length in self.layout.constants):
+            raise TypeError("a client state changed the length of a tuple: keep its shape fixed")
+        for i, (path, place, piece) in enumerate(self._pieces(row)):
+            value = packed[path]
+            row[i] = value is not None
+            if value is None:
+                continue
+            if isinstance(place, Ref):
+                if tuple(value.shape) != place.shape or name_of(value.dtype) != place.dtype:
+                    raise TypeError(f"client state '{path}' changed its shape or dtype")
+                target = torch.from_numpy(piece).view(value.dtype).view(place.shape)
+                target.copy_(value)
+            else:
+                piece.view(np.float64)[0] = value
+
+    def checksum(self, slot: int) -> int:
+        """Tells a damaged row from a good one: sums of pages, then their CRC, at memory speed."""
+        words = self._row(slot).view(np.uint64)
+        pages = np.add.reduceat(words, np.arange(0, len(words), PAGE))
+        return zlib.crc32(pages.tobytes())
+
+    def holds(self) -> int:
+        """Slots for which the file has room."""
+        return os.fstat(self.descriptor).st_size // self.layout.nbytes
+
+    def _pieces(self, row: np.ndarray) -> Iterator[tuple[str, Ref | str, np.ndarray]]:
+        end = aligned(len(self.layout.leaves))
+        for path, place in self.layout.leaves:
+            size = place.nbytes if isinstance(place, Ref) else 8
+            yield path, place, row[end : end + size]
+            end = aligned(end + size)
+
+
+_NUMBERS: dict[str, Any] = {"int": int, "float": float, "bool": bool}
+
+
+MOST_MORE = 64 << 20  # bytes by which a file grows at once
+
+
+class Table:
+    """The states of one algorithm's clients: which slot is whose, and which are free."""
+
+    def __init__(self, layout: RowLayout, population: int, file: Path | None, keeps: bool) -> None:
+        if file is None:
+            descriptor = anonymous_file(folder=tempfile.gettempdir())
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        self.rows = Rows(descriptor, layout)
+        self.index = np.full(population, -1, dtype=np.int64)
+        self.sums = np.zeros(population, dtype=np.int64)
+        """Checksums of the rows, as of the last checkpoint."""
+        self.high = 0
+        self._keeps = keeps
+        self._free: list[int] = []
+        self._points: list[np.ndarray] = []
+        """The index of each of the last two checkpoints."""
+        self._held = np.zeros(0, dtype=bool)
+        """Slots that a checkpoint refers to."""
+        self._pending: dict[int, int] = {}
+
+    def slot(self, client: int) -> int:
+        """Where the client's state is now, −1 if it has none yet."""
+        return self._pending.get(client, int(self.index[client]))
+
+    def reserve(self) -> int:
+        """A free slot for a new row."""
+        if self._free:
+            return self._free.pop()
+        if self.high >= self.rows.holds():
+            more = max(1, min(self.high, 64, MOST_MORE // self.rows.layout.nbytes))
+            grow(self.rows.descriptor, (self.high + more) * self.rows.layout.nbytes)
+        self.high += 1
+        return self.high - 1
+
+    def release(self, slot: int) -> None:
+        self._free.append(slot)
+
+    def keep(self, client: int, slot: int) -> None:
+        """The row just written becomes the client's state when the round is committed."""
+        if client in self._pending:
+            self._free.append(self._pending[client])
+        self._pending[client] = slot
+
+    def drop(self, client: int) -> None:
+        """Its reply was dropped: what an earlier exchange of the round wrote is void too."""
+        if client in self._pending:
+            self._free.append(self._pending.pop(client))
+
+    def commit(self) -> None:
+        for client, slot in self._pending.items():
+            old = int(self.index[client])
+            if old >= 0 and not (old < len(self._held) and self._held[old]):
+                self._free.append(old)
+            self.index[client] = slot
+        self._pending.clear()
+
+    def discard(self) -> None:
+        self._free.extend(self._pending.values())
+        self._pending.clear()
+
+    def sync(self) -> None:
+        """Bring the rows to the disk, and the checksums of those that changed up to date."""
+        last = self._points[-1] if self._points else np.full_like(self.index, -1)
+        for client in np.flatnonzero(self.index != last):
+            self.sums[client] = self.rows.checksum(int(self.index[client]))
+        os.fsync(self.rows.descriptor)
+
+    def saved(self) -> None:
+        """A checkpoint was written: rows that only the one before the last needed are free."""
+        if not self._keeps:
+            return
+        self._points = [*self._points, self.index.copy()][-2:]
+        held = np.zeros(self.high, dtype=bool)
+        for index in self._points:
+            held[index[index >= 0]] = True
+        before = len(self._held)
+        self._free.extend(np.flatnonzero(self._held & ~held[:before]).tolist())
+        self._held = held
+
+    def check(self, index: np.ndarray, sums: np.ndarray) -> None:
+        """ValueError if the rows of a checkpoint are not all there and whole."""
+        if index.shape != self.index.shape or sums.shape != index.shape or index.min() < -1:
+            raise ValueError("its clients are not those of the run")
+        if index.dtype != np.int64 or sums.dtype != np.int64:
+            raise ValueError("its rows are not numbered")
+        used = index[index >= 0]
+        if len(used) and (used.max() >= self.rows.holds() or len(np.unique(used)) < len(used)):
+            raise ValueError("rows of client state are missing")
+        for client in np.flatnonzero(index >= 0):
+            if self.rows.checksum(int(index[client])) != sums[client]:
+                raise ValueError(f"the state of client {client} is damaged")
+
+    def restore(self, index: np.ndarray, sums: np.ndarray) -> None:
+        """Take up the index of a checkpoint; every other slot is free."""
+        used = index[index >= 0]
+        self.index[:], self.sums[:] = index, sums
+        self.high = int(used.max()) + 1 if len(used) else 0
+        free = np.ones(self.high, dtype=bool)
+        free[used] = False
+        self._free = np.flatnonzero(free).tolist()
+        self._pending.clear()
+        self._points, self._held = [], np.zeros(0, dtype=bool)
+        self.saved()
+
+    def close(self) -> None:
+        os.close(self.rows.descriptor)
+
+
+class States(Protocol):
+    """Client states as the engine handles them, wherever they lie."""
+
+    @property
+    def tables(self) -> Mapping[str, Any]: ...
+
+    scratch: str
+    """Where what does not fit into memory goes."""
+
+    def row_bytes(self) -> int: ...
+    def commit(self) -> None: ...
+    def discard(self) -> None: ...
+    def sync(self) -> None: ...
+    def saved(self) -> None: ...
+    def restore(self, rows: Mapping[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Turned(Protocol):
+    """A table whose changes count from the end of a round on."""
+
+    def commit(self) -> None: ...
+    def discard(self) -> None: ...
+    def saved(self) -> None: ...
+
+
+T = TypeVar("T", bound=Turned)
+
+
+class Tables(Generic[T]):
+    """The tables of one run, which change together."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, T] = {}
+
+    def commit(self) -> None:
+        for table in self.tables.values():
+            table.commit()
+
+    def discard(self) -> None:
+        for table in self.tables.values():
+            table.discard()
+
+    def saved(self) -> None:
+        for table in self.tables.values():
+            table.saved()
+
+
+class Store(Tables[Table]):
+    """One table for each algorithm (the root, what it wraps) whose clients keep a state."""
+
+    def __init__(
+        self, root: Algorithm[Any, Any], problem: Problem, folder: Path | None = None
+    ) -> None:
+        super().__init__()
+        self.scratch = tempfile.gettempdir() if folder is None else str(folder)
+        self.initial: dict[str, Any] = {}
+        for path, _ in parts(root):
+            node, view = resolve(root, problem, path)
+            self.initial[path] = example = node.client(view)
+            if example is None:
+                continue
+            file = folder / f"{path or 'root'}.rows" if folder is not None else None
+            layout = RowLayout.of(example, view.w0)
+            self.tables[path] = Table(layout, problem.population, file, folder is not None)
+
+    def read(self, path: str, client: int) -> Any:
+        table = self.tables.get(path)
+        slot = table.slot(client) if table else -1
+        return table.rows.read(slot) if table and slot >= 0 else self.initial[path]
+
+    def row_bytes(self) -> int:
+        """Bytes one client's state takes."""
+        return sum(table.rows.layout.nbytes for table in self.tables.values())
+
+    def sync(self) -> None:
+        for table in self.tables.values():
+            table.sync()
+
+    def restore(self, rows: Mapping[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None:
+        """Take up a checkpoint; ValueError says what does not fit."""
+        if set(rows) != set(self.tables) or set(sums) != set(rows):
+            raise ValueError("its client state is that of another algorithm")
+        for path, table in self.tables.items():
+            table.check(rows[path], sums[path])
+        for path, table in self.tables.items():
+            table.restore(rows[path], sums[path])
+
+    def close(self) -> None:
+        for table in self.tables.values():
+            table.close()

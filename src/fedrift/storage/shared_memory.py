@@ -1,0 +1,158 @@
+"""Memory that several processes see: anonymous files, so that nothing is left behind by a kill."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrift.core.messages import Packed
+
+ALIGN = 64
+DTYPES = {
+    name: getattr(torch, name)
+    for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8")
+} | {"uint8": torch.uint8, "bool": torch.bool}
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor inside a block."""
+
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+    channels_last: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+def anonymous_file(folder: str | None = None) -> int:
+    """Descriptor of a file without a name: in memory, or in a folder on disk."""
+    if folder is None and hasattr(os, "memfd_create"):
+        return os.memfd_create("fedrift")
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.dup(file.fileno())
+
+
+def grow(descriptor: int, size: int) -> None:
+    """Make a file larger and its room certain: writing to a hole of a full disk kills a process."""
+    held = os.fstat(descriptor).st_size
+    if size <= held:
+        return
+    if hasattr(os, "posix_fallocate"):
+        try:
+            return os.posix_fallocate(descriptor, held, size - held)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                with suppress(OSError):
+                    os.ftruncate(descriptor, held)
+                raise
+    os.ftruncate(descriptor, size)
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """By the strides: one-channel images count as contiguous in both formats."""
+    return x.dim() == 4 and x.stride(1) == 1 and x.is_contiguous(memory_format=torch.channels_last)
+
+
+class Block:
+    """A growing stretch of shared memory that holds the tensors of one message at a time."""
+
+    def __init__(self, descriptor: int | None = None, folder: str | None = None) -> None:
+        self.descriptor = anonymous_file(folder) if descriptor is None else descriptor
+        self._map: mmap.mmap | None = None
+
+    def put(self, packed: Packed) -> Packed:
+        """Write the tensors; what comes back is small and says where they are."""
+        where, end = dict(packed), 0
+        for path, leaf in packed.items():
+            if isinstance(leaf, Tensor):
+                order = is_channels_last(leaf)
+                where[path] = Ref(end, name_of(leaf.dtype), tuple(leaf.shape), order)
+                end += aligned(leaf.nbytes)
+        grow(self.descriptor, end)
+        for path, ref in where.items():
+            if isinstance(ref, Ref) and ref.nbytes:
+                self.tensor(ref).copy_(packed[path])
+        return where
+
+    def get(self, where: Packed) -> Packed:
+        """The message again, its tensors being views of the shared memory."""
+        return {
+            p: self.tensor(leaf) if isinstance(leaf, Ref) else leaf for p, leaf in where.items()
+        }
+
+    def tensor(self, ref: Ref) -> Tensor:
+        """A view of one tensor."""
+        dtype = DTYPES[ref.dtype]
+        if not ref.nbytes:
+            return torch.empty(ref.shape, dtype=dtype)
+        if self._map is None or ref.offset + ref.nbytes > len(self._map):
+            self._map = mmap.mmap(self.descriptor, self._size())
+        flat = np.frombuffer(self._map, np.uint8, ref.nbytes, ref.offset)
+        tensor = torch.from_numpy(flat).view(dtype)
+        if ref.channels_last:
+            n, c, h, w = ref.shape
+            return tensor.view(n, h, w, c).permute(0, 3, 1, 2)
+        return tensor.view(ref.shape)
+
+    def _size(self) -> int:
+        return os.fstat(self.descriptor).st_size
+
+    def close(self) -> None:
+        """Give the memory back once no view is left."""
+        self._map = None
+        os.close(self.descriptor)
+
+
+def tree_to_packed(tree: Any, name: str) -> Packed:
+    """A tensor, or a tuple or dict of tensors, as named leaves."""
+    if isinstance(tree, Tensor):
+        return {name: tree}
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    return {f"{name}.{key}": value for key, value in items}
+
+
+def packed_to_tree(like: Any, packed: Packed, name: str) -> Any:
+    """The inverse; `like` is a skeleton with the same structure (tensors replaced by None)."""
+    if like is None:
+        return packed[name]
+    if isinstance(like, dict):
+        return {key: packed[f"{name}.{key}"] for key in like}
+    return tuple(packed[f"{name}.{i}"] for i in range(len(like)))
+
+
+def skeleton(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return None
+    return dict.fromkeys(tree) if isinstance(tree, dict) else (None,) * len(tree)
+
+
+def tensor_digest(x: Tensor) -> str:
+    """Short hash of a tensor's shape, sum and a few hundred rows: hashing all takes seconds."""
+    few = x[:: max(1, len(x) // 256)].contiguous().cpu().numpy()
+    kind = torch.float64 if x.is_floating_point() else torch.int64
+    # Some samples at a time: summed at once, they would be copied in that type.
+    total = sum(part.sum(dtype=kind).item() for part in x.split(1024)) if x.dim() else x.item()
+    return hashlib.sha256(repr((tuple(x.shape), total)).encode() + few.tobytes()).hexdigest()[:16]
