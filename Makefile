@@ -28,7 +28,7 @@ test-slow: $(READY) ## the slow tests
 
 test-federation: $(READY) ## install Flower, Ray and datasets into .venv and run their tests, slow ones too
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[datasets,flower,ray]'
-	$(PY) -m pytest tests/test_federation.py tests/test_flower*.py tests/test_ray.py tests/test_hugging.py
+	$(PY) -m pytest tests/federation tests/backends/test_ray.py tests/data/test_huggingface.py
 
 check: $(READY) ## formatting, lint and types
 	$(PY) -m ruff format --check .

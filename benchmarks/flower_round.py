@@ -27,7 +27,7 @@ from rich.table import Table
 import fedrift
 from fedrift.config.spec import Spec
 from fedrift.engine.prepare import prepare
-from fedrift.federation.config import Charter
+from fedrift.federation.config import FederationConfig
 from fedrift.federation.demo import Loopback, lay_out
 from fedrift.federation.events import EVENTS
 from fedrift.federation.membership import PAUSE
@@ -100,7 +100,7 @@ class Bench:
         spec = Spec.of({"data": "digits", "clients": self.nodes, "rounds": rounds // turns + 1})
         ready, empty = prepare(spec), self.home / "empty"
         laid = lay_out(self.home / "here", spec, ready, DEADLINE)
-        write_app(empty, Charter.of(spec, ready), DEADLINE)
+        write_app(empty, FederationConfig.of(spec, ready), DEADLINE)
         for name, text in (("client", CLIENT), ("server", SERVER)):
             (empty / "federated" / f"{name}.py").write_text(text, encoding="utf-8")
         net = Loopback(self.home / "net")

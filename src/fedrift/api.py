@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from fedrift import backends
 from fedrift.comparison import Comparison, Item, Runner, Watch
-from fedrift.config.analyses import During, during
+from fedrift.config.analyses import LivePlan, during
 from fedrift.config.grid import seeds_of, slug
 from fedrift.config.spec import Spec
 from fedrift.core.algorithm import local_of
 from fedrift.data import arrays
 from fedrift.engine import execute as session
 from fedrift.engine import task, validate
-from fedrift.engine.build import Entrant, instance, text_of
+from fedrift.engine.build import AlgorithmLike, instance, text_of
 from fedrift.engine.callbacks import Observer, RoundReport
 from fedrift.engine.plan import UserMetric
 from fedrift.engine.prepare import Prepared, prepare
@@ -62,7 +62,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def run(
-    algorithm: Entrant,
+    algorithm: AlgorithmLike,
     *,
     model: str | Callable[[], nn.Module] | nn.Module,
     clients: Any,
@@ -99,7 +99,7 @@ def run(
     on_round: Callable[[RoundReport], bool | None] | None = None,
     observer: Observer | None = None,
     track: str | Sequence[str] | None = None,
-    analyse: str | During | None = None,
+    analyse: str | LivePlan | None = None,
     profile: bool = False,
 ) -> Result:
     """Simulate a federation and return its `Result`.
@@ -161,7 +161,7 @@ def run(
 
 
 def _appointed(
-    analyse: str | During | None, out: str | Path | None, observer: Observer | None = None
+    analyse: str | LivePlan | None, out: str | Path | None, observer: Observer | None = None
 ) -> session.Appoint | None:
     """Who measures during the run; what is found goes to the run's folder."""
     if analyse is None:
@@ -174,7 +174,7 @@ def _appointed(
     return appointed(plan, getattr(observer, "measuring", None))
 
 
-def settled(algorithm: Entrant, given_: Mapping[str, Any]) -> session.Task:
+def settled(algorithm: AlgorithmLike, given_: Mapping[str, Any]) -> session.Task:
     said = {key: plain(given_.get(key, default)) for key, default in SETTINGS.items()}
     for key in ("model", "clients", "rounds"):
         if said[key] is None:
@@ -187,7 +187,7 @@ def settled(algorithm: Entrant, given_: Mapping[str, Any]) -> session.Task:
     kind, schedule = dtype_of(said["dtype"]), lists(said["participants"])
     held = arrays.gather(said["clients"], kind)
     test = None if said["test"] is None else arrays.pair(said["test"], kind, "test")
-    return task.settle(
+    return task.make_task(
         algorithm,
         factory_of(said["model"], held, test),
         held,
@@ -225,7 +225,7 @@ def run_spec(
     out: str | Path | None = None,
     prepared: Prepared | None = None,
     track: str | Sequence[str] | None = None,
-    analyse: str | During | None = None,
+    analyse: str | LivePlan | None = None,
     until: int | None = None,
     origin: Origin | None = None,
     profile: bool = False,
@@ -235,8 +235,8 @@ def run_spec(
     wanted, place = tracks(track), out if out is not None else spec.out
     folder = None if place is None else Path(place)
     ready = prepared or prepare(spec)
-    made = task.of_spec(spec, ready)
-    before = None if origin is None else (task.of_spec(origin.spec, ready), origin.at)
+    made = task.task_from_spec(spec, ready)
+    before = None if origin is None else (task.task_from_spec(origin.spec, ready), origin.at)
     name = slug(f"{spec.algorithm}-s{spec.seed}" if folder is None else folder.name)
     execute = partial(
         session.execute,
@@ -260,7 +260,7 @@ LONGEST = 60  # characters of a label in the name of a folder
 
 
 def compare(
-    algorithms: Entrant | Sequence[Entrant] | Mapping[str, Entrant],
+    algorithms: AlgorithmLike | Sequence[AlgorithmLike] | Mapping[str, AlgorithmLike],
     *,
     seeds: int | Sequence[int] = 1,
     workers: int | str = "auto",
@@ -301,14 +301,14 @@ def compare(
     return Comparison(Runner(number, watch, wanted).run(items), folder)
 
 
-def named(algorithms: Any) -> dict[str, Entrant]:
+def named(algorithms: Any) -> dict[str, AlgorithmLike]:
     """Every algorithm under a label of its own."""
     if isinstance(algorithms, Mapping):
         for label, one in algorithms.items():
             if not isinstance(label, str) or not label.strip():
                 raise InputError(f"algorithms: the label {label!r} must be a text")
             _ = one if isinstance(one, str) else instance(one)
-        found: dict[str, Entrant] = dict(algorithms)  # type: ignore[reportUnknownArgumentType]
+        found: dict[str, AlgorithmLike] = dict(algorithms)  # type: ignore[reportUnknownArgumentType]
     else:
         listed = algorithms if isinstance(algorithms, (list, tuple)) else [algorithms]
         made = [one if isinstance(one, str) else instance(one) for one in listed]

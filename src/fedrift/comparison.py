@@ -218,7 +218,7 @@ class Loader:
         if key not in self._data:
             data = load(spec)
             self._data[key] = hold_out(data) if self._validate else data
-        return task.of_spec(spec, prepare(spec, self._data[key]), self._tensors)
+        return task.task_from_spec(spec, prepare(spec, self._data[key]), self._tensors)
 
 
 def run_grid(

@@ -15,7 +15,7 @@ def entropy(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.rand
     return np.random.SeedSequence(words)
 
 
-def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
+def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
     """A numpy generator for one purpose, round and client."""
     return np.random.Generator(np.random.PCG64(entropy(seed, purpose, round, client)))
 

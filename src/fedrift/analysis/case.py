@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from fedrift.analysis.rehearsal import Unwatched, Visited, Watch, rehearse
-from fedrift.core.algorithm import Shown
+from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Batch, FlatModel, Vec, count, map_tree, take
 from fedrift.core.problem import Problem
 from fedrift.engine.plan import Task
 from fedrift.errors import InputError
-from fedrift.rng import stream
+from fedrift.rng import generator
 from fedrift.storage.client_state import Store
 from fedrift.storage.jsonl import Record
 
@@ -97,7 +97,7 @@ class Case:
     task: Task
     round: int
     """Rounds that have been made."""
-    shown: Shown
+    shown: EvaluatedModel
     """The global model as it is evaluated, with its buffers."""
     state: Any = None
     """The server's; None if it was not kept."""
@@ -158,7 +158,7 @@ class Case:
     def _gathered(self, limit: int) -> Batch:
         """The samples of clients in random order until there are enough; made as they are read."""
         split, parts, number = self.task.split, list[Batch](), 0
-        for client in stream(0, "train sample").permutation(len(split)).tolist():
+        for client in generator(0, "train sample").permutation(len(split)).tolist():
             if split.sizes[client]:
                 parts.append(split.view(client).batch(None))
                 number += int(split.sizes[client])
@@ -234,7 +234,7 @@ def _chosen(n: int, limit: int, purpose: str) -> np.ndarray | None:
         raise InputError(f"images={limit} must be a whole number of at least 0")
     if not limit or limit >= n:
         return None
-    return np.sort(stream(0, purpose).choice(n, limit, replace=False))
+    return np.sort(generator(0, purpose).choice(n, limit, replace=False))
 
 
 def _some(batch: Batch, limit: int, purpose: str) -> Batch:

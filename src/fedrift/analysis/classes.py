@@ -12,7 +12,7 @@ import torch
 
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
 from fedrift.analysis.rehearsal import Unwatched, Watch
-from fedrift.core.algorithm import Shown
+from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Batch, FlatModel, count, take
 from fedrift.core.problem import Problem
 from fedrift.figures import TOGETHER
@@ -94,7 +94,7 @@ def passes(data: Batch) -> int:
 
 
 def outputs(
-    model: FlatModel, shown: Shown, data: Batch, watch: Watch | None = None
+    model: FlatModel, shown: EvaluatedModel, data: Batch, watch: Watch | None = None
 ) -> tuple[Floats, npt.NDArray[np.int64]]:
     """Logits of all samples and what is predicted from them; the model stands ready."""
     watch, parts = watch or Unwatched(), list[torch.Tensor]()

@@ -22,7 +22,7 @@ from fedrift.core.flat import Vec, dot, is_finite, norm
 from fedrift.figures import TOGETHER
 from fedrift.figures import curvature as pictures
 from fedrift.figures.curvature import smoothed
-from fedrift.rng import stream
+from fedrift.rng import generator
 from fedrift.storage.jsonl import Record
 
 Floats = npt.NDArray[np.float64]
@@ -50,7 +50,7 @@ class Density:
 
 
 def _rademacher(size: int, probe: int, like: Vec) -> Vec:
-    signs = stream(0, "probe", probe).integers(0, 2, size) * 2 - 1
+    signs = generator(0, "probe", probe).integers(0, 2, size) * 2 - 1
     return torch.from_numpy(signs).to(like)
 
 
@@ -87,7 +87,7 @@ def top_eigenvalues(
             made = apply(torch.from_numpy(v.reshape(-1)).to(w))
             return made.double().cpu().numpy()
 
-        start = stream(0, "eigenvalues").standard_normal(size)
+        start = generator(0, "eigenvalues").standard_normal(size)
         matrix = LinearOperator((size, size), product, dtype=np.float64)  # type: ignore[call-arg]
         try:
             options: dict[str, Any] = {"which": "LM", "tol": TOLERANCE, "maxiter": RESTARTS}

@@ -20,14 +20,14 @@ from torch import Tensor
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
 from fedrift.analysis.rehearsal import Unwatched, Visited, Watch
 from fedrift.core import evaluation
-from fedrift.core.algorithm import Shown
+from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.evaluation import Evaluator
 from fedrift.core.flat import Batch, Layout, Vec, dot, norm
 from fedrift.core.problem import Problem
 from fedrift.errors import InputError
 from fedrift.figures import TOGETHER
 from fedrift.figures import curvature as pictures
-from fedrift.rng import stream
+from fedrift.rng import generator
 from fedrift.storage.jsonl import Record
 
 PARALLEL = 1e-5  # of a direction that stands upright on another: less is rounding
@@ -36,7 +36,7 @@ Score = Callable[[Vec], "tuple[float, float | None]"]
 """Loss and accuracy of some weights on fixed data; no accuracy where there are no classes."""
 
 
-def scorer(problem: Problem, data: Batch, shown: Shown) -> Score:
+def scorer(problem: Problem, data: Batch, shown: EvaluatedModel) -> Score:
     """Measures any weights as the run measures its model: same buffers, mask and temperature."""
     evaluator = Evaluator(problem, *data, evaluation.evaluate_chunk)
 
@@ -257,7 +257,7 @@ def _pairs(w: Vec, local: dict[int, Visited]) -> dict[str, tuple[Vec, Vec]]:
 
 def _around(case: Case, score: Score, options: Options) -> Record:
     """Two random filter-normalised directions, the same for every run of this model."""
-    rng, w = stream(0, "landscape"), case.weights
+    rng, w = generator(0, "landscape"), case.weights
     first, second = (torch.from_numpy(rng.standard_normal(w.numel())).to(w) for _ in range(2))
     made = random_plane(case.problem.layout, w, (first, second))
     side = np.linspace(-1, 1, SIDE).tolist()

@@ -17,8 +17,8 @@ from fedrift.analysis.drift import Running, against_gradients, client_lengths, s
 from fedrift.analysis.examine import MEASURES, keep
 from fedrift.analysis.rehearsal import Unwatched, Watch
 from fedrift.analysis.saved import ROUNDS, keep_weights, observed, place
-from fedrift.config.analyses import PLAN, During
-from fedrift.core.algorithm import Exchange, Shown
+from fedrift.config.analyses import PLAN, LivePlan
+from fedrift.core.algorithm import EvaluatedModel, Exchange
 from fedrift.core.flat import Vec
 from fedrift.core.messages import pack
 from fedrift.engine import recorder
@@ -34,17 +34,17 @@ BRIEF = Options(images=500, clients=3, curved=0, steps=30)
 """A run must not wait long for what is measured on the way."""
 
 
-def appointed(plan: During, watch: Watch | None = None) -> Appoint:
+def appointed(plan: LivePlan, watch: Watch | None = None) -> Appoint:
     """What `session.execute` calls when everything else stands."""
     return partial(_begin, plan, watch or Unwatched())
 
 
 def _begin(
-    plan: During, watch: Watch, task: Task, store: Store, folder: Path | None, start: Progress
+    plan: LivePlan, watch: Watch, task: Task, store: Store, folder: Path | None, start: Progress
 ) -> Analyst:
     if folder is None:
         raise ValueError("a run without a folder cannot keep what is measured")
-    return Watcher(plan, task, store, folder, start, watch)
+    return LiveAnalysis(plan, task, store, folder, start, watch)
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class _InRound:
         self.watch.step()
 
 
-class Watcher:
+class LiveAnalysis:
     """Writes one line to `analysis/rounds.jsonl` for every round it looks at."""
 
     def __init__(
         self,
-        plan: During,
+        plan: LivePlan,
         task: Task,
         store: Store,
         folder: Path,
@@ -144,7 +144,7 @@ class Watcher:
 
     def _case(self, report: RoundReport) -> Case:
         algorithm, state, problem = self.task.algorithm, report.state, self.task.problem
-        shown = Shown(
+        shown = EvaluatedModel(
             report.weights,
             self.progress.buffers,
             algorithm.allowed(state),
@@ -170,7 +170,9 @@ class Watcher:
             return
         name = str(self.task.about["algorithm"])
         finding = summary(name, rows, self.plan)
-        shown = Shown(self.task.algorithm.model(self.progress.state), self.progress.buffers)
+        shown = EvaluatedModel(
+            self.task.algorithm.model(self.progress.state), self.progress.buffers
+        )
         case = Case(name, self.task, self.progress.round, shown)
         keep(case, self.folder, "during", finding, Options(), ENDINGS)
 
@@ -185,7 +187,7 @@ def update_of(up: Any) -> Vec | None:
     return normalised * length if isinstance(normalised, Tensor) and length else None
 
 
-def summary(name: str, rows: Sequence[Record], plan: During) -> Finding:
+def summary(name: str, rows: Sequence[Record], plan: LivePlan) -> Finding:
     """What was measured during a run, as curves."""
     numbers: Record = {"round": rows[-1]["round"], "every": plan.every, "rows": list(rows)}
     said = [f"Measured in {len(rows)} rounds while the run was going on ({plan})."]
@@ -197,4 +199,4 @@ def summary(name: str, rows: Sequence[Record], plan: During) -> Finding:
         )
     drawn = {key: draw for key, draw in pictures.DRAWN.items() if pictures.has(key, rows)}
     figures = {key: partial(draw, runs={name: numbers}) for key, draw in drawn.items()}
-    return replace(Finding("During the run", tuple(said), numbers), figures=figures)
+    return replace(Finding("LivePlan the run", tuple(said), numbers), figures=figures)

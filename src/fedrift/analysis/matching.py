@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedrift.core.flat import Layout, Vec, flatten
 from fedrift.errors import InputError
-from fedrift.rng import stream
+from fedrift.rng import generator
 
 MOST_SWEEPS = 100
 Order = npt.NDArray[np.int64]
@@ -92,7 +92,7 @@ def matched(chain: Chain, a: Vec, b: Vec, seed: int = 0) -> dict[str, Order]:
     widths = chain.widths()
     orders = {layer: np.arange(width) for layer, width in widths.items()}
     ours, theirs = ({name: t.double() for name, t in chain.layout.named(w).items()} for w in (a, b))
-    rng = stream(seed, "matching")
+    rng = generator(seed, "matching")
     for _ in range(MOST_SWEEPS):
         changed = False
         for layer in rng.permutation(np.array(chain.hidden)).tolist():

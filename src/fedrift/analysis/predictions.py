@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedrift.analysis import classes
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
-from fedrift.core.algorithm import Shown
+from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Vec, take
 from fedrift.figures import classes as pictures
 from fedrift.storage.jsonl import Record
@@ -89,7 +89,7 @@ def measure(case: Case, options: Options) -> Finding:
         local, why = case.trained(case.few(options.clients), options.watch), ""
     except NotMeasured as reason:
         local, why = {}, f"Only the global model is shown: {reason}."
-    models: dict[str, tuple[Vec, Shown]] = {"global": (case.weights, case.shown)}
+    models: dict[str, tuple[Vec, EvaluatedModel]] = {"global": (case.weights, case.shown)}
     for client, seen in local.items():
         own = replace(case.shown, w=seen.w, buffers=seen.buffers or case.shown.buffers)
         models[f"client {client}"] = seen.w, own

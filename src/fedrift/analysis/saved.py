@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fedrift.analysis.case import Case
-from fedrift.core.algorithm import Algorithm, Shown
+from fedrift.core.algorithm import Algorithm, EvaluatedModel
 from fedrift.core.flat import Vec
 from fedrift.core.problem import Problem
 from fedrift.engine import recorder
 from fedrift.engine.plan import Task
 from fedrift.engine.prepare import Prepared, prepare
-from fedrift.engine.task import Tensors, of_spec
+from fedrift.engine.task import Tensors, task_from_spec
 from fedrift.errors import InputError
 from fedrift.storage import checkpoint, run_folder
 from fedrift.storage.checkpoint import Checkpoint
@@ -99,7 +99,7 @@ class Loader:
         key = (*key, spec.model, spec.loss, spec.seed)
         if key not in self._prepared:
             self._prepared[key] = prepare(spec)
-        task = of_spec(spec, self._prepared[key], self._tensors)
+        task = task_from_spec(spec, self._prepared[key], self._tensors)
         return _case(task, record, name or str(spec.algorithm_named))
 
 
@@ -115,7 +115,7 @@ def _case(task: Task, record: RunRecord, name: str) -> Case:
     if (folder / run_folder.MODEL).is_file():
         shown, round = _final(problem, record.weights(), folder), _rounds(record)
     elif point is not None:
-        shown, round = Shown(algorithm.model(point.server), point.buffers), point.round
+        shown, round = EvaluatedModel(algorithm.model(point.server), point.buffers), point.round
     else:
         raise InputError(f"'{folder}' holds neither weights nor a checkpoint; run it further first")
     state, buffers = None, shown.buffers
@@ -155,7 +155,7 @@ def _rounds(record: RunRecord) -> int:
     return int(record.rounds[-1]["round"]) if record.rounds else record.spec.rounds
 
 
-def _final(problem: Problem, saved: Mapping[str, object], folder: Path) -> Shown:
+def _final(problem: Problem, saved: Mapping[str, object], folder: Path) -> EvaluatedModel:
     tensors = {name: torch.from_numpy(value) for name, value in saved.items()}
     try:
         named = [tensors[name].reshape(-1) for name in problem.layout.names]
@@ -171,12 +171,12 @@ def _final(problem: Problem, saved: Mapping[str, object], folder: Path) -> Shown
         )
     known = {*problem.layout.names, *problem.moving}
     frozen: dict[str, Tensor] = {n: t for n, t in tensors.items() if n not in known}
-    return Shown(w, buffers, frozen=frozen)
+    return EvaluatedModel(w, buffers, frozen=frozen)
 
 
 def _as_evaluated(
-    shown: Shown, algorithm: Algorithm[object, object], state: object, problem: Problem
-) -> Shown:
+    shown: EvaluatedModel, algorithm: Algorithm[object, object], state: object, problem: Problem
+) -> EvaluatedModel:
     return replace(
         shown,
         allowed=algorithm.allowed(state),

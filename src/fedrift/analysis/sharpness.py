@@ -18,7 +18,7 @@ from fedrift.analysis.rehearsal import Unwatched, Watch
 from fedrift.core.flat import Layout, Vec, count, map_tree, norm
 from fedrift.figures import TOGETHER
 from fedrift.figures import curvature as pictures
-from fedrift.rng import stream
+from fedrift.rng import generator
 from fedrift.storage.jsonl import Record
 
 STEPS, PART = 20, 5  # projected ascent: 20 steps of length ρ/5
@@ -66,7 +66,7 @@ def rises(
     watch.step()
     pull = t * g
     if not float(norm(pull)):  # at a critical point any direction may be uphill
-        rng = stream(0, "ascent")
+        rng = generator(0, "ascent")
         pull = t * torch.from_numpy(rng.standard_normal(w.numel())).to(w)
     one = objective.loss(w + t * _toward(pull, rho)) - base
     watch.step()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedrift.backends.visit import Reply
-from fedrift.core.algorithm import Exchange, Outcome, Shown
+from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome
 from fedrift.core.evaluation import Pending
 from fedrift.core.messages import Size, nbytes, pack
 from fedrift.core.site import Work
@@ -22,7 +22,7 @@ class Backend(Protocol):
     workers: int
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome: ...
-    def evaluate(self, shown: Shown) -> Pending: ...
+    def evaluate(self, shown: EvaluatedModel) -> Pending: ...
     def close(self) -> None: ...
 
 

@@ -239,7 +239,7 @@ def unfit(cls: type) -> str:
     return ""
 
 
-class Added:
+class SummedMessage:
     """The fields of a message as one vector of which the server needs the weighted mean only."""
 
     def __init__(self, cls: type, owner: Algorithm[Any, Any], problem: Problem) -> None:

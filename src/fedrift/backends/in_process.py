@@ -12,8 +12,8 @@ from torch import Tensor
 from fedrift.backends.backend import Fold
 from fedrift.backends.codec import through
 from fedrift.backends.profiling import OFF, Meter, account
-from fedrift.backends.visit import Call, Caller, Reply, Visitor
-from fedrift.core.algorithm import Exchange, Outcome, Shown, owner_of
+from fedrift.backends.visit import Call, Reply, VisitInput, Visitor
+from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome, owner_of
 from fedrift.core.evaluation import Done, Evaluator
 from fedrift.core.messages import pack
 from fedrift.storage.client_state import Store, Table
@@ -65,7 +65,7 @@ class InProcess:
     ) -> Sequence[Reply]:
         if self._wire:
             return [self._wired(call, exchange, client, path) for client in group]
-        callers = [Caller(c, exchange.private.get(c), self._store.read(path, c)) for c in group]
+        callers = [VisitInput(c, exchange.private.get(c), self._store.read(path, c)) for c in group]
         return self._visitor.visits(call, callers, exchange.down, exchange.buffers, exchange.frozen)
 
     def _wired(self, call: Call, exchange: Exchange, client: int, path: str) -> Reply:
@@ -85,7 +85,7 @@ class InProcess:
         new = through(kinds.state, reply.mine, *owner)
         return Reply(up, new, reply.buffers, reply.work, reply.is_finite)
 
-    def evaluate(self, shown: Shown) -> Done:
+    def evaluate(self, shown: EvaluatedModel) -> Done:
         with self._meter.span("evaluate"):
             return Done([] if self._evaluator is None else self._evaluator.chunks(shown))
 

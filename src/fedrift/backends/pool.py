@@ -113,7 +113,7 @@ def processor_seconds(pid: int | None) -> float | None:
 
 
 @dataclass
-class Known:
+class RunInfo:
     """A run as the pool introduces it to workers."""
 
     name: str
@@ -128,7 +128,7 @@ class Known:
 
 
 @dataclass
-class Peer:
+class WorkerHandle:
     """A worker as the parent sees it."""
 
     process: BaseProcess
@@ -162,14 +162,14 @@ class Job:
     """One task for any worker; `answer` is called with the peer and what it said."""
 
     key: tuple[int, ...]
-    run: Known = field(compare=False)
+    run: RunInfo = field(compare=False)
     kind: str = field(compare=False)
     task: Any = field(compare=False)
-    answer: Callable[[Peer, Job, Any], None] = field(compare=False)
+    answer: Callable[[WorkerHandle, Job, Any], None] = field(compare=False)
     deaths: int = field(default=0, compare=False)
 
 
-def obituary(peer: Peer, deaths: int) -> str:
+def death_reason(peer: WorkerHandle, deaths: int) -> str:
     """Why a run is given up after workers have died, `deaths` of them of one job."""
     code, job = peer.process.exitcode, peer.jobs[0] if peer.jobs else None
     why = f"exit code {code}"
@@ -203,7 +203,7 @@ class Pool:
         self._lock = threading.Lock()
         self._queue: list[Job] = []
         self._deaths = 0
-        self._gone: list[Peer] = []
+        self._gone: list[WorkerHandle] = []
         self._shared: dict[tuple[Any, ...], tuple[Any, str, Packed]] = {}
         self._blocks: dict[str, Block] = {}
         self._failure: BaseException | None = None
@@ -214,13 +214,13 @@ class Pool:
         self._thread = threading.Thread(target=self._serve, daemon=True, name="fedrift pool")
         self._thread.start()
 
-    def _start(self) -> Peer:
+    def _start(self) -> WorkerHandle:
         ours, theirs = self._context.Pipe(duplex=True)
         process = self._context.Process(target=main, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
         with hidden_main():
             process.start()
         theirs.close()
-        return Peer(process, ours)
+        return WorkerHandle(process, ours)
 
     def share(self, name: str, tree: Any, packed: Packed) -> tuple[str, Packed]:
         """Put data into shared memory once, however many runs use them."""
@@ -287,7 +287,7 @@ class Pool:
                     if not self._give(peer, heapq.heappop(self._queue)):
                         return self._feed()  # another worker has taken its place
 
-    def _give(self, peer: Peer, job: Job) -> bool:
+    def _give(self, peer: WorkerHandle, job: Job) -> bool:
         """False if the worker turned out to be dead and was replaced."""
         run = job.run
         peer.jobs.append(job)
@@ -306,7 +306,7 @@ class Pool:
             return False
         return True
 
-    def _introduce(self, peer: Peer, run: Known) -> None:
+    def _introduce(self, peer: WorkerHandle, run: RunInfo) -> None:
         for name, block in (self._blocks | run.blocks).items():
             if name not in peer.has:
                 self._send_block(peer, name, block)
@@ -317,12 +317,12 @@ class Pool:
         peer.knows[run.name] = 0
 
     @staticmethod
-    def _send_block(peer: Peer, name: str, block: Block) -> None:
+    def _send_block(peer: WorkerHandle, name: str, block: Block) -> None:
         say(peer.pipe, "attach", name)
         send_handle(peer.pipe, block.descriptor, peer.process.pid)
         peer.has.add(name)
 
-    def _slot(self, peer: Peer, run: Known) -> str:
+    def _slot(self, peer: WorkerHandle, run: RunInfo) -> str:
         if not peer.free:
             folder = None if len(peer.slots) < PARKED_IN_MEMORY else run.scratch
             name, block = f"slot {len(peer.slots)}", Block(folder=folder)
@@ -331,7 +331,7 @@ class Pool:
             return name
         return peer.free.pop()
 
-    def _hear(self, peer: Peer) -> None:
+    def _hear(self, peer: WorkerHandle) -> None:
         try:
             kind, content = pickle.loads(peer.pipe.recv_bytes())  # from our own worker
         except (EOFError, OSError):
@@ -347,7 +347,7 @@ class Pool:
             self._feed()
         job.answer(peer, job, content)
 
-    def _replace(self, peer: Peer) -> None:
+    def _replace(self, peer: WorkerHandle) -> None:
         """A worker died: its jobs go to others, a new one takes its place."""
         if peer not in self.peers or self._is_closing:
             return
@@ -356,7 +356,7 @@ class Pool:
         if peer.jobs:
             peer.jobs[0].deaths += 1
         if self._deaths > DEATHS + len(self.peers) or (peer.jobs and peer.jobs[0].deaths > DEATHS):
-            raise RunError(obituary(peer, DEATHS))
+            raise RunError(death_reason(peer, DEATHS))
         self.peers[self.peers.index(peer)] = self._start()
         peer.lost()
         self._gone.append(peer)  # its parked replies may still be read
@@ -367,7 +367,7 @@ class Pool:
             heapq.heappush(self._queue, job)
         peer.jobs.clear()
 
-    def forget(self, run: Known) -> None:
+    def forget(self, run: RunInfo) -> None:
         """Drop a finished run everywhere."""
         with self._lock:
             self._queue = [job for job in self._queue if job.run is not run]

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from fedrift.backends.backend import Fold
-from fedrift.backends.pool import Job, Known, Peer, Pool
+from fedrift.backends.pool import Job, Pool, RunInfo, WorkerHandle
 from fedrift.backends.profiling import OFF, Meter
 from fedrift.backends.visit import Call, Reply, Visitor
 from fedrift.backends.worker import Ask, Evaluation, Setup, Visit, Visits, each_size, unbundled
-from fedrift.core.algorithm import Exchange, Outcome, Shown, owner_of
+from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome, owner_of
 from fedrift.core.evaluation import Chunk, Evaluator
 from fedrift.core.messages import Packed, pack, unpack
 from fedrift.data.split import Split
@@ -71,7 +71,7 @@ JOBS = 4  # evaluation jobs per worker: few messages, and little to wait for at 
 LIGHT = 1 << 15  # parameters of a model whose chunks take less time than a message: one job each
 
 Cost = Callable[[int, int], float]
-Answer = tuple[Peer, Job, Any]
+Answer = tuple[WorkerHandle, Job, Any]
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Processes:
         self._down = blocks[f"{name} down"]
         blob = described(visitor, visitor.clients, evaluator, store, pool, blocks, name)
         setup = torch.from_numpy(np.frombuffer(blob, np.uint8).copy())
-        self._run = Known(
+        self._run = RunInfo(
             name=name,
             priority=number,
             setup=blocks[f"{name} setup"].put({"setup": setup}),
@@ -191,7 +191,7 @@ class Processes:
         fold: Fold,
         exchange: Exchange,
         table: Table | None,
-        peer: Peer,
+        peer: WorkerHandle,
         job: Job,
         content: tuple[Any, ...],
     ) -> Sequence[Visit]:
@@ -214,7 +214,7 @@ class Processes:
         peer.free.append(job.task.slot)
         return tasks
 
-    def evaluate(self, shown: Shown) -> Evaluating:
+    def evaluate(self, shown: EvaluatedModel) -> Evaluating:
         """Queue the chunks of an evaluation; they fill workers that have no visit to do."""
         if not self._chunks:
             return Evaluating(0)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedrift.backends.backend import Fold
 from fedrift.backends.visit import Call, Reply, Visitor
-from fedrift.core.algorithm import Algorithm, Exchange, Outcome, Shown, Signature, owner_of
+from fedrift.core.algorithm import Algorithm, EvaluatedModel, Exchange, Outcome, Signature, owner_of
 from fedrift.core.evaluation import Chunk, ChunkMetric, Evaluator
 from fedrift.core.flat import map_tree
 from fedrift.core.messages import Packed, pack, unpack
@@ -118,7 +118,7 @@ class Run:
                 setup.problem, trees["x_test"], trees["y_test"], setup.measure, setup.keeps_outputs
             )
         self.number = -1
-        self.shown: tuple[int, Shown] = -1, Shown(torch.empty(0))
+        self.shown: tuple[int, EvaluatedModel] = -1, EvaluatedModel(torch.empty(0))
 
     def told(self, ask: Ask) -> None:
         if ask.number == self.number:
@@ -167,7 +167,7 @@ def evaluate(
         frozen = {k[7:]: v for k, v in given.items() if k.startswith("frozen/")}
         buffers = tuple(v for k, v in given.items() if k.startswith("buffer."))
         heat = given["temperature"]
-        run.shown = number, Shown(given["w"], buffers, given.get("allowed"), heat, frozen)
+        run.shown = number, EvaluatedModel(given["w"], buffers, given.get("allowed"), heat, frozen)
     measured = run.evaluator.chunks(run.shown[1], which)
     for sums in measured:
         if "output" in sums:
@@ -300,7 +300,7 @@ class Ray:
         elif table is not None:
             table.drop(client)
 
-    def evaluate(self, shown: Shown) -> Evaluating:
+    def evaluate(self, shown: EvaluatedModel) -> Evaluating:
         """Start all chunks of an evaluation."""
         packed: Packed = {"w": shown.w, "temperature": shown.temperature}
         packed |= {f"buffer.{i}": b for i, b in enumerate(shown.buffers)}

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from fedrift.backends.profiling import TimedSite
-from fedrift.backends.stacking.scheduler import Together, together
+from fedrift.backends.stacking.scheduler import StackScheduler, scheduler_for
 from fedrift.core.algorithm import Algorithm, Exchange, local_of, owner_of, resolve
-from fedrift.core.faults import Corrupt, Trouble
+from fedrift.core.faults import Corrupt, RoundFaults
 from fedrift.core.flat import is_finite, norm
 from fedrift.core.messages import all_finite, pack, placed, unpack
 from fedrift.core.problem import Problem
-from fedrift.core.site import Augment, ClientData, Meet, Site, Work
+from fedrift.core.site import Augment, ClientData, Site, TrainTogether, Work
 from fedrift.errors import is_overflow
 from fedrift.rng import torch_seed
 
@@ -65,7 +65,7 @@ class Call:
     round: int
     seed: int
     temperature: float = 1.0
-    trouble: Trouble | None = None
+    trouble: RoundFaults | None = None
 
     @staticmethod
     def of(exchange: Exchange) -> Call:
@@ -78,7 +78,7 @@ class Call:
         )
 
 
-class Caller(NamedTuple):
+class VisitInput(NamedTuple):
     """A client to visit: what is for it alone, and what it keeps."""
 
     client: int
@@ -112,7 +112,7 @@ class Visitor:
         self.root, self.problem, self.clients, self.augment = root, problem, clients, augment
         self.site = site
         self._resolved: dict[str, tuple[Algorithm[Any, Any], Problem]] = {}
-        self._stacks: dict[str, Together | None] = {}
+        self._stacks: dict[str, StackScheduler | None] = {}
 
     def owner(self, path: str) -> tuple[Algorithm[Any, Any], Problem]:
         """The algorithm at a path and its view of the task; bound once per process."""
@@ -120,10 +120,10 @@ class Visitor:
             self._resolved[path] = resolve(self.root, self.problem, path)
         return self._resolved[path]
 
-    def _together(self, path: str) -> Together | None:
+    def _together(self, path: str) -> StackScheduler | None:
         if path not in self._stacks:
             plain = self.site in (Site, TimedSite) and self.augment is None
-            self._stacks[path] = together(self.owner(path)[1]) if plain else None
+            self._stacks[path] = scheduler_for(self.owner(path)[1]) if plain else None
         return self._stacks[path]
 
     def groups(self, phase: str, clients: Sequence[int]) -> list[Sequence[int]]:
@@ -150,12 +150,12 @@ class Visitor:
         frozen: Mapping[str, Tensor],
     ) -> Reply:
         """Run one client method at one site. It writes nothing."""
-        return self.visits(call, [Caller(client, private, mine)], down, buffers, frozen)[0]
+        return self.visits(call, [VisitInput(client, private, mine)], down, buffers, frozen)[0]
 
     def visits(
         self,
         call: Call,
-        callers: Sequence[Caller],
+        callers: Sequence[VisitInput],
         down: Any,
         buffers: Sequence[Tensor],
         frozen: Mapping[str, Tensor],
@@ -171,7 +171,7 @@ class Visitor:
             model.freeze(frozen)
             model.temperature = call.temperature
 
-        def visit(caller: Caller, meet: Meet | None) -> Reply:
+        def visit(caller: VisitInput, meet: TrainTogether | None) -> Reply:
             return self._visit(call, method, problem, caller, down, meet)
 
         if stacks is not None:  # its model has nothing that a visit could leave behind
@@ -190,9 +190,9 @@ class Visitor:
         call: Call,
         method: Callable[..., tuple[Any, Any]],
         problem: Problem,
-        caller: Caller,
+        caller: VisitInput,
         down: Any,
-        meet: Meet | None,
+        meet: TrainTogether | None,
     ) -> Reply:
         trouble, client = call.trouble, caller.client
         more: dict[str, Any] = {} if meet is None else {"meet": meet}

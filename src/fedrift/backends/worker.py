@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from fedrift.backends.profiling import account
-from fedrift.backends.visit import Call, Caller, Reply, Visitor
-from fedrift.core.algorithm import Algorithm, Shown, Signature, owner_of
+from fedrift.backends.visit import Call, Reply, VisitInput, Visitor
+from fedrift.core.algorithm import Algorithm, EvaluatedModel, Signature, owner_of
 from fedrift.core.evaluation import ChunkMetric, Evaluator
 from fedrift.core.flat import map_tree
 from fedrift.core.messages import Packed, Size, nbytes, pack, unpack
@@ -31,7 +31,7 @@ from fedrift.core.problem import Problem
 from fedrift.core.site import Augment, Site
 from fedrift.data.split import Make, Split
 from fedrift.errors import is_out_of_memory
-from fedrift.storage.client_state import RowLayout, Rows
+from fedrift.storage.client_state import RowLayout, StateRows
 from fedrift.storage.shared_memory import Block, packed_to_tree
 
 # Messages of several clients in one: leaves of equal form become the rows of one tensor.
@@ -161,7 +161,7 @@ class Run:
 
     def __init__(self, setup: Setup, blocks: dict[str, Block], own: str) -> None:
         self.setup, self._blocks, self._own = setup, blocks, own
-        self.rows: dict[str, Rows] = {}
+        self.rows: dict[str, StateRows] = {}
         trees: dict[str, Any] = {}
         for name, (block, where) in setup.where.items():
             packed = blocks[block].get(where)
@@ -202,7 +202,7 @@ class Run:
     def _replies(self, tasks: Sequence[Visit]) -> tuple[list[Reply], float]:
         """What the clients say, and the seconds that took."""
         ask, path = self.current, owner_of(self.current.call.phase)
-        callers = [Caller(t.client, self._private(t), self._mine(t, path)) for t in tasks]
+        callers = [VisitInput(t.client, self._private(t), self._mine(t, path)) for t in tasks]
         began = perf_counter()
         replies = self.visitor.visits(ask.call, callers, self.down, self.buffers, self.frozen)
         seconds = perf_counter() - began
@@ -231,7 +231,7 @@ class Run:
         given = self._blocks[task.block].get(task.where)
         frozen = {k.removeprefix("frozen/"): v for k, v in given.items() if k.startswith("frozen/")}
         buffers = tuple(v for k, v in given.items() if k.startswith("buffer."))
-        shown = Shown(given["w"], buffers, given.get("allowed"), task.temperature, frozen)
+        shown = EvaluatedModel(given["w"], buffers, given.get("allowed"), task.temperature, frozen)
         measured = self.evaluator.chunks(shown, task.chunks)
         for sums in measured:
             if "output" in sums:
@@ -259,7 +259,7 @@ class Worker:
     def rows(self, content: tuple[str, str]) -> None:
         name, path = content
         run = self.runs[name]
-        run.rows[path] = Rows(recv_handle(self.pipe), run.setup.layouts[path])
+        run.rows[path] = StateRows(recv_handle(self.pipe), run.setup.layouts[path])
 
     def ask(self, content: tuple[str, bytes]) -> None:
         self.runs[content[0]].ask(content[1])

@@ -38,7 +38,7 @@ def init(
     [cyan]fedrift flower init my-app --spec experiment.toml[/cyan]
     """
     from fedrift.config.spec import Spec
-    from fedrift.federation.config import Charter
+    from fedrift.federation.config import FederationConfig
     from fedrift.federation.template import write_app
 
     wanted = Spec.from_toml(spec)
@@ -48,12 +48,12 @@ def init(
     if shape is None:
         from fedrift.engine.prepare import prepare
 
-        charter = Charter.of(wanted, prepare(wanted))
+        charter = FederationConfig.of(wanted, prepare(wanted))
     else:
         if wanted.model is None or wanted.clients is None:
             raise InputError("a spec for data elsewhere must say model and clients")
         numbers = int(classes or 0), wanted.clients
-        charter = Charter(wanted, _shape(shape), *numbers, named=False)
+        charter = FederationConfig(wanted, _shape(shape), *numbers, named=False)
     for file in write_app(folder, charter, deadline):
         typer.echo(file)
     typer.echo(f"start it with: flwr run {folder} NAME --stream")

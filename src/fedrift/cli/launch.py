@@ -13,7 +13,7 @@ import typer
 
 from fedrift.cli.console import console, loss_text
 from fedrift.cli.progress import Watcher, watcher
-from fedrift.config.analyses import During, during
+from fedrift.config.analyses import LivePlan, during
 from fedrift.config.own_code import foreign
 from fedrift.config.spec import FIELDS, Spec, read_toml
 from fedrift.engine.trackers import tracks
@@ -164,7 +164,7 @@ def execute(
     as_json: bool,
     quiet: bool,
     track: Sequence[str] = (),
-    analyse: During | None = None,
+    analyse: LivePlan | None = None,
     origin: Origin | None = None,
     profile: bool = False,
 ) -> None:

@@ -49,10 +49,10 @@ def fingerprint_of(record: RunRecord) -> str:
 
     from fedrift.engine.callbacks import fingerprint
     from fedrift.engine.prepare import prepare
-    from fedrift.engine.task import of_spec
+    from fedrift.engine.task import task_from_spec
 
     weights = record.weights()
-    layout = of_spec(record.spec, prepare(record.spec)).problem.layout
+    layout = task_from_spec(record.spec, prepare(record.spec)).problem.layout
     if any(name not in weights for name in layout.names):
         raise RunError(f"'{record.folder}': weights of the model are missing")
     flat = torch.cat([torch.from_numpy(weights[name]).reshape(-1) for name in layout.names])

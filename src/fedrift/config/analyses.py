@@ -40,7 +40,7 @@ def wanted(text: str, known: dict[str, str] = WHAT, field: str = "what") -> tupl
 
 
 @dataclass(frozen=True)
-class During:
+class LivePlan:
     """What is measured while a run goes on, and in which rounds."""
 
     every: int = 1
@@ -54,7 +54,7 @@ class During:
         return f"every={self.every},what={'+'.join(self.what)}"
 
 
-def during(text: str) -> During:
+def during(text: str) -> LivePlan:
     """`every=10,what=drift,classes`: what follows a key up to the next belongs to it."""
     found: dict[str, str] = {}
     key = ""
@@ -72,7 +72,7 @@ def during(text: str) -> During:
             found["every"] = name
         else:
             raise InputError(f"analyse '{text}' is not of the form every=10,what=drift,classes")
-    return During(
+    return LivePlan(
         every=number(found.get("every", "1"), "every of analyse", kind=int, low=1),
         what=wanted(found["what"], DURING, "what of analyse") if "what" in found else CHEAP,
     )
@@ -82,7 +82,7 @@ PLAN = "analysis/plan.txt"
 LONGEST_PLAN = 1000  # characters
 
 
-def planned(run: Path) -> During | None:
+def planned(run: Path) -> LivePlan | None:
     """What a run that was interrupted was measuring; None if nothing."""
     try:
         with (run / PLAN).open(encoding="utf-8") as file:

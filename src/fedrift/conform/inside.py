@@ -20,7 +20,7 @@ from fedrift.core.evaluation import Done
 from fedrift.core.messages import Packed, pack
 from fedrift.core.site import Site
 from fedrift.engine.callbacks import Finished, Progress, RoundReport, Settings
-from fedrift.engine.history import Books
+from fedrift.engine.history import History
 from fedrift.engine.loop import Engine
 from fedrift.storage.client_state import Store
 
@@ -181,7 +181,7 @@ class Inside:
                 eval_every=self.trial.rounds,
                 sizes=self.split.sizes,
             ),
-            Books(self.algorithm, self.store, progress, lambda chunks: {}, on_round=note),
+            History(self.algorithm, self.store, progress, lambda chunks: {}, on_round=note),
         )
         try:
             return engine.run()

@@ -20,7 +20,7 @@ def settled(what: Subject | str, trial: Trial) -> execute.Task:
     """The trial with everything decided but where it is computed."""
     subject = subject_of(what) if isinstance(what, str) else what
     dtype = task.DTYPES[trial.dtype]
-    return task.settle(
+    return task.make_task(
         subject.make(trial.local, trial.rounds),
         trial.model,
         arrays.gather(list(trial.clients), dtype),

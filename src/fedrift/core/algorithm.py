@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, get_args,
 
 from torch import Tensor, nn
 
-from fedrift.core.faults import Trouble
+from fedrift.core.faults import RoundFaults
 from fedrift.core.flat import Vec
 from fedrift.core.local import Local
 from fedrift.core.messages import Folding, Reducer
@@ -66,7 +66,7 @@ class Exchange:
     """Is shown every reply that counts, with its weight, where replies are folded."""
     aggregation: Reducing | None = None
     """How replies are reduced, if not as their fields say."""
-    trouble: Trouble | None = None
+    trouble: RoundFaults | None = None
 
     def reducer(self) -> Folding:
         cls = self.signature.up
@@ -90,7 +90,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Shown:
+class EvaluatedModel:
     """A model as it is evaluated."""
 
     w: Vec

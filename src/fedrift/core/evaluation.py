@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift.core.algorithm import Shown
+from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import count, take
 from fedrift.core.problem import Problem
 
@@ -154,7 +154,7 @@ class Evaluator:
         return -(-count(self.x) // EVALUATION_CHUNK)
 
     @torch.no_grad()
-    def chunks(self, shown: Shown, which: range | None = None) -> list[dict[str, Any]]:
+    def chunks(self, shown: EvaluatedModel, which: range | None = None) -> list[dict[str, Any]]:
         """What each chunk adds; all of them if it is not said which."""
         problem, model = self.problem, self.problem.model
         if shown.allowed is not None:
@@ -165,7 +165,7 @@ class Evaluator:
         model.load(shown.w)
         return [self._chunk(i, shown) for i in which or range(len(self))]
 
-    def _chunk(self, i: int, shown: Shown) -> dict[str, Any]:
+    def _chunk(self, i: int, shown: EvaluatedModel) -> dict[str, Any]:
         some = slice(i * EVALUATION_CHUNK, (i + 1) * EVALUATION_CHUNK)
         problem, target = self.problem, take(self.y, some)
         output = problem.model.output(take(self.x, some))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from fedrift.errors import InputError, unknown
 from fedrift.grammar import Named, number, parse
-from fedrift.rng import stream
+from fedrift.rng import generator
 
 Late = Literal["drop", "partial"]
 KINDS = ("sign", "noise", "scale", "nan")
@@ -51,7 +51,7 @@ class Corrupt:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class RoundFaults:
     """What goes wrong at the clients of one exchange."""
 
     dropped: frozenset[int] = frozenset()
@@ -69,10 +69,10 @@ class Faults:
     stragglers: Stragglers | None = None
     corrupt: Corrupt | None = None
 
-    def at(self, seed: int, round: int, clients: Sequence[int]) -> Trouble:
+    def at(self, seed: int, round: int, clients: Sequence[int]) -> RoundFaults:
         """What happens to these clients in a round."""
         dropped = {
-            c for c in clients if stream(seed, "fault dropout", round, c).random() < self.dropout
+            c for c in clients if generator(seed, "fault dropout", round, c).random() < self.dropout
         }
         part: dict[int, float] = {}
         slow = self.stragglers or Stragglers(0.0)
@@ -83,17 +83,17 @@ class Faults:
             elif done < 1.0:
                 part[client] = done
         wrong = frozenset(c for c in clients if self._is_corrupted(seed, c))
-        return Trouble(frozenset(dropped), part, wrong, self.corrupt)
+        return RoundFaults(frozenset(dropped), part, wrong, self.corrupt)
 
     def _is_corrupted(self, seed: int, client: int) -> bool:
         if self.corrupt is None:
             return False
-        return bool(stream(seed, "fault corrupt", client=client).random() < self.corrupt.share)
+        return bool(generator(seed, "fault corrupt", client=client).random() < self.corrupt.share)
 
 
 def _done(how: Stragglers, seed: int, round: int, client: int) -> float:
     """The share of its work that a client has done at the deadline."""
-    random = stream(seed, "fault straggler", round, client)
+    random = generator(seed, "fault straggler", round, client)
     slowness = random.uniform(1.0, how.slow) if random.random() < how.share else 1.0
     return min(1.0, how.deadline / slowness)
 

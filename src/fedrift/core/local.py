@@ -14,7 +14,7 @@ from torch import Tensor
 from fedrift.core.flat import Batch, FlatModel, Layout, Vec, add_each, count, norm
 from fedrift.core.optim import SGD, Optimizer, OptState, Schedule, rates_of
 from fedrift.core.pieces import Correction, Gradient, Plain
-from fedrift.rng import stream
+from fedrift.rng import generator
 
 # Seeded minibatches of one client: which samples, in which order.
 
@@ -88,7 +88,7 @@ class Draw:
     high: int
 
     def at(self, seed: int, round: int, client: int) -> int:
-        return int(stream(seed, "work", round, client).integers(self.low, self.high + 1))
+        return int(generator(seed, "work", round, client).integers(self.low, self.high + 1))
 
 
 Amount: TypeAlias = int | tuple[int, ...] | Draw

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from fedrift.errors import InputError
-from fedrift.rng import stream
+from fedrift.rng import generator
 
 TRIES = 1000
 Kind = Literal["fixed", "bernoulli", "cyclic", "explicit"]
@@ -48,7 +48,7 @@ class Participation:
         """The cohort of a round (from 0); `left` restricts it to clients not counted yet."""
         if self.kind == "explicit":
             return self.schedule[round] if round < len(self.schedule) else ()
-        rng = stream(seed, "cohort", round)
+        rng = generator(seed, "cohort", round)
         pool = self.population if left is None else len(left)
         if pool == 0:
             return ()
@@ -77,7 +77,7 @@ class Participation:
         return rng.integers(0, pool, 1)  # the share is so small that nobody would ever come
 
     def _turn(self, round: int, seed: int) -> tuple[int, ...]:
-        order = stream(seed, "groups").permutation(self.population)
+        order = generator(seed, "groups").permutation(self.population)
         groups = -(-self.population // self.size)
         first = round % groups * self.size
         return tuple(sorted(int(i) for i in order[first : first + self.size]))

@@ -16,7 +16,7 @@ from fedrift.core.local import Local, LocalStep, Run, batches, local_train, span
 from fedrift.core.optim import SGD, Adagrad, Adam, Momentum, OptState, rates_of
 from fedrift.core.pieces import Correction, Gradient
 from fedrift.core.problem import Problem
-from fedrift.rng import stream, torch_seed
+from fedrift.rng import generator, torch_seed
 
 # What visits ask for when they train, and which of them can be trained in one stack.
 
@@ -54,7 +54,7 @@ class Trained(NamedTuple):
     """Its share of the stack's seconds, by kind of work."""
 
 
-Meet: TypeAlias = Callable[[Request], Trained | None]
+TrainTogether: TypeAlias = Callable[[Request], Trained | None]
 """Where a visit brings its request; None: it must train by itself."""
 
 
@@ -178,7 +178,7 @@ class Site:
         seed: int,
         augment: Augment | None = None,
         part: float = 1.0,
-        meet: Meet | None = None,
+        meet: TrainTogether | None = None,
     ) -> None:
         """`meet` is where the visit may be trained together with others."""
         self.problem, self.client, self.round = problem, client, round
@@ -195,7 +195,7 @@ class Site:
         return self._stream("site")
 
     def _stream(self, purpose: str) -> np.random.Generator:
-        return stream(self._seed, purpose, self.round, self.client)
+        return generator(self._seed, purpose, self.round, self.client)
 
     def steps(self, local: Local) -> int:
         """Local steps this visit would make; at least one of a client that comes late."""

@@ -96,7 +96,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class PartitionRequest:
     """What a scheme is asked; its methods turn a bad request into one sentence for the user."""
 
     scheme: Named

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from fedrift import grammar
 from fedrift.data import manifest, schemes
-from fedrift.data.assignment import Assignment, Partition, Request
+from fedrift.data.assignment import Assignment, Partition, PartitionRequest
 from fedrift.data.shift import shift
 from fedrift.errors import InputError, unknown
-from fedrift.rng import stream
+from fedrift.rng import generator
 
 __all__ = ["NAMES", "Partition", "Scheme", "partition", "shift"]
 
@@ -24,14 +24,14 @@ __all__ = ["NAMES", "Partition", "Scheme", "partition", "shift"]
 class Scheme:
     """One way to divide; `parameter` is what its value is called."""
 
-    make: Callable[[Request], Assignment]
+    make: Callable[[PartitionRequest], Assignment]
     about: str
     grammar: str
     parameter: str = ""
     options: tuple[str, ...] = ()
 
 
-def natural(request: Request) -> Assignment:
+def natural(request: PartitionRequest) -> Assignment:
     """One client per user of the data; the number of clients asked for is not used."""
     users = request.users
     if users is None:
@@ -49,7 +49,7 @@ def natural(request: Request) -> Assignment:
     return Assignment(owner.astype(np.int64, copy=False), len(names), note)
 
 
-def from_manifest(request: Request) -> Assignment:
+def from_manifest(request: PartitionRequest) -> Assignment:
     """The division that was saved in a file, if it was made for these labels."""
     file = request.scheme.value
     if file is None:
@@ -143,9 +143,9 @@ def partition(
     if _whole(seed, "seed") < 0:
         raise InputError(f"seed must be a whole number of at least 0, not {seed}")
     named, scheme = _scheme(text, alpha)
-    rng = stream(seed, "partition")
+    rng = generator(seed, "partition")
     known = None if users is None else np.asarray(users)
-    made = scheme.make(Request(named, targets, wanted, rng, known))
+    made = scheme.make(PartitionRequest(named, targets, wanted, rng, known))
     return Partition(str(named), made.parts(), seed, made.note)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedrift.errors import InputError
-from fedrift.rng import stream
+from fedrift.rng import generator
 
 TEST_SHARE = 0.2
 CHUNK = 1 << 17  # numbers scaled at a time, so that all passes find them in the processor's cache
@@ -128,7 +128,7 @@ def thin(rows: np.ndarray, y: np.ndarray, keep: int | None, field: str) -> np.nd
 
 def stratified(y: np.ndarray, purpose: str) -> np.ndarray:
     """A fixed random order of the samples; every beginning of it has the classes in proportion."""
-    draw = stream(0, purpose).random(len(y))
+    draw = generator(0, purpose).random(len(y))
     if y.dtype.kind == "f":  # numbers have no classes
         y = np.zeros(len(y), np.int64)
     counts = np.bincount(y)
@@ -180,7 +180,7 @@ SHARE = 0.2
 
 def hold_out(data: DataSet) -> DataSet:
     """The same data with a fifth of the training samples of each class in the place of the test."""
-    rng = stream(0, "validation")
+    rng = generator(0, "validation")
     held = np.zeros(len(data.y), dtype=bool)
     strata = data.y if data.y.dtype.kind != "f" else np.zeros(len(data.y), np.int64)
     for label in np.unique(strata):

@@ -14,31 +14,31 @@ import heapq
 
 import numpy as np
 
-from fedrift.data.assignment import Assignment, Floats, Ints, Request
+from fedrift.data.assignment import Assignment, Floats, Ints, PartitionRequest
 from fedrift.grammar import number
 
 # Size skew: equal, log-normal and power-law shares of a shuffled data set; the least share.
 
 
-def iid(request: Request) -> Assignment:
+def iid(request: PartitionRequest) -> Assignment:
     """A shuffled data set cut into parts whose sizes differ by at most one."""
     return _shuffled(request, even(request.samples, request.clients))
 
 
-def lognormal(request: Request) -> Assignment:
+def lognormal(request: PartitionRequest) -> Assignment:
     """Sizes proportional to exp(σ·z), z standard normal per client; labels iid."""
     sigma = request.parameter("sigma", "lognormal:1", high=100)
     return _by_weight(request, sigma * request.rng.standard_normal(request.clients))
 
 
-def powerlaw(request: Request) -> Assignment:
+def powerlaw(request: PartitionRequest) -> Assignment:
     """The k-th largest client gets a share proportional to k^-a; who is k-th is random."""
     exponent = request.parameter("a", "powerlaw:1.5", high=100)
     rank = 1 + request.rng.permutation(request.clients)
     return _by_weight(request, -exponent * np.log(rank))
 
 
-def _by_weight(request: Request, log_weight: Floats) -> Assignment:
+def _by_weight(request: PartitionRequest, log_weight: Floats) -> Assignment:
     minimum = request.minimum()
     sizes, raised = above(log_weight, request.samples, minimum)
     return _shuffled(request, sizes, f"{raised} clients raised to {minimum}" if raised else "")
@@ -63,7 +63,7 @@ def above(log_weight: Floats, total: int, minimum: int) -> tuple[Ints, int]:
     return sizes, int((~free).sum())
 
 
-def _shuffled(request: Request, sizes: Ints, note: str = "") -> Assignment:
+def _shuffled(request: PartitionRequest, sizes: Ints, note: str = "") -> Assignment:
     owner = np.empty(request.samples, np.int64)
     owner[request.rng.permutation(request.samples)] = np.repeat(np.arange(len(sizes)), sizes)
     return Assignment(owner, len(sizes), note)
@@ -118,7 +118,7 @@ def moved_note(moved: int, minimum: int) -> str:
 # Label skew by whole classes: K classes per client, named classes per client, sorted shards.
 
 
-def shards(request: Request) -> Assignment:
+def shards(request: PartitionRequest) -> Assignment:
     """Sorted by label and cut into N·K shards; each client gets K of them at random."""
     per_client = int(request.parameter("k", "shards:2", kind=int, low=1))
     total = request.clients * per_client
@@ -134,7 +134,7 @@ def shards(request: Request) -> Assignment:
     return Assignment(owner, request.clients)
 
 
-def classes(request: Request) -> Assignment:
+def classes(request: PartitionRequest) -> Assignment:
     """K classes for each client, or the classes named for each client: `1,3|0,6`."""
     value = request.scheme.value or ""
     named = "|" in value or "," in value
@@ -143,7 +143,7 @@ def classes(request: Request) -> Assignment:
     return Assignment(request.labels.deal(counts, request.rng), len(held))
 
 
-def _drawn(request: Request) -> Ints:
+def _drawn(request: PartitionRequest) -> Ints:
     """Which classes each client holds: K of them, every class held by somebody."""
     k = int(request.parameter("k", "classes:2", kind=int, low=1))
     clients, supply = request.clients, request.labels.counts
@@ -177,7 +177,7 @@ def _hands(holders: Ints, clients: int, k: int, rng: np.random.Generator) -> Int
     return held
 
 
-def _named(request: Request, value: str) -> Ints:
+def _named(request: PartitionRequest, value: str) -> Ints:
     """Which classes each client holds, as the text says: one group per client."""
     groups = value.split("|")
     wanted = request.wanted_clients
@@ -204,7 +204,7 @@ def _named(request: Request, value: str) -> Ints:
     return held
 
 
-def _check_named(request: Request, held: Ints) -> None:
+def _check_named(request: PartitionRequest, held: Ints) -> None:
     labels, holders = request.labels, held.sum(axis=0)
     if (left_over := labels.values[holders == 0]).size:
         names = ", ".join(map(str, left_over))
@@ -249,7 +249,7 @@ TINY = 1e-100  # concentrations below behave alike, and their logarithms would o
 TOLERANCE = 0.25  # how far one-class shards may be from n/N before classes share a client
 
 
-def dirichlet(request: Request) -> Assignment:
+def dirichlet(request: PartitionRequest) -> Assignment:
     """For each class in turn, proportions over the clients ~ Dir(α·1_N)."""
     alpha = _alpha(request)
     if alpha == 0:
@@ -268,21 +268,21 @@ def dirichlet(request: Request) -> Assignment:
     return Assignment(labels.deal(best, request.rng), clients, moved_note(moved, minimum))
 
 
-def dirichlet_client(request: Request) -> Assignment:
+def dirichlet_client(request: PartitionRequest) -> Assignment:
     """For each client, a mixture of the classes ~ Dir(α·1_Y); equal sizes."""
     return _balanced(request, prior=False)
 
 
-def hsu(request: Request) -> Assignment:
+def hsu(request: PartitionRequest) -> Assignment:
     """For each client, a mixture of the classes ~ Dir(α·p), p the class prior; equal sizes."""
     return _balanced(request, prior=True)
 
 
-def _alpha(request: Request) -> float:
+def _alpha(request: PartitionRequest) -> float:
     return request.parameter("alpha", f"{request.scheme.name}:0.5")
 
 
-def _balanced(request: Request, prior: bool) -> Assignment:
+def _balanced(request: PartitionRequest, prior: bool) -> Assignment:
     alpha = _alpha(request)
     if alpha == 0:
         return _sorted_shards(request)
@@ -294,7 +294,7 @@ def _balanced(request: Request, prior: bool) -> Assignment:
     return Assignment(labels.deal(counts, request.rng), clients)
 
 
-def _sorted_shards(request: Request) -> Assignment:
+def _sorted_shards(request: PartitionRequest) -> Assignment:
     """α = 0. Cuts fall between classes if all shards then stay within a quarter of n/N."""
     labels, clients, minimum = request.labels, request.clients, request.minimum()
     sizes = even(request.samples, clients)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fedrift import grammar
 from fedrift.data.assignment import Floats, Ints
 from fedrift.errors import InputError, unknown
-from fedrift.rng import stream
+from fedrift.rng import generator
 
 Array = npt.NDArray[np.floating]
 BLOCK = 1024  # samples changed at a time: the copies on the way stay small
@@ -90,7 +90,7 @@ def shift(text: str, x: npt.ArrayLike, parts: Sequence[Ints], seed: int) -> Arra
     shifted = np.array(data, data.dtype if data.dtype.kind == "f" else np.float32)
     for client, part in enumerate(parts):
         t = client / (len(parts) - 1) if len(parts) > 1 else 0.5
-        rng = stream(seed, "shift", client=client)
+        rng = generator(seed, "shift", client=client)
         for start in range(0, len(part), BLOCK):
             block = part[start : start + BLOCK]
             mine: Array = shifted[block]

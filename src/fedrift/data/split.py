@@ -13,7 +13,7 @@ from torch import Tensor
 from fedrift.core.flat import map_tree, sent
 
 
-class Rows:
+class SamplePicker:
     """Picks samples of a tensor, a third of the time of indexing it, in the same memory format."""
 
     def __init__(self, t: Tensor) -> None:
@@ -67,7 +67,11 @@ Pick = Callable[[Tensor], Tensor]
 
 def whole(client: Any) -> tuple[Any, Any]:
     """All that a client's samples are picked from: everybody's, or its own."""
-    if isinstance(client, View) and isinstance(client.x, Rows) and isinstance(client.y, Rows):
+    if (
+        isinstance(client, View)
+        and isinstance(client.x, SamplePicker)
+        and isinstance(client.y, SamplePicker)
+    ):
         return client.x.whole, client.y.whole
     return client.batch(None)
 
@@ -79,7 +83,7 @@ def pooled(clients: Sequence[Any]) -> tuple[Pick, Pick, list[np.ndarray]]:
     if len(views) == len(clients):
         return first.x.flat, first.y, [v.index.numpy() for v in views]
     parts = [c.batch(None) for c in clients]
-    x, y = (Rows(torch.cat(tensors)) for tensors in zip(*parts, strict=True))
+    x, y = (SamplePicker(torch.cat(tensors)) for tensors in zip(*parts, strict=True))
     ends = np.cumsum([len(c) for c in clients])
     return x.flat, y, np.split(np.arange(ends[-1]), ends[:-1])
 
@@ -104,7 +108,7 @@ class Split(Sequence[tuple[Any, Any]]):
         sizes: np.ndarray | None = None,
     ) -> None:
         self.x, self.y = x, y
-        self._rows = map_tree(Rows, x), map_tree(Rows, y)
+        self._rows = map_tree(SamplePicker, x), map_tree(SamplePicker, y)
         self.parts = tuple(np.ascontiguousarray(p, dtype=np.int64) for p in parts)
         self.note, self.make = note, make
         self.sizes: np.ndarray = (
@@ -138,7 +142,9 @@ class Split(Sequence[tuple[Any, Any]]):
         x, y = (torch.from_numpy(array) for array in self.make(client))
         there = self.y.device
         return View(
-            Rows(sent(x.to(self.x.dtype), there)), Rows(sent(y, there)), torch.arange(len(y))
+            SamplePicker(sent(x.to(self.x.dtype), there)),
+            SamplePicker(sent(y, there)),
+            torch.arange(len(y)),
         )
 
     def __len__(self) -> int:

@@ -202,7 +202,7 @@ def check_faults(faults: Faults, algorithm: Algorithm[Any, Any]) -> None:
         raise InputError("faults: late=partial needs local steps to leave out; use late=drop")
 
 
-def settle(
+def check_protection(
     aggregate: str | None,
     privacy: str | None,
     algorithm: Algorithm[Any, Any],

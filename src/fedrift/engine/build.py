@@ -228,15 +228,15 @@ def check_numbers(given: Mapping[str, Any]) -> None:
 
 # Who runs: an algorithm from its text, its class or an object, with the run's local settings.
 
-Entrant: TypeAlias = str | Algorithm[Any, Any] | type[Algorithm[Any, Any]]
+AlgorithmLike: TypeAlias = str | Algorithm[Any, Any] | type[Algorithm[Any, Any]]
 """A text such as `fedprox:mu=0.3`, an object, or its class, which stands for the object of its
 defaults."""
 
 PLAIN = re.compile(r"[\w.+-]+")
 
 
-def settled(
-    given: Entrant, local: Mapping[str, Any], weights: str | None, rounds: int
+def build_algorithm(
+    given: AlgorithmLike, local: Mapping[str, Any], weights: str | None, rounds: int
 ) -> tuple[Algorithm[Any, Any], str]:
     """The algorithm with the run's settings inside, and its text."""
     if isinstance(given, str):

@@ -24,12 +24,12 @@ from fedrift.core.flat import map_tree
 from fedrift.core.site import Site
 from fedrift.engine import recorder
 from fedrift.engine.callbacks import Analyst, Finished, Observer, Progress, RoundReport, Settings
-from fedrift.engine.history import Books
+from fedrift.engine.history import History
 from fedrift.engine.ledger import Ledger
 from fedrift.engine.loop import Engine
-from fedrift.engine.plan import Task, check_room, cost_of, is_ray, plan, workers_for
+from fedrift.engine.plan import Task, check_fits, cost_of, is_ray, plan, workers_for
 from fedrift.engine.result import Result
-from fedrift.engine.resume import begin, check_fit, full, identity_of, is_complete
+from fedrift.engine.resume import check_fit, full, identity_of, is_complete, resume
 from fedrift.errors import InputError, RunError
 from fedrift.storage.client_state import States, Store
 from fedrift.storage.fork import Origin
@@ -281,13 +281,13 @@ def _execute(
     evaluator = None
     if task.test is not None:
         evaluator = Evaluator(problem, *task.test, evaluation.evaluate_chunk, bool(task.metrics))
-    progress, said = begin(task, store, folder, again)
+    progress, said = resume(task, store, folder, again)
     if is_part and until is not None and progress.round >= until:
         store.close()
         return None
     planned = plan(task, store, number, progress.round, said)
     try:
-        check_room(planned, Path(store.scratch), folder is not None)
+        check_fits(planned, Path(store.scratch), folder is not None)
     except InputError:
         store.close()
         if folder is not None and not again:  # the fix may be wanted in the same folder
@@ -303,12 +303,12 @@ def _execute(
     else:
         assert place is not None
         chosen = place.backend(visitor, evaluator)
-    books = Books(
+    history = History(
         task.algorithm,
         store,
         progress,
         lambda chunks: combined(task, chunks),
-        recorder=None if folder is None else recorder.Keeper(folder),
+        recorder=None if folder is None else recorder.RunRecorder(folder),
         observer=observer,
         on_round=on_round,
         analyst=analyst,
@@ -325,7 +325,7 @@ def _execute(
         until=until,
         present=(lambda: None) if place is None else place.present,
     )
-    engine = Engine(task.algorithm, problem, chosen, store, settings, books, meter)
+    engine = Engine(task.algorithm, problem, chosen, store, settings, history, meter)
     try:
         finished = engine.run()
         engine.save()
@@ -345,5 +345,5 @@ def _execute(
         return None
     result = result_of(task, finished, folder, meter.rounds)
     if folder is not None:
-        recorder.Keeper(folder).finish(result.tensors(), result.summary())
+        recorder.RunRecorder(folder).finish(result.tensors(), result.summary())
     return result

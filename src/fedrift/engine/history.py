@@ -1,4 +1,4 @@
-"""The books of a run: finished rounds wait for their evaluation, are written down, told, saved."""
+"""History of a run: finished rounds wait for evaluation, are written down, reported and saved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedrift.storage.client_state import States
 
 
 @contextmanager
-def unbroken() -> Generator[None]:
+def defer_interrupts() -> Generator[None]:
     """Hold back SIGINT, and SIGTERM where it does the same: what is half recorded could not be
     continued exactly.
 
@@ -52,7 +52,7 @@ def unbroken() -> Generator[None]:
 
 
 @dataclass
-class Waiting:
+class PendingRound:
     """A finished round whose evaluation is still under way."""
 
     report: RoundReport
@@ -63,7 +63,7 @@ class Waiting:
     """State and buffers to end with if the evaluation is not finite."""
 
 
-class Books:
+class History:
     """What of a run is told and kept. Nothing in here changes the course of the run."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Books:
         self.progress, self.recorder, self.observer = progress, recorder, observer
         self.on_round, self.analyst, self._meter = on_round, analyst, meter
         self.entries: list[Entry] = []
-        self.waiting: deque[Waiting] = deque()
+        self.waiting: deque[PendingRound] = deque()
         self.is_stopped = False
         """`on_round` has asked to stop."""
         self._total = progress.ledger.total
@@ -114,17 +114,17 @@ class Books:
 
     def wait(
         self, report: RoundReport, pending: dict[str, Pending], buffers: tuple[Tensor, ...]
-    ) -> Waiting:
+    ) -> PendingRound:
         """A round is over; its evaluation may not be."""
         before = self.progress.state, self.progress.buffers
-        waiting = Waiting(report, self.entries, pending, buffers, before)
+        waiting = PendingRound(report, self.entries, pending, buffers, before)
         self.waiting.append(waiting)
         self.entries = []
         return waiting
 
     def settle(
         self, leave: int = 0, tell: Callable[[RoundReport], None] | None = None
-    ) -> Waiting | None:
+    ) -> PendingRound | None:
         """Finish the rounds that wait for their evaluation, in order, but for the last `leave`.
 
         Stops at the first whose loss is not finite, and returns it.
@@ -133,7 +133,7 @@ class Books:
             waiting = self.waiting[0]
             metrics = self._metrics(waiting.report.state, waiting.pending)
             report = replace(waiting.report, metrics=metrics)
-            with unbroken():
+            with defer_interrupts():
                 self.waiting.popleft()  # only now: an interruption must not lose the round
                 self._record(report, waiting.entries)
             if self.analyst is not None and self.analyst.is_due(report.round):
@@ -143,7 +143,7 @@ class Books:
                 return waiting
         return None
 
-    def close_early(self, evaluated: Callable[[Waiting], dict[str, Sequence[Chunk]]]) -> None:
+    def close_early(self, evaluated: Callable[[PendingRound], dict[str, Sequence[Chunk]]]) -> None:
         """After an exception: evaluate what waits by other means, write it down and save."""
         for waiting in self.waiting:
             if waiting.pending:

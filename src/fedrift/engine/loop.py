@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fedrift.backends.backend import Backend
 from fedrift.backends.profiling import OFF, Meter
-from fedrift.core.algorithm import Algorithm, Cohort, Exchange, NoReply, Outcome, Shown
+from fedrift.core.algorithm import Algorithm, Cohort, EvaluatedModel, Exchange, NoReply, Outcome
 from fedrift.core.evaluation import Chunk, Done, Evaluator, Pending
-from fedrift.core.faults import Trouble
+from fedrift.core.faults import RoundFaults
 from fedrift.core.flat import Vec, is_finite
 from fedrift.core.problem import Problem
 from fedrift.engine.callbacks import (
@@ -27,7 +27,7 @@ from fedrift.engine.callbacks import (
     Status,
     fingerprint,
 )
-from fedrift.engine.history import Books, Waiting, unbroken
+from fedrift.engine.history import History, PendingRound, defer_interrupts
 from fedrift.engine.ledger import entry_of
 from fedrift.errors import is_overflow
 from fedrift.storage.client_state import States
@@ -45,41 +45,41 @@ class Engine:
         backend: Backend,
         store: States,
         settings: Settings,
-        books: Books,
+        history: History,
         meter: Meter = OFF,
     ) -> None:
         self.algorithm, self.problem, self.backend, self.store = algorithm, problem, backend, store
-        self.settings, self.books, self._meter = settings, books, meter
-        self.progress = books.progress
+        self.settings, self.history, self._meter = settings, history, meter
+        self.progress = history.progress
         # Chunks of an evaluation fill the workers while the server folds and asks again.
         self._most_waiting = 1 if backend.workers else 0
 
     def run(self) -> Finished:
         """All rounds that are left."""
-        books = self.books
+        history = self.history
         self._meter.restart()
         while self.progress.round < self.settings.last:
             t = self.progress.round
             new, buffers, cohort, lost = self._round(t)
             weights = self.algorithm.model(new)
             is_lost = lost or not is_finite(weights)
-            bad = books.settle(0 if is_lost else self._most_waiting)
+            bad = history.settle(0 if is_lost else self._most_waiting)
             if bad is not None:
                 return self._diverged(bad)
             if is_lost:
                 self.store.discard()
-                books.wait(books.report(t, weights, new, cohort), {}, buffers)
-                books.settle()
+                history.wait(history.report(t, weights, new, cohort), {}, buffers)
+                history.settle()
                 return self._finished("diverged", t + 1)
             self._accept(t, weights, new, buffers, cohort)
-            saves, is_last = books.must_save, t + 1 == self.settings.last
-            if is_last or saves or books.looks(t) or not self._most_waiting:
-                bad = books.settle()
+            saves, is_last = history.must_save, t + 1 == self.settings.last
+            if is_last or saves or history.looks(t) or not self._most_waiting:
+                bad = history.settle()
                 if bad is not None:
                     return self._diverged(bad)
                 if saves:
-                    books.save()
-                if books.is_stopped:
+                    history.save()
+                if history.is_stopped:
                     return self._finished("stopped", None)
         is_done = self.settings.last == self.settings.rounds
         return self._finished("done" if is_done else "stopped", None)
@@ -89,9 +89,9 @@ class Engine:
     ) -> None:
         """The round counts from here on; its evaluation may still be interrupted."""
         due = (t + 1) % self.settings.eval_every == 0 or t + 1 == self.settings.rounds
-        report = self.books.report(t, weights, new, cohort)
-        with unbroken():
-            waiting = self.books.wait(report, {"": Done([])} if due else {}, buffers)
+        report = self.history.report(t, weights, new, cohort)
+        with defer_interrupts():
+            waiting = self.history.wait(report, {"": Done([])} if due else {}, buffers)
             self.store.commit()
             self.progress.state, self.progress.buffers = new, buffers
             self.progress.round = t + 1
@@ -99,17 +99,17 @@ class Engine:
             waiting.pending = self._evaluate(new, buffers)
         self._meter.finished_round(t + 1, self.backend.workers)
 
-    def _diverged(self, bad: Waiting) -> Finished:
+    def _diverged(self, bad: PendingRound) -> Finished:
         """The evaluation of a round was not finite: whatever came after it does not count."""
         self.store.discard()
-        self.books.waiting.clear()
+        self.history.waiting.clear()
         self.progress.round = bad.report.round
         return self._finished("diverged", bad.report.round, *bad.before)
 
-    def _shown(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, Shown]:
+    def _shown(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, EvaluatedModel]:
         """What is evaluated: the model, and what the algorithm wants to see beside it."""
         a = self.algorithm
-        main = Shown(
+        main = EvaluatedModel(
             a.model(state),
             buffers,
             a.allowed(state),
@@ -124,19 +124,19 @@ class Engine:
 
     def save(self) -> None:
         """Write a checkpoint of the last finished round."""
-        self.books.save()
+        self.history.save()
 
     def interrupted(self, alone: Evaluator | None) -> None:
         """Keep what is finished after an exception, without the workers, who may be in disorder."""
         self.store.discard()
 
-        def evaluated(waiting: Waiting) -> dict[str, Sequence[Chunk]]:
+        def evaluated(waiting: PendingRound) -> dict[str, Sequence[Chunk]]:
             if alone is None:
                 return {}
             shown = self._shown(waiting.report.state, waiting.buffers)
             return {name: alone.chunks(model) for name, model in shown.items()}
 
-        self.books.close_early(evaluated)
+        self.history.close_early(evaluated)
 
     def _round(self, t: int) -> tuple[Any, tuple[Tensor, ...], tuple[int, ...], bool]:
         """New state and buffers; unchanged if nobody could answer. Last: everything was lost."""
@@ -179,7 +179,7 @@ class Engine:
     def _is_lost(self, nobody: NoReply, t: int) -> bool:
         """Nothing finite came, and not because those who replied are corrupted on purpose."""
         faults, found = self.settings.faults, nobody.nonfinite
-        trouble = faults.at(self.settings.seed, t, found) if faults is not None else Trouble()
+        trouble = faults.at(self.settings.seed, t, found) if faults is not None else RoundFaults()
         return not trouble.corrupted.issuperset(found)
 
     def _draw(self, t: int) -> tuple[tuple[int, ...], bool]:
@@ -208,8 +208,8 @@ class Engine:
         return [next(c for c in range(len(self.settings.sizes)) if self._works(c, 0))]
 
     def _deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
-        analyst = self.books.analyst
-        if analyst is not None and self.books.examines(exchange.round):
+        analyst = self.history.analyst
+        if analyst is not None and self.history.examines(exchange.round):
             exchange = replace(exchange, watch=partial(analyst.replied, exchange))
         dropped: tuple[int, ...] = ()
         if self.settings.faults is not None:
@@ -223,7 +223,7 @@ class Engine:
         outcome = self.backend.deliver(exchange, there)
         new = [c for c in clients if c not in self.progress.told] if exchange.frozen else []
         self.progress.told.update(new)
-        self.books.entries.append(entry_of(exchange, clients, outcome, dropped, len(new)))
+        self.history.entries.append(entry_of(exchange, clients, outcome, dropped, len(new)))
         return outcome
 
     def _finished(

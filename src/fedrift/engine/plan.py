@@ -49,7 +49,7 @@ CLIENT = 300  # what is kept of each client by name: size, place in lists, lines
 
 
 @dataclass(frozen=True)
-class Work:
+class MemoryEstimate:
     """What is trained where, as far as it decides about memory."""
 
     root: Algorithm[Any, Any]
@@ -307,7 +307,7 @@ def plan(
     """What the run will hold in memory and on disk."""
     who = task.participation
     robust = None if task.aggregation is None else task.aggregation.robust
-    work = Work(
+    work = MemoryEstimate(
         task.algorithm,
         task.problem,
         task.split,
@@ -390,7 +390,7 @@ def held(folder: Path) -> int:
     return total
 
 
-def check_room(plan: Plan, place: Path, out: bool) -> None:
+def check_fits(plan: Plan, place: Path, out: bool) -> None:
     """Refuses a run that cannot fit; `place` is where client states go."""
     memory = free_memory()
     if memory is not None and plan.memory_bytes > memory:

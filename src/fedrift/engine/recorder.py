@@ -32,7 +32,7 @@ SHORTEST = 10.0  # seconds between checkpoints
 SHARE = 0.02  # of a run's time that checkpoints may take
 
 
-class Keeper:
+class RunRecorder:
     """Writes a run's folder: lines as rounds end, checkpoints as often as they are cheap."""
 
     def __init__(self, folder: RunFolder) -> None:

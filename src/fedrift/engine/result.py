@@ -149,5 +149,5 @@ class Result:
             for row in self.ledger.rows():
                 made.append_ledger(row)
             summary = {**self.summary(), "folder": str(folder)}
-            recorder.Keeper(made).finish(self.tensors(), summary)
+            recorder.RunRecorder(made).finish(self.tensors(), summary)
         return Path(folder)

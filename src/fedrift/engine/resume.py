@@ -65,7 +65,7 @@ def _check_model(task: Task, point: Checkpoint) -> None:
         raise ValueError("it holds no model of this run")
 
 
-def begin(
+def resume(
     task: Task, store: States, folder: RunFolder | None, again: bool
 ) -> tuple[Progress, tuple[str, ...]]:
     """The initial state, or that of the folder's newest good checkpoint; what is to be said."""

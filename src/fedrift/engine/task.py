@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrift import models
-from fedrift.backends.stacking.scheduler import together
+from fedrift.backends.stacking.scheduler import scheduler_for
 from fedrift.config import models as model_names
 from fedrift.config.spec import FIELDS, Spec
 from fedrift.core.algorithm import local_of
@@ -121,7 +121,7 @@ def _list(ids: Any) -> Any:
 MOST_PARTICIPANTS = 20_000  # numbers; a longer schedule is left to the call
 
 
-def described(values: Mapping[str, Any], division: str) -> Spec:
+def spec_from_call(values: Mapping[str, Any], division: str) -> Spec:
     """A spec with every value that one can hold; functions and arrays are left to the call.
 
     `division` is the note of the clients' split; empty for clients that were given one by one.
@@ -195,7 +195,7 @@ def _rate(lr: Any) -> dict[str, Any]:
     return {"lr": lr} if isinstance(lr, (int, float)) else {}
 
 
-def of_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task:
+def task_from_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task:
     """The task a spec describes, on data that are loaded and divided."""
     data, kind, held = ready.data, DTYPES[spec.dtype], tensors or Tensors()
     scheme = spec.partition if spec.alpha is None else f"{spec.partition}, alpha {spec.alpha:g}"
@@ -227,7 +227,7 @@ def of_split(
     }
     if spec.batch_size is not None:
         local["batch_size"] = None if spec.batch_size == "full" else spec.batch_size
-    return settle(
+    return make_task(
         spec.algorithm,
         make,
         whole,
@@ -259,8 +259,8 @@ def of_split(
     )
 
 
-def settle(
-    algorithm: build.Entrant,
+def make_task(
+    algorithm: build.AlgorithmLike,
     make: Callable[[], nn.Module],
     held: Split,
     test: tuple[Any, Any] | None,
@@ -322,7 +322,7 @@ def settle(
         probe = map_tree(lambda t: t.cpu(), (take(held.x, first), take(held.y, first)))
         return describe(make, head=head, probe=probe)
 
-    made, name = build.settled(algorithm, local, weights, rounds)
+    made, name = build.build_algorithm(algorithm, local, weights, rounds)
     used = local_of(made)
     if used is not None:
         validate.per_client({"epochs": used.epochs, "steps": used.steps}, len(held))
@@ -331,11 +331,13 @@ def settle(
     problem = made.adapt(problem, describe_again)
     made = made.prepare(problem)
     if problem.stack == "on":
-        together(problem)  # refuses a model that is to be stacked and cannot be
+        scheduler_for(problem)  # refuses a model that is to be stacked and cannot be
     trouble = parse_faults(faults)
     if trouble is not None:
         guard.check_faults(trouble, made)
-    chosen, aggregation, promise = guard.settle(aggregate, privacy, made, problem, chosen, rounds)
+    chosen, aggregation, promise = guard.check_protection(
+        aggregate, privacy, made, problem, chosen, rounds
+    )
     about: dict[str, Any] = {"algorithm": name, "rounds": rounds, "seed": seed}
     if promise is not None:
         about |= {"privacy": privacy, "epsilon": promise.epsilon, "delta": promise.delta}
@@ -355,7 +357,7 @@ def settle(
         more |= {"clients": len(held), "head": head, "loss": losses.name_of(loss)}
         more |= {"faults": faults, "aggregate": aggregate, "privacy": privacy}
         values = {**about, **by_hand, **who, **more}
-        kept = described({k: v for k, v in values.items() if k in FIELDS}, held.note)
+        kept = spec_from_call({k: v for k, v in values.items() if k in FIELDS}, held.note)
     else:
         kept = spec
         about |= {k: getattr(spec, k) for k in ("data", "partition", "alpha", "model")}

@@ -13,11 +13,11 @@ from fedrift.backends.codec import Refused
 from fedrift.core.algorithm import Signature
 from fedrift.engine import execute
 from fedrift.errors import InputError
-from fedrift.federation.config import FILE, Charter
-from fedrift.federation.events import Teller
+from fedrift.federation.config import FILE, FederationConfig
+from fedrift.federation.events import EventLog
 from fedrift.federation.flower import FlowerPost, from_records, to_records
 from fedrift.federation.node import Node
-from fedrift.federation.protocol import Letter
+from fedrift.federation.protocol import Envelope
 from fedrift.federation.remote import Remote
 from fedrift.federation.server import DEADLINE, Around, serve
 from fedrift.federation.task import node_of
@@ -29,9 +29,9 @@ try:
 except ImportError:
     raise InputError("flwr is incomplete; install it with: pip install 'fedrift[flower]'") from None
 
-Load = Callable[[Charter, Mapping[str, Any]], tuple[Any, Any]]
+Load = Callable[[FederationConfig, Mapping[str, Any]], tuple[Any, Any]]
 """The charter and the node's own configuration → this site's samples and labels."""
-LoadTest = Callable[[Charter, Mapping[str, Any]], tuple[Any, Any] | None]
+LoadTest = Callable[[FederationConfig, Mapping[str, Any]], tuple[Any, Any] | None]
 """The charter and what this start of the app says → samples and labels to evaluate on."""
 log = logging.getLogger("flwr").getChild("fedrift")
 
@@ -47,7 +47,7 @@ def client_app(folder: str | Path, load: Load) -> ClientApp:
     app, home = ClientApp(), Path(folder)
 
     def node_here(context: Context) -> Node:
-        charter = Charter.read(home / FILE).with_changes(dict(context.run_config))
+        charter = FederationConfig.read(home / FILE).with_changes(dict(context.run_config))
         node: dict[str, Any] = dict(context.node_config)
         client = node.get("partition-id")
         if not isinstance(client, int):
@@ -55,21 +55,23 @@ def client_app(folder: str | Path, load: Load) -> ClientApp:
         x, y = load(charter, node)
         return node_of(charter, client, x, y, state_folder(node))
 
-    def answer(message: Message, context: Context, kind: Callable[[Any, Letter], Letter]) -> Any:
+    def answer(
+        message: Message, context: Context, kind: Callable[[Any, Envelope], Envelope]
+    ) -> Any:
         with execute.one_thread():
             try:
                 reply = kind(node_here(context), from_records(message.content))
             except (InputError, Refused) as why:
                 log.warning("%s", why)
-                reply = Letter({"refused": str(why)[:200]})
+                reply = Envelope({"refused": str(why)[:200]})
         return Message(to_records(reply), reply_to=message)
 
     def about(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda node, letter: node.about())
+        return answer(message, context, lambda node, envelope: node.about())
 
     def train(message: Message, context: Context) -> Message:
         if not context.run_config.get("secagg"):
-            return answer(message, context, lambda node, letter: node.answer(letter))
+            return answer(message, context, lambda node, envelope: node.answer(envelope))
         from fedrift.federation import secagg
 
         with execute.one_thread():
@@ -86,9 +88,9 @@ def server_app(folder: str | Path, test: LoadTest) -> ServerApp:
 
     def main(grid: Any, context: Context) -> None:
         config: dict[str, Any] = dict(context.run_config)
-        charter = Charter.read(home / FILE).with_changes(config)
+        charter = FederationConfig.read(home / FILE).with_changes(config)
         out = Path(str(config["out"])) if config.get("out") else None
-        teller = Teller(charter, out, log.info)
+        teller = EventLog(charter, out, log.info)
         try:
             result = serve(
                 charter,

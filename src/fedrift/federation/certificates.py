@@ -15,7 +15,7 @@ DAYS = 365
 
 
 @dataclass(frozen=True)
-class Papers:
+class Certificates:
     """Where they lie."""
 
     authority: Path
@@ -25,7 +25,7 @@ class Papers:
     """Name of a node → its private key; the public one lies beside it, ending in .pub."""
 
 
-def make_papers(folder: Path, names: Sequence[str], hosts: Sequence[str]) -> Papers:
+def make_papers(folder: Path, names: Sequence[str], hosts: Sequence[str]) -> Certificates:
     """New ones in a folder that is not there yet."""
     try:
         from cryptography.hazmat.primitives import serialization  # pyright: ignore[reportMissingImports]
@@ -42,7 +42,7 @@ def make_papers(folder: Path, names: Sequence[str], hosts: Sequence[str]) -> Pap
     pem, no_password = serialization.Encoding.PEM, serialization.NoEncryption()
     pkcs8 = serialization.PrivateFormat.PKCS8
     openssh = serialization.PrivateFormat.OpenSSH
-    papers = Papers(
+    papers = Certificates(
         folder / "authority.crt", folder / "server.crt", folder / "server.key", dict[str, Path]()
     )
     papers.authority.write_bytes(authority.public_bytes(pem))

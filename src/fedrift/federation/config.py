@@ -18,7 +18,7 @@ NOT_HERE = ("data_dir", "device", "workers", "backend", "out")
 
 
 @dataclass(frozen=True)
-class Charter:
+class FederationConfig:
     """An experiment, and the shape of its data, which nobody can look up elsewhere."""
 
     spec: Spec
@@ -39,16 +39,16 @@ class Charter:
         return tuple(-m / s for m, s in zip(self.mean, self.std, strict=True))
 
     @staticmethod
-    def of(spec: Spec, ready: Prepared) -> Charter:
+    def of(spec: Spec, ready: Prepared) -> FederationConfig:
         """The charter of an experiment on named data."""
         data = ready.data
         made = replace(spec, model=ready.model, **dict.fromkeys(("data_dir", "out")))
         shape = tuple(int(n) for n in ready.x.shape[1:])
         numbers = int(data.classes), ready.partition.clients
-        return Charter(made, shape, *numbers, tuple(data.mean), tuple(data.std))
+        return FederationConfig(made, shape, *numbers, tuple(data.mean), tuple(data.std))
 
     @staticmethod
-    def read(path: Path) -> Charter:
+    def read(path: Path) -> FederationConfig:
         """From its file."""
         values = read_toml(path)
         task = values.pop("task", None)
@@ -66,7 +66,9 @@ class Charter:
             if len(mean) != len(std) or 0.0 in std:
                 raise ValueError
             numbers = int(named["classes"]), int(named["clients"])
-            return Charter(spec, shape, *numbers, mean, std, bool(named.get("named", True)))
+            return FederationConfig(
+                spec, shape, *numbers, mean, std, bool(named.get("named", True))
+            )
         except (KeyError, TypeError, ValueError):
             raise InputError(
                 f"charter '{path}': [task] needs shape, a list of numbers, classes and clients; "
@@ -92,7 +94,7 @@ class Charter:
         document.add("task", table)
         return tomlkit.dumps(document)
 
-    def with_changes(self, said: Mapping[str, Any]) -> Charter:
+    def with_changes(self, said: Mapping[str, Any]) -> FederationConfig:
         """The same with what a start of the app says otherwise: algorithm, rounds, seed, …"""
         wanted = {k: v for k, v in said.items() if k in FIELDS and k not in NOT_HERE and v != ""}
         if not wanted:

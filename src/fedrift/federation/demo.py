@@ -22,8 +22,8 @@ from fedrift.config.grid import slug
 from fedrift.config.spec import Spec
 from fedrift.engine.prepare import Prepared, prepare
 from fedrift.errors import InputError, RunError
-from fedrift.federation.certificates import Papers, make_papers
-from fedrift.federation.config import Charter
+from fedrift.federation.certificates import Certificates, make_papers
+from fedrift.federation.config import FederationConfig
 from fedrift.federation.events import EVENTS
 from fedrift.federation.template import write_app
 
@@ -59,7 +59,7 @@ class Loopback:
     """
 
     home: Path
-    papers: Papers | None = None
+    papers: Certificates | None = None
     port: int = field(default_factory=free_port)
     started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, Any])
 
@@ -245,7 +245,7 @@ def lay_out(folder: Path, spec: Spec, ready: Prepared, deadline: float) -> Laid:
     test = folder / "server" / "test.npz"
     test.parent.mkdir(parents=True)
     np.savez(test, x=ready.data.x_test, y=ready.data.y_test)
-    write_app(folder / "app", Charter.of(spec, ready), deadline)
+    write_app(folder / "app", FederationConfig.of(spec, ready), deadline)
     return Laid(folder / "app", test, tuple(sites))
 
 

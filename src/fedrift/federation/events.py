@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from fedrift.engine.callbacks import Plan, RoundReport
-from fedrift.federation.config import Charter
+from fedrift.federation.config import FederationConfig
 
 EVENTS = "federation.jsonl"
 
 
-class Teller:
+class EventLog:
     """An observer of rounds and of what goes on between server and nodes."""
 
-    def __init__(self, charter: Charter, folder: Path | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, charter: FederationConfig, folder: Path | None, say: Callable[[str], None]
+    ) -> None:
         self._charter, self._folder, self._say = charter, folder, say
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)

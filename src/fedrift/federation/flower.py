@@ -7,7 +7,7 @@ from typing import Any
 
 from fedrift.backends.codec import Piece, Refused
 from fedrift.errors import InputError
-from fedrift.federation.protocol import Letter
+from fedrift.federation.protocol import Envelope
 
 try:
     from flwr.app import (  # pyright: ignore[reportMissingImports]
@@ -27,10 +27,10 @@ RAW = "fedrift.raw"  # how the bytes of an array are to be read
 PARTS = ("down", "private", "buffers", "frozen", "up")
 
 
-def to_records(letter: Letter) -> Any:
-    """A letter as Flower carries it."""
-    records: dict[str, Any] = {HEADER: ConfigRecord(dict(letter.header))}
-    for part, pieces in letter.parts.items():
+def to_records(envelope: Envelope) -> Any:
+    """An envelope as Flower carries it."""
+    records: dict[str, Any] = {HEADER: ConfigRecord(dict(envelope.header))}
+    for part, pieces in envelope.parts.items():
         if pieces:
             arrays = {
                 path: Array(dtype=p.dtype, shape=p.shape, stype=RAW, data=p.data)
@@ -40,8 +40,8 @@ def to_records(letter: Letter) -> Any:
     return RecordDict(records)
 
 
-def from_records(records: Any) -> Letter:
-    """The letter in a message that nobody vouches for."""
+def from_records(records: Any) -> Envelope:
+    """The envelope in a message that nobody vouches for."""
     parts: dict[str, dict[str, Piece]] = {}
     for name, record in records.array_records.items():
         if name not in PARTS:
@@ -50,7 +50,7 @@ def from_records(records: Any) -> Letter:
     strange = set(records.config_records) - {HEADER}
     if strange or records.metric_records or HEADER not in records.config_records:
         raise Refused("the message has other records than a header and declared parts")
-    return Letter(dict(records.config_records[HEADER]), parts)
+    return Envelope(dict(records.config_records[HEADER]), parts)
 
 
 def _piece(path: str, array: Any) -> Piece:
@@ -68,19 +68,19 @@ class FlowerPost:
     def nodes(self) -> set[int]:
         return set(self._grid.get_node_ids())
 
-    def send(self, kind: str, letters: Mapping[int, Letter]) -> dict[str, int]:
-        if not letters:
+    def send(self, kind: str, envelopes: Mapping[int, Envelope]) -> dict[str, int]:
+        if not envelopes:
             return {}
-        nodes = list(letters)
+        nodes = list(envelopes)
         messages = [
-            Message(to_records(letters[node]), dst_node_id=node, message_type=kind)
+            Message(to_records(envelopes[node]), dst_node_id=node, message_type=kind)
             for node in nodes
         ]
         tickets: Iterable[str] = self._grid.push_messages(messages)
         return {t: node for t, node in zip(tickets, nodes, strict=True) if t}
 
-    def collect(self, tickets: set[str]) -> dict[str, Letter | str]:
-        found: dict[str, Letter | str] = {}
+    def collect(self, tickets: set[str]) -> dict[str, Envelope | str]:
+        found: dict[str, Envelope | str] = {}
         if not tickets:
             return found
         for message in self._grid.pull_messages(tickets):

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from fedrift.backends.codec import Refused
-from fedrift.federation.protocol import ABOUT, Letter, said
+from fedrift.federation.protocol import ABOUT, Envelope, read_header
 
 PAUSE = 0.3  # seconds between two looks into the post
 PATIENCE = 20.0  # seconds that a newcomer's first answer is waited for
@@ -17,28 +17,28 @@ TRIES = 3  # of a newcomer that fails
 REMIND = 30.0  # seconds after which it is said again who is waited for
 
 
-class Post(Protocol):
-    """Carries letters. Node ids are of no meaning beyond the connection."""
+class Transport(Protocol):
+    """Carries envelopes. Node ids are of no meaning beyond the connection."""
 
     def nodes(self) -> set[int]:
         """Ids of the nodes that are connected, as far as is known."""
         ...
 
-    def send(self, kind: str, letters: Mapping[int, Letter]) -> dict[str, int]:
-        """Send one letter to each node; ticket → node."""
+    def send(self, kind: str, envelopes: Mapping[int, Envelope]) -> dict[str, int]:
+        """Send one envelope to each node; ticket → node."""
         ...
 
-    def collect(self, tickets: set[str]) -> dict[str, Letter | str]:
-        """Replies that have come: letters, or what went wrong in words. Does not wait."""
+    def collect(self, tickets: set[str]) -> dict[str, Envelope | str]:
+        """Replies that have come: envelopes, or what went wrong in words. Does not wait."""
         ...
 
 
-class Roster:
+class Membership:
     """Which node holds which client, and how many samples."""
 
     def __init__(
         self,
-        post: Post,
+        post: Transport,
         *,
         experiment: str,
         population: int,
@@ -80,10 +80,10 @@ class Roster:
                 self._note(f"client {client} has left")
         new = here - self._known
         self._known |= new
-        letter = Letter({"experiment": self._experiment})
+        envelope = Envelope({"experiment": self._experiment})
         if new:
             now = time.monotonic()
-            sent = self._post.send(ABOUT, dict.fromkeys(new, letter))
+            sent = self._post.send(ABOUT, dict.fromkeys(new, envelope))
             self._asked |= {ticket: (node, now) for ticket, node in sent.items()}
         self._asked = {t: (node, at) for t, (node, at) in self._asked.items() if node in here}
         if self._asked:
@@ -91,8 +91,8 @@ class Roster:
                 node, _ = self._asked.pop(ticket)
                 self._take(node, answer)
 
-    def _take(self, node: int, answer: Letter | str) -> None:
-        if not isinstance(answer, Letter):
+    def _take(self, node: int, answer: Envelope | str) -> None:
+        if not isinstance(answer, Envelope):
             self._failures[node] = self._failures.get(node, 0) + 1
             self._note(f"a node could not say who it is: {answer}")
             if self._failures[node] < TRIES:
@@ -100,11 +100,11 @@ class Roster:
             return
         try:
             if "refused" in answer.header:
-                raise Refused(said(answer, "refused", str))
-            client, samples = (said(answer, name, int) for name in ("client", "samples"))
-            if said(answer, "experiment", str) != self._experiment:
+                raise Refused(read_header(answer, "refused", str))
+            client, samples = (read_header(answer, name, int) for name in ("client", "samples"))
+            if read_header(answer, "experiment", str) != self._experiment:
                 raise Refused("it runs another experiment, or another version of something")
-            if said(answer, "clients", int) != self._population or not (
+            if read_header(answer, "clients", int) != self._population or not (
                 0 <= client < self._population
             ):
                 raise Refused(f"client {client} is not one of {self._population}")

@@ -1,4 +1,4 @@
-"""A node: one client's data and state on its own machine; answers the server's letters."""
+"""A node: one client's data and state on its own machine; answers the server's envelopes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from fedrift.backends.codec import Added, Codec, Piece, Pieces, Refused, piece, tensors
+from fedrift.backends.codec import Codec, Piece, Pieces, Refused, SummedMessage, piece, tensors
 from fedrift.backends.visit import Call, Reply, Visitor
 from fedrift.core.algorithm import Signature, owner_of
 from fedrift.federation.protocol import (
-    Letter,
+    Envelope,
     Value,
     buffer_forms,
     declared,
     digest,
     frozen_forms,
-    said,
+    read_header,
 )
 from fedrift.storage.jsonl import replace_bytes
 from fedrift.storage.shared_memory import DTYPES
@@ -43,9 +43,9 @@ class Node:
         self._experiment = experiment
         self._folder = folder / experiment / str(client)
 
-    def about(self) -> Letter:
+    def about(self) -> Envelope:
         """Who this is, asked once."""
-        return Letter(
+        return Envelope(
             {
                 "client": self._client,
                 "clients": self._visitor.problem.population,
@@ -54,57 +54,57 @@ class Node:
             }
         )
 
-    def answer(self, letter: Letter) -> Letter:
+    def answer(self, envelope: Envelope) -> Envelope:
         """The reply to a visit, or why it is refused."""
         try:
-            return self._answer(letter)
+            return self._answer(envelope)
         except Refused as why:
-            return Letter({"refused": str(why)[:200], "client": self._client})
+            return Envelope({"refused": str(why)[:200], "client": self._client})
 
-    def masked(self, letter: Letter) -> tuple[np.ndarray, int, dict[str, Value]]:
+    def masked(self, envelope: Envelope) -> tuple[np.ndarray, int, dict[str, Value]]:
         """A visit whose reply will be masked: one vector, its weight, and what is said openly."""
-        reply, kinds, header = self._visit(letter)
-        owner, problem = self._visitor.owner(owner_of(_phase(letter)))
+        reply, kinds, header = self._visit(envelope)
+        owner, problem = self._visitor.owner(owner_of(_phase(envelope)))
         if reply.up is None or not reply.is_finite or reply.buffers:
             raise Refused("this reply cannot be masked: silent, not finite, or with buffers")
         weight = self._samples if owner.weighting() == "samples" else 1
-        heaviest = said(letter, "heaviest", int)
-        vector = Added(kinds.up, owner, problem).vector(reply.up, weight)
+        heaviest = read_header(envelope, "heaviest", int)
+        vector = SummedMessage(kinds.up, owner, problem).vector(reply.up, weight)
         if not 0 < weight <= heaviest or np.abs(vector).max() * weight > LARGEST * heaviest:
             raise Refused(f"a weight above {heaviest} or a value above {LARGEST} cannot be masked")
         return vector, weight, header
 
-    def _answer(self, letter: Letter) -> Letter:
-        reply, kinds, header = self._visit(letter)
-        owner, problem = self._visitor.owner(owner_of(_phase(letter)))
+    def _answer(self, envelope: Envelope) -> Envelope:
+        reply, kinds, header = self._visit(envelope)
+        owner, problem = self._visitor.owner(owner_of(_phase(envelope)))
         up = {} if reply.up is None else Codec(kinds.up, owner, problem).encode(reply.up)
         moved = {str(i): piece(b) for i, b in enumerate(reply.buffers)}
-        return Letter(header, {"up": up, "buffers": moved})
+        return Envelope(header, {"up": up, "buffers": moved})
 
-    def _visit(self, letter: Letter) -> tuple[Reply, Signature, dict[str, Value]]:
-        if said(letter, "experiment", str) != self._experiment:
+    def _visit(self, envelope: Envelope) -> tuple[Reply, Signature, dict[str, Value]]:
+        if read_header(envelope, "experiment", str) != self._experiment:
             raise Refused("the server runs another experiment or another version of the app")
-        if said(letter, "client", int) != self._client:
+        if read_header(envelope, "client", int) != self._client:
             raise Refused(f"this node is client {self._client}")
-        phase = said(letter, "phase", str)
+        phase = read_header(envelope, "phase", str)
         kinds, path = declared(self._visitor.root, phase), owner_of(phase)
         owner, problem = self._visitor.owner(path)
-        down = Codec(kinds.down, owner, problem).decode(letter.part("down"))
+        down = Codec(kinds.down, owner, problem).decode(envelope.part("down"))
         private = None
-        if kinds.private is not None and letter.part("private"):
-            private = Codec(kinds.private, owner, problem).decode(letter.part("private"))
-        buffers = tensors(letter.part("buffers"), buffer_forms(problem))
+        if kinds.private is not None and envelope.part("private"):
+            private = Codec(kinds.private, owner, problem).decode(envelope.part("private"))
+        buffers = tensors(envelope.part("buffers"), buffer_forms(problem))
         call = Call(
             phase,
-            said(letter, "round", int),
-            said(letter, "seed", int),
-            said(letter, "temperature", float),
+            read_header(envelope, "round", int),
+            read_header(envelope, "seed", int),
+            read_header(envelope, "temperature", float),
         )
         initial = owner.client(problem)
         states = None if initial is None else Codec(type(initial), owner, problem)
-        read, write = (said(letter, name, int) for name in ("read", "write"))
+        read, write = (read_header(envelope, name, int) for name in ("read", "write"))
         # Those that a void round or a killed server goes back to.
-        kept = {said(letter, name, int) for name in ("start", "saved", "before")}
+        kept = {read_header(envelope, name, int) for name in ("start", "saved", "before")}
         mine = initial if states is None or read < 0 else states.decode(self._read(path, read))
         reply = self._visitor.visit(
             call,
@@ -113,7 +113,7 @@ class Node:
             private,
             mine,
             tuple(buffers[str(i)] for i in range(len(buffers))),
-            tensors(self._frozen(letter), frozen_forms(problem)),
+            tensors(self._frozen(envelope), frozen_forms(problem)),
         )
         if states is not None:
             if reply.is_finite:
@@ -157,9 +157,9 @@ class Node:
             if file.name not in names:
                 file.unlink(missing_ok=True)
 
-    def _frozen(self, letter: Letter) -> Pieces:
+    def _frozen(self, envelope: Envelope) -> Pieces:
         """What the run has frozen: sent once, then known by its hash."""
-        name, given = said(letter, "frozen", str), dict(letter.part("frozen"))
+        name, given = read_header(envelope, "frozen", str), dict(envelope.part("frozen"))
         if not name:
             return {}
         if not re.fullmatch("[0-9a-f]{16}", name):
@@ -168,7 +168,7 @@ class Node:
         if given:
             if digest(given) != name:
                 raise Refused("the frozen parameters are not those of their hash")
-            tensors(given, frozen_forms(self._visitor.owner(owner_of(_phase(letter)))[1]))
+            tensors(given, frozen_forms(self._visitor.owner(owner_of(_phase(envelope)))[1]))
             self._write(file, given)
             return given
         if not file.exists():
@@ -176,8 +176,8 @@ class Node:
         return self._load(file)
 
 
-def _phase(letter: Letter) -> str:
-    return said(letter, "phase", str)
+def _phase(envelope: Envelope) -> str:
+    return read_header(envelope, "phase", str)
 
 
 def _raw(one: Piece) -> Any:

@@ -12,7 +12,7 @@ from fedrift.core.algorithm import Algorithm, Signature, owner_of, parts, signat
 from fedrift.core.problem import Problem
 from fedrift.errors import InputError
 
-ABOUT, VISIT = "query", "train"  # the two kinds of letters
+ABOUT, VISIT = "query", "train"  # the two kinds of envelopes
 LARGEST_NUMBER = 1 << 62
 LONGEST_TEXT = 200
 
@@ -21,7 +21,7 @@ V = TypeVar("V", str, int, float)
 
 
 @dataclass(frozen=True)
-class Letter:
+class Envelope:
     """One message in either direction."""
 
     header: Mapping[str, Value]
@@ -31,9 +31,9 @@ class Letter:
         return self.parts.get(name, {})
 
 
-def said(letter: Letter, name: str, kind: type[V]) -> V:
+def read_header(envelope: Envelope, name: str, kind: type[V]) -> V:
     """A value of the header that is of its kind; numbers are not negative below −1 nor huge."""
-    value: Any = letter.header.get(name)
+    value: Any = envelope.header.get(name)
     if type(value) is not kind:
         raise Refused(f"header '{name}' is {str(value)[:40]!r}, expected is a {kind.__name__}")
     if isinstance(value, int) and not -1 <= value < LARGEST_NUMBER:

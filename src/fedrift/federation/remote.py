@@ -1,4 +1,4 @@
-"""Visits at nodes elsewhere: letters out, replies checked, folded in client-id order."""
+"""Visits at nodes elsewhere: envelopes out, replies checked, folded in client-id order."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from fedrift.backends.backend import Fold
 from fedrift.backends.codec import Codec, Refused, piece, tensors
 from fedrift.backends.visit import Reply, Visitor
-from fedrift.core.algorithm import Algorithm, Exchange, Outcome, Shown, owner_of
+from fedrift.core.algorithm import Algorithm, EvaluatedModel, Exchange, Outcome, owner_of
 from fedrift.core.evaluation import Done, Evaluator
 from fedrift.core.messages import all_finite, pack
 from fedrift.core.problem import Problem
 from fedrift.core.site import Work
-from fedrift.federation.membership import PAUSE, Post, Roster
-from fedrift.federation.protocol import VISIT, Letter, Value, buffer_forms, digest, said
+from fedrift.federation.membership import PAUSE, Membership, Transport
+from fedrift.federation.protocol import VISIT, Envelope, Value, buffer_forms, digest, read_header
 from fedrift.storage.client_state import Tables
 
 # Client states that stay at their nodes: the server knows only which version counts.
@@ -101,7 +101,7 @@ Note = Callable[[str], None]
 
 
 class Remote:
-    """A backend whose visits run at the nodes of a roster."""
+    """A backend whose visits run at the nodes of a membership."""
 
     workers = 0
 
@@ -110,15 +110,15 @@ class Remote:
         visitor: Visitor,
         states: NodeStates,
         evaluator: Evaluator | None,
-        post: Post,
-        roster: Roster,
+        post: Transport,
+        membership: Membership,
         *,
         experiment: str,
         deadline: float,
         note: Note,
     ) -> None:
         self._visitor, self._states, self._evaluator = visitor, states, evaluator
-        self._post, self.roster, self._experiment = post, roster, experiment
+        self._post, self.membership, self._experiment = post, membership, experiment
         self.deadline, self.note = deadline, note
         self._told: dict[int, str] = {}
         self._late: dict[str, tuple[int, int]] = {}
@@ -126,14 +126,14 @@ class Remote:
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
         fold = Fold(exchange)
         table = self.table(exchange)
-        version, letters = self.letters(exchange, clients)
-        replies = self._ask(letters, exchange.round)
+        version, envelopes = self.envelopes(exchange, clients)
+        replies = self._ask(envelopes, exchange.round)
         for client in sorted(clients):
             counts = False
             if client in replies:
                 try:
                     reply = self._open(exchange, client, version, replies[client])
-                    counts = fold.add(client, int(self.roster.sizes[client]), reply)
+                    counts = fold.add(client, int(self.membership.sizes[client]), reply)
                 except Refused as why:
                     self.forget(client)
                     self.note(f"round {exchange.round + 1}: client {client} refused: {why}")
@@ -160,7 +160,9 @@ class Remote:
     def owner(self, exchange: Exchange) -> tuple[Algorithm[Any, Any], Problem]:
         return self.at(owner_of(exchange.phase))
 
-    def letters(self, exchange: Exchange, clients: Sequence[int]) -> tuple[int, dict[int, Letter]]:
+    def envelopes(
+        self, exchange: Exchange, clients: Sequence[int]
+    ) -> tuple[int, dict[int, Envelope]]:
         """The version that the visits will make, and what each client is sent."""
         version, table = secrets.randbits(62), self.table(exchange)
         kinds, owner = exchange.signature, self.owner(exchange)
@@ -170,7 +172,7 @@ class Remote:
             "down": Codec(kinds.down, *owner).encode(exchange.down),
             "buffers": {str(i): piece(b) for i, b in enumerate(exchange.buffers)},
         }
-        letters: dict[int, Letter] = {}
+        envelopes: dict[int, Envelope] = {}
         for client in clients:
             header: dict[str, Value] = {
                 "experiment": self._experiment,
@@ -192,15 +194,15 @@ class Remote:
             if hashed and self._told.get(client) != hashed:
                 own["frozen"] = frozen
                 self._told[client] = hashed
-            letters[client] = Letter(header, own)
-        return version, letters
+            envelopes[client] = Envelope(header, own)
+        return version, envelopes
 
-    def _ask(self, letters: Mapping[int, Letter], round: int) -> dict[int, Letter]:
+    def _ask(self, envelopes: Mapping[int, Envelope], round: int) -> dict[int, Envelope]:
         """Send, and wait until all have answered, left, or the deadline has passed."""
-        at = {self.roster.nodes[c]: c for c in letters if c in self.roster.nodes}
-        waiting = self._post.send(VISIT, {node: letters[c] for node, c in at.items()})
+        at = {self.membership.nodes[c]: c for c in envelopes if c in self.membership.nodes}
+        waiting = self._post.send(VISIT, {node: envelopes[c] for node, c in at.items()})
         end, look = time.monotonic() + self.deadline, time.monotonic() + LOOK
-        replies: dict[int, Letter] = {}
+        replies: dict[int, Envelope] = {}
         while waiting and time.monotonic() < end:
             for ticket, answer in self._post.collect({*waiting, *self._late}).items():
                 if ticket in self._late:
@@ -208,7 +210,7 @@ class Remote:
                     self.note(f"round {when + 1}: client {client} answered too late; ignored")
                     continue
                 client = at[waiting.pop(ticket)]
-                if isinstance(answer, Letter):
+                if isinstance(answer, Envelope):
                     replies[client] = answer
                 else:
                     self.forget(client)
@@ -229,28 +231,33 @@ class Remote:
             self.note(f"round {round + 1}: client {at[node]} missed the deadline")
         return replies
 
-    def _open(self, exchange: Exchange, client: int, version: int, letter: Letter) -> Reply:
-        """The reply in a letter that nobody vouches for."""
-        if "refused" in letter.header:
-            raise Refused(f"by the node: {said(letter, 'refused', str)}")
-        if strange := set(letter.header) - REPLY:
+    def _open(self, exchange: Exchange, client: int, version: int, envelope: Envelope) -> Reply:
+        """The reply in an envelope that nobody vouches for."""
+        if "refused" in envelope.header:
+            raise Refused(f"by the node: {read_header(envelope, 'refused', str)}")
+        if strange := set(envelope.header) - REPLY:
             raise Refused(f"header '{min(strange)[:40]}' is not declared")
-        if said(letter, "client", int) != client or said(letter, "write", int) != version:
+        if (
+            read_header(envelope, "client", int) != client
+            or read_header(envelope, "write", int) != version
+        ):
             raise Refused("the reply belongs to another visit")
         names = ("gradients", "forwards", "steps", "speaks", "finite")
-        gradients, forwards, steps, speaks, finite = (max(0, said(letter, n, int)) for n in names)
+        gradients, forwards, steps, speaks, finite = (
+            max(0, read_header(envelope, n, int)) for n in names
+        )
         node, problem = self._visitor.owner(owner_of(exchange.phase))
-        buffers = tensors(letter.part("buffers"), buffer_forms(problem))
+        buffers = tensors(envelope.part("buffers"), buffer_forms(problem))
         if buffers and len(buffers) != len(problem.moving):
             raise Refused("some of the buffers are missing")
         up: Any = None
         if speaks:
-            up = Codec(exchange.signature.up, node, problem).decode(letter.part("up"))
+            up = Codec(exchange.signature.up, node, problem).decode(envelope.part("up"))
         is_finite = bool(finite) and all_finite(pack(up)) and all_finite(buffers)
         moved = tuple(buffers[str(i)] for i in range(len(buffers)))
         return Reply(up, None, moved, Work(gradients, forwards, steps), is_finite)
 
-    def evaluate(self, shown: Shown) -> Done:
+    def evaluate(self, shown: EvaluatedModel) -> Done:
         return Done([] if self._evaluator is None else self._evaluator.chunks(shown))
 
     def close(self) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from fedrift.backends.backend import Fold
-from fedrift.backends.codec import Added, Refused
-from fedrift.core.algorithm import Exchange, Outcome, Shown, owner_of
+from fedrift.backends.codec import Refused, SummedMessage
+from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome, owner_of
 from fedrift.core.evaluation import Done
 from fedrift.core.messages import Size
 from fedrift.core.site import Work
@@ -21,7 +21,7 @@ from fedrift.errors import InputError
 from fedrift.federation.flower import from_records, to_records
 from fedrift.federation.membership import PAUSE
 from fedrift.federation.node import LARGEST, Node
-from fedrift.federation.protocol import Letter
+from fedrift.federation.protocol import Envelope
 from fedrift.federation.remote import Remote
 
 # The stages of secure aggregation on the wire: every reply checked, every byte counted.
@@ -52,7 +52,7 @@ FORM = {  # what a reply of each stage must hold, and what its values are
 }
 
 
-class Line:
+class SecAggLink:
     """A Flower grid for one masked exchange.
 
     Flower's workflow believes what nodes answer, and one bad answer would end the run. Here it gets
@@ -240,17 +240,19 @@ class _Strategy:
         return None, {}
 
 
-def aggregate(line: Line, letters: Mapping[int, Letter], heaviest: float) -> Summed | None:
+def aggregate(
+    line: SecAggLink, envelopes: Mapping[int, Envelope], heaviest: float
+) -> Summed | None:
     """Run the four stages with these nodes; None if too few came through."""
     workflow = SecAggPlusWorkflow(1.0, 0.5, max_weight=float(heaviest), clipping_range=LARGEST)
-    strategy = _Strategy(list(letters))
+    strategy = _Strategy(list(envelopes))
     records = RecordDict(
         {"config": ConfigRecord({"current_round": 1}), "parameters": ArrayRecord([])}
     )
     context: Any = SimpleNamespace(
         state=records,
         strategy=strategy,
-        client_manager=SimpleNamespace(num_available=lambda: len(letters)),
+        client_manager=SimpleNamespace(num_available=lambda: len(envelopes)),
     )
     grid: Any = line
     state = WorkflowState()
@@ -258,7 +260,7 @@ def aggregate(line: Line, letters: Mapping[int, Letter], heaviest: float) -> Sum
         if not stage(grid, context, state):
             return None
         _leave_behind(state)
-    state.nid_to_fitins = {node: to_records(letter) for node, letter in letters.items()}
+    state.nid_to_fitins = {node: to_records(envelope) for node, envelope in envelopes.items()}
     if not workflow.collect_masked_vectors_stage(grid, context, state):
         return None
     if len(state.active_node_ids) < FEWEST:  # nobody has been asked to unmask yet
@@ -280,10 +282,10 @@ def answer(message: Any, context: Any, node: Callable[[], Node]) -> Any:
 
     def visit(inner: Any, _: Any) -> Any:
         records = inner.content
-        letter = from_records(
+        envelope = from_records(
             RecordDict({k: v for k, v in records.items() if k != RECORD_KEY_CONFIGS})
         )
-        vector, weight, header = node().masked(letter)
+        vector, weight, header = node().masked(envelope)
         fit = FitRes(
             status=Status(Code.OK, ""),
             parameters=ndarrays_to_parameters([vector]),
@@ -306,16 +308,19 @@ class Masked:
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
         remote = self._remote
         weights = {
-            c: int(remote.roster.sizes[c]) if exchange.weights == "samples" else 1 for c in clients
+            c: int(remote.membership.sizes[c]) if exchange.weights == "samples" else 1
+            for c in clients
         }
-        at = {remote.roster.nodes[c]: c for c in sorted(clients) if c in remote.roster.nodes}
-        added = Added(exchange.signature.up, *remote.owner(exchange))
+        at = {
+            remote.membership.nodes[c]: c for c in sorted(clients) if c in remote.membership.nodes
+        }
+        added = SummedMessage(exchange.signature.up, *remote.owner(exchange))
 
         def refused(node: int, why: str) -> None:
             remote.forget(at[node])
             remote.note(f"round {exchange.round + 1}: client {at[node]} dropped out: {why}")
 
-        line = Line(self._grid, added.size, remote.deadline, refused)
+        line = SecAggLink(self._grid, added.size, remote.deadline, refused)
         version, summed = self._sum(exchange, line, at, weights)
         keys = {"keys": Size(tensors=line.up)} if line.up else {}
         sent = {"keys": Size(tensors=line.down)} if line.down else {}
@@ -343,15 +348,19 @@ class Masked:
         )
 
     def _sum(
-        self, exchange: Exchange, line: Line, at: Mapping[int, int], weights: Mapping[int, int]
+        self,
+        exchange: Exchange,
+        line: SecAggLink,
+        at: Mapping[int, int],
+        weights: Mapping[int, int],
     ) -> tuple[int, Summed | None]:
         """The version of the states that the visits make, and the sum if there is one."""
         if len(at) < FEWEST:
             return -1, None
         remote, heaviest = self._remote, max(weights[c] for c in at.values())
-        version, letters = remote.letters(exchange, sorted(at.values()))
+        version, envelopes = remote.envelopes(exchange, sorted(at.values()))
         sent = {
-            node: Letter({**letters[c].header, "heaviest": heaviest}, letters[c].parts)
+            node: Envelope({**envelopes[c].header, "heaviest": heaviest}, envelopes[c].parts)
             for node, c in at.items()
         }
         try:
@@ -360,7 +369,7 @@ class Masked:
             remote.note(f"round {exchange.round + 1}: secure aggregation failed: {error!r:.200}")
             return version, None
 
-    def evaluate(self, shown: Shown) -> Done:
+    def evaluate(self, shown: EvaluatedModel) -> Done:
         return self._remote.evaluate(shown)
 
     def close(self) -> None:
@@ -384,7 +393,7 @@ def check(remote: Remote, phases: Mapping[str, Any]) -> None:
         if problem.moving:
             raise InputError("secagg: running statistics of batch normalisation cannot be masked")
         try:
-            Added(kinds.up, owner, problem)
+            SummedMessage(kinds.up, owner, problem)
         except Refused as why:
             raise InputError(
                 f"secagg: '{phase}' cannot be masked: {why}; set secagg=false"

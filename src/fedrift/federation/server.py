@@ -18,8 +18,8 @@ from fedrift.engine.callbacks import Observer, RoundReport
 from fedrift.engine.plan import Task
 from fedrift.engine.result import Result
 from fedrift.errors import InputError
-from fedrift.federation.config import Charter
-from fedrift.federation.membership import Post, Roster
+from fedrift.federation.config import FederationConfig
+from fedrift.federation.membership import Membership, Transport
 from fedrift.federation.remote import NodeStates, Remote
 from fedrift.federation.task import experiment, settled
 from fedrift.federation.visibility import phases
@@ -35,7 +35,7 @@ class Sizes:
 
     folder: Path | None
     sizes: np.ndarray
-    """Filled in by the roster."""
+    """Filled in by the membership."""
     _written: Sequence[int] = field(default_factory=list[int])
 
     def recall(self) -> None:
@@ -66,11 +66,11 @@ Around = Callable[[Remote, Mapping[str, Signature]], Backend]
 
 @dataclass
 class AtNodes:
-    """Clients at the nodes of a roster."""
+    """Clients at the nodes of a membership."""
 
     task: Task
-    post: Post
-    roster: Roster
+    post: Transport
+    membership: Membership
     sizes: Sizes
     deadline: float
     note: Callable[[str], None]
@@ -88,7 +88,7 @@ class AtNodes:
             self._states,
             evaluator,
             self.post,
-            self.roster,
+            self.membership,
             experiment=experiment(self.task),
             deadline=self.deadline,
             note=self.note,
@@ -96,14 +96,14 @@ class AtNodes:
         return remote if self.around is None else self.around(remote, phases(self.task.algorithm))
 
     def present(self) -> np.ndarray:
-        here = self.roster.present()
+        here = self.membership.present()
         self.sizes.remember(self.task)
         return here
 
 
 def serve(
-    charter: Charter,
-    post: Post,
+    charter: FederationConfig,
+    post: Transport,
     *,
     test: tuple[Any, Any] | None = None,
     out: Path | None = None,
@@ -128,19 +128,19 @@ def serve(
             "aggregate and privacy need to see each reply, which secure aggregation hides; "
             "use one or the other"
         )
-    roster = Roster(
+    membership = Membership(
         post,
         experiment=experiment(task),
         population=charter.clients,
         least=least,
         note=note,
     )
-    sizes = Sizes(out, roster.sizes)
+    sizes = Sizes(out, membership.sizes)
     sizes.recall()
-    roster.present()
-    task.split.sizes = roster.sizes  # filled in as nodes come
-    task = replace(task, problem=replace(task.problem, samples=int(roster.sizes.sum())))
-    place = AtNodes(task, post, roster, sizes, deadline, note, around)
+    membership.present()
+    task.split.sizes = membership.sizes  # filled in as nodes come
+    task = replace(task, problem=replace(task.problem, samples=int(membership.sizes.sum())))
+    place = AtNodes(task, post, membership, sizes, deadline, note, around)
     return execute.execute(task, out=out, observer=observer, on_round=_at_once, place=place)
 
 

@@ -12,12 +12,12 @@ from fedrift.data import files
 from fedrift.data.files import existing
 from fedrift.engine.prepare import load, prepare
 from fedrift.errors import InputError
-from fedrift.federation.config import Charter
+from fedrift.federation.config import FederationConfig
 
 Samples = tuple[np.ndarray, np.ndarray]
 
 
-def site_samples(charter: Charter, node: Mapping[str, Any]) -> Samples:
+def site_samples(charter: FederationConfig, node: Mapping[str, Any]) -> Samples:
     """The file that the node's `data` names (npz with x and y), else its part of the named data."""
     if node.get("data"):
         return npz_samples(Path(str(node["data"])))
@@ -34,7 +34,7 @@ def site_samples(charter: Charter, node: Mapping[str, Any]) -> Samples:
     return ready.x[part], ready.data.y[part]
 
 
-def test_samples(charter: Charter, said: Mapping[str, Any]) -> Samples | None:
+def test_samples(charter: FederationConfig, said: Mapping[str, Any]) -> Samples | None:
     """The file that `test` of the app's configuration names, else the test half of the data."""
     if said.get("test"):
         return npz_samples(Path(str(said["test"])))

@@ -19,14 +19,14 @@ from fedrift.engine import task
 from fedrift.engine.plan import Task
 from fedrift.engine.recorder import IN_PYTHON
 from fedrift.errors import InputError
-from fedrift.federation.config import Charter
+from fedrift.federation.config import FederationConfig
 from fedrift.federation.node import Node
 from fedrift.storage.shared_memory import is_channels_last
 
-PROTOCOL = 2  # of the letters; ends that differ do not talk
+PROTOCOL = 2  # of the envelopes; ends that differ do not talk
 
 
-def settled(charter: Charter, test: tuple[Any, Any] | None = None) -> Task:
+def settled(charter: FederationConfig, test: tuple[Any, Any] | None = None) -> Task:
     """The task without any client's data: the model is tried on two random samples."""
     spec, kind = charter.spec, task.DTYPES[charter.spec.dtype]
     if not charter.named:  # what the record of the run says
@@ -42,7 +42,7 @@ def settled(charter: Charter, test: tuple[Any, Any] | None = None) -> Task:
     return task.of_split(spec, make, probe, held, charter.black)
 
 
-def tensors(charter: Charter, x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def tensors(charter: FederationConfig, x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Samples as the task takes them, refused if they are of another shape."""
     kind = task.DTYPES[charter.spec.dtype]
     inputs = arrays.tensors(torch.as_tensor(np.asarray(x)), kind, "x")
@@ -77,7 +77,7 @@ def experiment(settled: Task) -> str:
     return digest.hexdigest()[:16]
 
 
-def node_of(charter: Charter, client: int, x: Any, y: Any, folder: Path) -> Node:
+def node_of(charter: FederationConfig, client: int, x: Any, y: Any, folder: Path) -> Node:
     """The node of one client, with its data, and its states in a folder."""
     if not 0 <= client < charter.clients:
         raise InputError(f"partition-id={client} must be from 0 to {charter.clients - 1}")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from fedrift.errors import InputError
-from fedrift.federation.config import FILE, Charter
+from fedrift.federation.config import FILE, FederationConfig
 from fedrift.version import VERSION
 
 PYPROJECT = """\
@@ -101,7 +101,7 @@ and may add `data="/path/to/its.npz"` and `state-dir="/path/for/client/states"`.
 """
 
 
-def write_app(folder: Path, charter: Charter, deadline: float) -> list[Path]:
+def write_app(folder: Path, charter: FederationConfig, deadline: float) -> list[Path]:
     """The files of an app in a new folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"folder '{folder}' is not empty; name a new one")

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from fedrift.data.samples import DataSet
-from fedrift.rng import stream
+from fedrift.rng import generator
 
 CLIENTS, SAMPLES, TESTED, FEATURES, CLASSES = 20, 200, 50, 30, 5
 SEED = 0
@@ -36,7 +36,7 @@ def zeros() -> nn.Module:
 
 
 def _client(client: int) -> tuple[np.ndarray, np.ndarray]:
-    random = stream(SEED, "feddyn-synthetic", client=client)
+    random = generator(SEED, "feddyn-synthetic", client=client)
     mean = random.normal(random.normal(), 1, FEATURES)
     u = random.normal()
     w, b = random.normal(u, 1, (FEATURES, CLASSES)), random.normal(u, 1, CLASSES)

@@ -72,7 +72,7 @@ def _stand_in(cls: type, path: str, w: Tensor) -> Any:
     raise TypeError(f"{cls.__name__}.{path}: a client state that starts as None must be a vector")
 
 
-class Rows:
+class StateRows:
     """Rows of one layout in one file; every process may open it."""
 
     def __init__(self, descriptor: int, layout: RowLayout) -> None:
@@ -148,7 +148,7 @@ class Table:
         else:
             file.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        self.rows = Rows(descriptor, layout)
+        self.rows = StateRows(descriptor, layout)
         self.index = np.full(population, -1, dtype=np.int64)
         self.sums = np.zeros(population, dtype=np.int64)
         """Checksums of the rows, as of the last checkpoint."""

@@ -32,29 +32,29 @@ class Affine:
 
 
 @dataclass(frozen=True)
-class Bend:
+class Activation:
     """An activation and its derivative."""
 
     forward: Callable[[Tensor], Tensor]
     back: Back
 
 
-def _gelu(approximate: str) -> Bend:
+def _gelu(approximate: str) -> Activation:
     def forward(x: Tensor) -> Tensor:
         return F.gelu(x, approximate=approximate)
 
-    return Bend(forward, lambda g, x, y: aten.gelu_backward(g, x, approximate=approximate))
+    return Activation(forward, lambda g, x, y: aten.gelu_backward(g, x, approximate=approximate))
 
 
-BENDS: dict[str, Bend] = {
-    "relu": Bend(torch.relu, lambda g, x, y: aten.threshold_backward(g, y, 0)),
-    "tanh": Bend(torch.tanh, lambda g, x, y: aten.tanh_backward(g, y)),
-    "sigmoid": Bend(torch.sigmoid, lambda g, x, y: aten.sigmoid_backward(g, y)),
+BENDS: dict[str, Activation] = {
+    "relu": Activation(torch.relu, lambda g, x, y: aten.threshold_backward(g, y, 0)),
+    "tanh": Activation(torch.tanh, lambda g, x, y: aten.tanh_backward(g, y)),
+    "sigmoid": Activation(torch.sigmoid, lambda g, x, y: aten.sigmoid_backward(g, y)),
     "gelu": _gelu("none"),
     "gelu tanh": _gelu("tanh"),
 }
 MODULES: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
-Link: TypeAlias = Affine | Bend
+Link: TypeAlias = Affine | Activation
 
 
 def _as_it_is(y: Tensor, share: Tensor, outputs: int) -> Tensor:
@@ -154,7 +154,7 @@ class Chain:
         made: dict[int, Tensor] = {}
         for place in reversed(range(len(self.links))):
             link, own, given = self.links[place], bound[place], passed[place]
-            if isinstance(link, Bend):
+            if isinstance(link, Activation):
                 slope = link.back(slope, given, passed[place + 1])
                 continue
             made[link.weight] = torch.bmm(slope.transpose(1, 2), given)
@@ -168,7 +168,7 @@ class Chain:
         """The samples, and what every link makes of them."""
         passed = [x]
         for link, own in zip(self.links, bound, strict=True):
-            if isinstance(link, Bend):
+            if isinstance(link, Activation):
                 x = link.forward(x)
             elif own is not None and own.bias is not None:
                 x = torch.baddbmm(own.bias, x, own.turned)
@@ -199,7 +199,7 @@ def chain_of(module: nn.Module, layout: Layout, loss: Loss) -> Chain | None:
             bias = None if part.bias is None else places.get(id(part.bias), -1)
             links.append(Affine(places.get(id(part.weight), -1), bias))
             linear.append(part)
-        elif isinstance(part, Bend):
+        elif isinstance(part, Activation):
             links.append(part)
         else:
             return None
@@ -211,7 +211,7 @@ def chain_of(module: nn.Module, layout: Layout, loss: Loss) -> Chain | None:
     return chain if _agrees(chain, module, layout) else None
 
 
-def _parts(module: nn.Module) -> Iterator[nn.Module | Bend | str]:
+def _parts(module: nn.Module) -> Iterator[nn.Module | Activation | str]:
     """Linear layers and activations in order, "flatten", and "?" for anything else."""
     kind, declared = type(module), vars(type(module)).get("layers")
     if _is_hooked(module):

@@ -19,7 +19,7 @@ from greenlet import getcurrent, greenlet
 from fedrift.backends.stacking.chain import Chain, chain_of
 from fedrift.backends.stacking.loop import train
 from fedrift.core.problem import Problem
-from fedrift.core.site import Kind, Meet, Request, Trained, kind_of, room_of
+from fedrift.core.site import Kind, Request, Trained, TrainTogether, kind_of, room_of
 from fedrift.data.split import whole
 from fedrift.errors import InputError, is_overflow
 
@@ -35,7 +35,7 @@ KINDS = 4096  # requests that are remembered
 GROUPS = 4  # that a cohort has at least, so that several workers have something to do
 
 
-class Together:
+class StackScheduler:
     """Trains stacks for the visits of one model."""
 
     def __init__(self, problem: Problem, chain: Chain) -> None:
@@ -69,7 +69,7 @@ class Together:
             raise trained
         return trained
 
-    def run(self, visits: Sequence[Callable[[Meet], T]]) -> list[T]:
+    def run(self, visits: Sequence[Callable[[TrainTogether], T]]) -> list[T]:
         """The results of visits, in their order; they are begun and ended in it too."""
         if len(visits) == 1:
             return [visits[0](self.alone)]
@@ -173,7 +173,7 @@ class Together:
         return [done[i] for i in range(len(asked))]
 
 
-def together(problem: Problem) -> Together | None:
+def scheduler_for(problem: Problem) -> StackScheduler | None:
     """What trains the stacks of a problem; None where stacks are off or the model is no chain."""
     if problem.stack == "off":
         return None
@@ -185,4 +185,4 @@ def together(problem: Problem) -> Together | None:
             "stack=on: only models of linear layers and activations with one of our losses can "
             "be stacked; use stack=auto"
         )
-    return None if chain is None else Together(problem, chain)
+    return None if chain is None else StackScheduler(problem, chain)

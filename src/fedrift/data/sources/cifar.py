@@ -22,7 +22,7 @@ from fedrift.data.files import Limited, Unreachable, damaged, exactly, reason, s
 from fedrift.data.samples import Samples
 from fedrift.errors import InputError
 from fedrift.grammar import Named
-from fedrift.rng import stream
+from fedrift.rng import generator
 
 # CIFAR's binary version: one record per image, its labels, then 3,072 bytes channel by channel.
 
@@ -322,5 +322,5 @@ def _ordered(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The same samples in an order that does not depend on the one they came in, yet is mixed."""
     record = np.concatenate([x.reshape(len(x), -1), y[:, None]], axis=1)
     by_content = np.argsort(record.view(f"V{record.shape[1]}").ravel(), kind="stable")
-    order = by_content[np.argsort(stream(0, "cifar100").random(len(y)), kind="stable")]
+    order = by_content[np.argsort(generator(0, "cifar100").random(len(y)), kind="stable")]
     return x[order], y[order]

@@ -16,7 +16,7 @@ import numpy as np
 from fedrift.data.samples import Generated, Samples
 from fedrift.errors import InputError
 from fedrift.grammar import Named, number
-from fedrift.rng import stream
+from fedrift.rng import generator
 
 FEATURES = 60
 CLASSES = 10
@@ -34,9 +34,9 @@ def synthetic_client(
     alpha: float, beta: float, seed: int, client: int, *, iid: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """All samples of one device; with `iid`, every device has the same model and input mean 0."""
-    random = stream(seed, "synthetic", client=client)
+    random = generator(seed, "synthetic", client=client)
     count = _count(random)
-    model = stream(seed, "synthetic-shared") if iid else random
+    model = generator(seed, "synthetic-shared") if iid else random
     u = 0.0 if iid else random.normal(0, alpha)
     mean = np.zeros(FEATURES) if iid else random.normal(random.normal(0, beta), 1, FEATURES)
     w = model.normal(u, 1, (FEATURES, CLASSES))
@@ -77,7 +77,7 @@ def load(named: Named, _: Path | None) -> Samples:
 
 def _population(device: Callable[[int], Pair], seed: int, devices: int) -> Samples:
     """Too many devices to hold: sizes now, samples on demand, tests from some of them."""
-    counts = np.array([_count(stream(seed, "synthetic", client=c)) for c in range(devices)])
+    counts = np.array([_count(generator(seed, "synthetic", client=c)) for c in range(devices)])
     sizes = (TRAIN_SHARE * counts).astype(np.int64)
     every = max(1, devices // TESTED)
     tested = [(device(c), int(sizes[c])) for c in range(0, devices, every)]

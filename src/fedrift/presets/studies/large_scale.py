@@ -43,7 +43,7 @@ from fedrift.presets.studies.common import (
     seeds,
 )
 from fedrift.presets.studies.extractors import cached, extractor, factory
-from fedrift.rng import stream
+from fedrift.rng import generator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,7 +103,7 @@ def generated(name: str, said: Mapping[str, Any], seed: int) -> Collection:
     whole = shape_of(name)
     clients, classes = (max(2, int(n / said["scale"])) for n in (whole.clients, whole.classes))
     samples = max(clients, int(whole.images / said["scale"]))
-    rng = stream(seed, f"collection {name}")
+    rng = generator(seed, f"collection {name}")
     sizes = above(said["sigma"] * rng.standard_normal(clients), samples, 1)[0]
     tail = rng.lognormal(0, said["class_sigma"], classes)
     prior = tail / tail.sum()

@@ -19,7 +19,7 @@ from fedrift import models
 from fedrift.analysis.landscape import Line, line, scorer
 from fedrift.analysis.matching import Chain, merged
 from fedrift.api import run
-from fedrift.core.algorithm import Shown
+from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Batch, Vec
 from fedrift.core.problem import Problem, define
 from fedrift.data.arrays import split as split_data
@@ -36,7 +36,7 @@ from fedrift.presets.studies.common import (
     percent,
     seeds,
 )
-from fedrift.rng import stream, torch_seed
+from fedrift.rng import generator, torch_seed
 from fedrift.storage.jsonl import Record
 
 # Clients that begin in five ways, work alone, are averaged and go on together.
@@ -125,7 +125,7 @@ def bench_of(text: str, said: Mapping[str, Any], data: Path | None, seed: int) -
 def compared(bench: Bench, said: Mapping[str, Any]) -> dict[str, Seen]:
     clients, rounds = int(said["clients"]), int(said["rounds"])
     at = np.linspace(0, 1, int(said["points"])).tolist()
-    score = scorer(bench.problem, bench.test, Shown(bench.problem.w0, ()))
+    score = scorer(bench.problem, bench.test, EvaluatedModel(bench.problem.w0, ()))
     seen: dict[str, Seen] = {}
     for way in (SHARED, RENUMBERED, DIFFERENT):
         trained = bench.trained(_starts(bench, way, clients))
@@ -153,7 +153,7 @@ def _starts(bench: Bench, way: str, clients: int) -> list[Vec]:
         return [w0, *(_fresh(bench.problem, bench.seed, client) for client in range(1, clients))]
     starts = [w0]
     for client in range(1, clients):
-        rng = stream(bench.seed, "renumbered", client=client)
+        rng = generator(bench.seed, "renumbered", client=client)
         orders = {layer: rng.permutation(width) for layer, width in bench.chain.widths().items()}
         starts.append(bench.chain.renumbered(w0, orders))
     return starts

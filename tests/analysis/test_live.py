@@ -1,0 +1,183 @@
+"""Measurements while a run goes on: they are right, and the run does not notice them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedrift as fr
+from fedrift.analysis.live import appointed
+from fedrift.api import run_spec
+from fedrift.config.analyses import CHEAP, LivePlan, during, planned
+from fedrift.config.spec import Spec
+from fedrift.engine.callbacks import RoundReport
+from fedrift.engine.execute import execute
+from fedrift.engine.prepare import prepare
+from fedrift.engine.task import task_from_spec
+from fedrift.errors import InputError
+from tests.support.problems import small_run
+
+TINY: dict[str, Any] = {
+    "data": "digits",
+    "model": "logistic",
+    "clients": 6,
+    "per_round": 3,
+    "rounds": 4,
+    "partition": "dirichlet:0.2",
+    "batch_size": 16,
+    "workers": 0,
+}
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    text = (run / "analysis" / "rounds.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("every=10,what=drift,classes", LivePlan(10, ("drift", "classes"))),
+        ("what=drift+weights,every=2", LivePlan(2, ("drift", "weights"))),
+        ("what=classes", LivePlan(1, ("classes",))),
+        ("every=5", LivePlan(5, CHEAP)),
+        ("5", LivePlan(5, CHEAP)),
+    ],
+)
+def test_the_plan_is_read(text: str, wanted: LivePlan) -> None:
+    assert during(text) == wanted
+    assert during(str(wanted)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("every=0", "every of analyse must be a whole number of at least 1, not '0'"),
+        ("every=10,what=drfit", "unknown what of analyse 'drfit': did you mean 'drift'"),
+        ("often=3", "unknown key of analyse 'often'"),
+        ("drift,classes", "is not of the form every=10,what=drift,classes"),
+        ("every=1,every=2", "gives 'every' twice"),
+    ],
+)
+def test_a_wrong_plan_is_refused_in_a_sentence(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said.replace("(", r"\(")):
+        during(text)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_does_not_notice_that_it_is_measured(tmp_path: Path, workers: int) -> None:
+    spec = Spec.of({**TINY, "algorithm": "scaffold", "workers": workers})
+    plain = run_spec(spec)
+    everything = "every=2,what=drift,classes,gradients,weights,cka"
+    watched = run_spec(spec, out=tmp_path / "run", analyse=everything)
+    assert watched.fingerprint == plain.fingerprint
+    assert [row["round"] for row in lines(tmp_path / "run")] == [2, 4]
+
+
+def test_what_passes_by_is_measured_right(tmp_path: Path) -> None:
+    """FedAvg with one client: the update is the server's own step."""
+    steps: list[float] = []
+    held: list[Any] = [None]
+
+    def note(report: RoundReport) -> None:
+        if held[0] is not None:
+            steps.append(float((report.weights - held[0]).norm()))
+        held[0] = report.weights
+
+    small_run("fedavg", per_round=1, out=tmp_path / "run", analyse="1", on_round=note)
+    rows = lines(tmp_path / "run")
+    assert [row["drift"]["distance"] for row in rows[1:]] == pytest.approx(steps, rel=1e-5)
+    assert all(row["drift"]["cosine_to_average"] == pytest.approx(1.0) for row in rows)
+    assert all(len(row["classes"]["norms"]) == 4 for row in rows)
+
+
+def test_classes_of_the_cohort_are_told(tmp_path: Path) -> None:
+    spec = Spec.of({**TINY, "algorithm": "fedavg", "partition": "classes:1", "clients": 10})
+    result = run_spec(spec, out=tmp_path / "run", analyse="1")
+    for row, metrics in zip(lines(tmp_path / "run"), result.metrics, strict=True):
+        found = row["classes"]
+        assert found["accuracy"] == metrics["classes"]
+        held = [share > 0 for share in found["presence"]]
+        assert sum(held) <= 3
+        inside = [a for a, h in zip(found["accuracy"], held, strict=True) if h]
+        outside = [a for a, h in zip(found["accuracy"], held, strict=True) if not h]
+        lift = sum(inside) / len(inside) - sum(outside) / len(outside)
+        assert found["lift"] == pytest.approx(lift)
+
+
+def test_fednovas_normalised_updates_are_made_whole_again(tmp_path: Path) -> None:
+    runs = {}
+    for name in ("fedavg:weights=uniform", "fednova:weights=uniform"):
+        folder = tmp_path / name[:6]
+        small_run(name, rounds=1, out=folder, analyse="1", steps=3)
+        runs[name] = lines(folder)[0]["drift"]["distance"]
+    assert runs["fednova:weights=uniform"] == pytest.approx(
+        runs["fedavg:weights=uniform"], rel=1e-5
+    )
+
+
+def test_a_resumed_run_goes_on_measuring(tmp_path: Path) -> None:
+    spec = Spec.of({**TINY, "algorithm": "fedavg"})
+    run_spec(spec, out=tmp_path / "whole", analyse="every=1")
+
+    class Stop(Exception):
+        pass
+
+    def halt(report: RoundReport) -> None:
+        if report.round == 3:
+            raise Stop
+
+    run = tmp_path / "run"
+    with pytest.raises(Stop):
+        execute(
+            task_from_spec(spec, prepare(spec)),
+            workers=0,
+            out=run,
+            on_round=halt,
+            appoint=appointed(LivePlan(1)),
+        )
+    with (run / "analysis" / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 99}\n')  # as if it had gone further than its checkpoint
+    plan = planned(run)
+    assert plan == LivePlan(1)
+    run_spec(spec, out=run, analyse=plan)
+    assert lines(run) == lines(tmp_path / "whole")
+
+
+def test_without_a_folder_there_is_nowhere_to_keep_it() -> None:
+    with pytest.raises(InputError, match="give out"):
+        small_run("fedavg", analyse="1")
+
+
+def test_curves_are_drawn_at_the_end(tmp_path: Path) -> None:
+    small_run("scaffold", out=tmp_path / "run", analyse="every=2,what=drift,gradients")
+    found = {path.name for path in (tmp_path / "run" / "analysis").iterdir()}
+    assert {"during.json", "during-drift.svg", "during-gradients.png", "plan.txt"} <= found
+    assert "during-recency.svg" not in found
+
+
+def test_snapshots_are_the_weights_of_their_rounds(tmp_path: Path) -> None:
+    from fedrift.analysis.saved import snapshots
+
+    weights: dict[int, Any] = {}
+
+    def note(report: RoundReport) -> None:
+        weights[report.round] = report.weights
+
+    result: fr.Result = small_run(
+        "fedavg", out=tmp_path / "run", analyse="every=2,what=weights", on_round=note
+    )
+    found = snapshots(tmp_path / "run", result.problem.layout.names)
+    assert sorted(found) == [2, 4]
+    assert all(bool((found[t] == weights[t]).all()) for t in found)
+
+
+def test_a_round_without_clients_has_no_gradients(tmp_path: Path) -> None:
+    once = Spec.of({**TINY, "algorithm": "fed3r", "per_round": 6, "rounds": 3})
+    run_spec(once, out=tmp_path / "run", analyse="every=1,what=gradients,drift")
+    found = lines(tmp_path / "run")
+    assert [row["round"] for row in found] == [1, 2, 3]
+    assert "gradients" in found[0] and "gradients" not in found[1]

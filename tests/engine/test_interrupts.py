@@ -1,0 +1,123 @@
+"""Ctrl-C and kill at any moment: what is continued ends with the bits of what was left alone."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import fedrift as fr
+from fedrift.backends import context
+from fedrift.backends.worker import main
+from fedrift.engine.history import defer_interrupts
+from fedrift.storage import run_folder
+from tests.support.problems import small_run
+
+HOME = str(Path(fr.__file__).parent)
+
+
+class Interrupts:
+    """Sends this process SIGINT when the n-th function of the package is called."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.calls = at, 0
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        if event != "call" or not frame.f_code.co_filename.startswith(HOME):
+            return
+        self.calls += 1
+        if self.calls == self.at:
+            signal.raise_signal(signal.SIGINT)
+
+    def __enter__(self) -> Interrupts:
+        sys.setprofile(self)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        sys.setprofile(None)
+
+
+def run(out: Path | None = None) -> fr.Result:
+    return small_run("scaffold", rounds=3, out=out, workers=0)
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[fr.Result, int]:
+    """The run that is left alone, and how many calls it makes when it is kept."""
+    result = run()  # the first makes more calls, which later ones find in caches
+    with tempfile.TemporaryDirectory() as folder, Interrupts(0) as counter:
+        run(Path(folder) / "run")
+    return result, counter.calls
+
+
+@pytest.mark.parametrize("part", range(25))
+def test_ctrl_c_at_any_moment_loses_nothing(
+    part: int, whole: tuple[fr.Result, int], tmp_path: Path
+) -> None:
+    alone, calls = whole
+    at = 1 + (calls - 1) * part // 24
+    with pytest.raises(KeyboardInterrupt), Interrupts(at):
+        run(tmp_path / "run")
+    again = run(tmp_path / "run")
+    assert again.rounds == alone.rounds
+    assert again.ledger.entries == alone.ledger.entries
+    assert again.fingerprint == alone.fingerprint
+    kept = run_folder.load(tmp_path / "run")
+    assert [row["round"] for row in kept.rounds] == alone.rounds
+    assert kept.clients["sizes"]
+
+
+def test_a_block_is_finished_before_ctrl_c_is_heard() -> None:
+    steps: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        with defer_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            steps.append(1)
+        steps.append(2)
+    assert steps == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_worker_whose_parent_hears_no_more_ends_quietly() -> None:
+    ours, theirs = context().Pipe(duplex=True)
+    process = context().Process(target=main, args=(theirs,))  # type: ignore[attr-defined]
+    process.start()
+    theirs.close()
+    ours.send(("visit", ("no such run", None)))
+    ours.close()
+    process.join(60)
+    assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("left", ["env.json", "clients.json", ".spec.toml.123.tmp", "spec.toml"])
+def test_a_run_killed_while_its_folder_is_made_starts_anew(left: str, tmp_path: Path) -> None:
+    """The files stand there in the order in which they are written; `left` is the last."""
+    place = tmp_path / "run"
+    run(place)
+    order = ["env.json", "clients.json", "spec.toml"]
+    kept = order[: order.index(left) + 1] if left in order else []
+    for file in [p for p in place.rglob("*") if p.is_file() and p.name not in kept]:
+        file.unlink()
+    (place / "clients").rmdir()
+    if left.startswith("."):
+        (place / left).write_text('algorithm = "fed')
+    assert run(place).fingerprint == run().fingerprint
+    assert (place / run_folder.CLIENTS).exists()
+
+
+def test_sigterm_is_held_back_where_it_ends_as_ctrl_c_does() -> None:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    done = False
+    try:
+        with pytest.raises(KeyboardInterrupt), defer_interrupts():
+            signal.raise_signal(signal.SIGTERM)
+            done = True
+        assert signal.getsignal(signal.SIGTERM) == signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert done

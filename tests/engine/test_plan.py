@@ -1,0 +1,81 @@
+"""The plan of a run: memory and disk, said before it starts; what cannot fit is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedrift as fr
+from fedrift.engine import plan as room
+from fedrift.engine.callbacks import Plan, RoundReport
+from tests.support.problems import small_run
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+
+    def started(self, plan: Plan) -> None:
+        self.plans.append(plan)
+
+    def finished_round(self, report: RoundReport) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"rounds": 40, "per_round": 2},
+        {"rounds": 3, "per_round": None},
+        {"rounds": 2, "per_round": 1},
+        {"rounds": 30, "per_round": None, "fraction": 0.3, "sampling": "bernoulli"},
+        {"rounds": 3, "per_round": 2, "sampling": "cyclic"},
+    ],
+    ids=str,
+)
+def test_the_plan_knows_the_disk(how: dict[str, Any], tmp_path: Path) -> None:
+    listener = Listener()
+    small_run("scaffold", out=tmp_path / "run", observer=listener, **how)
+    took = os.stat(tmp_path / "run" / "clients" / "root.rows").st_size
+    said = listener.plans[0].disk_bytes
+    assert 0.4 * said <= took <= 1.6 * said, "a small file grows by doubling"
+
+
+def test_an_algorithm_without_client_state_needs_no_disk() -> None:
+    listener = Listener()
+    small_run("fedavg", observer=listener)
+    assert listener.plans[0].disk_bytes == 0 and listener.plans[0].memory_bytes > 10**8
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "free_disk", lambda _: 1000)
+    with pytest.raises(fr.InputError, match=r"needs about .* of disk.*larger disk"):
+        small_run("scaffold", out=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == [], "what was refused leaves nothing"
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(fr.InputError, match="larger disk"):
+        small_run("scaffold", out=tmp_path / "mine")
+    small_run("fedavg", out=tmp_path / "mine")
+    monkeypatch.undo()
+    monkeypatch.setattr(room, "free_memory", lambda: 10**6)
+    with pytest.raises(fr.InputError, match=r"needs about .* of memory, but 1\.0 MB"):
+        small_run("fedavg")
+
+
+def test_looking_for_room_does_not_walk_through_foreign_folders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Client states of a run without a folder go to the folder for temporary files: a large one."""
+    walked: list[Path] = []
+    monkeypatch.setattr(room, "held", walked.append)
+    small_run("scaffold", rounds=1)
+    assert walked == []
+
+
+def test_this_machine_is_known() -> None:
+    memory = room.free_memory()
+    assert memory is None or memory > 10**7
+    assert room.free_disk(Path("not/there/yet")) > 0

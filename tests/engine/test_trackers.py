@@ -1,0 +1,124 @@
+"""TensorBoard and MLflow are told the numbers of the run, also of one that was interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedrift as fr
+from fedrift.cli import code_of
+from fedrift.engine import trackers
+from fedrift.engine.callbacks import RoundReport
+from tests.support.problems import small_run
+
+
+def interrupt(report: RoundReport) -> None:
+    if report.round == 3:
+        raise KeyboardInterrupt
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    held = events.EventAccumulator(str(folder), purge_orphaned_data=True)
+    held.Reload()
+    return {tag: [(e.step, e.value) for e in held.Scalars(tag)] for tag in held.Tags()["scalars"]}
+
+
+def test_tensorboard_holds_the_curve_and_the_costs(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    made = small_run("fedavg", out=tmp_path / "run", track="tensorboard")
+    found = scalars(tmp_path / "run" / "tensorboard" / "run")
+    assert [step for step, _ in found["test/accuracy"]] == made.rounds
+    assert [value for _, value in found["test/accuracy"]] == pytest.approx(made.accuracy)
+    sent = sum(value for _, value in found["round/bytes_up"])
+    assert sent == made.ledger.total.bytes_up
+    assert made.fingerprint == small_run("fedavg").fingerprint
+
+
+def test_tensorboard_goes_on_after_an_interruption(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    how: dict[str, Any] = {"out": tmp_path / "run", "track": f"tensorboard:{tmp_path / 'logs'}"}
+    with pytest.raises(KeyboardInterrupt):
+        small_run("fedavg", on_round=interrupt, **how)
+    made = small_run("fedavg", **how)
+    found = scalars(tmp_path / "logs" / "run")
+    assert [step for step, _ in found["test/loss"]] == made.rounds
+    small_run("fedavg", **how)  # finished: it is read, and nothing is written twice
+    assert len(scalars(tmp_path / "logs" / "run")["test/loss"]) == len(made.rounds)
+
+
+def mlflow_runs(file: Path) -> list[Any]:
+    mlflow = pytest.importorskip("mlflow")
+    client = mlflow.MlflowClient(f"sqlite:///{file}")
+    home = client.get_experiment_by_name("fedrift").experiment_id
+    return [(client, run) for run in client.search_runs([home])]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of its own libraries
+def test_mlflow_holds_options_curve_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for needed in trackers.NEEDS["mlflow"]:
+        pytest.importorskip(needed)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    how: dict[str, Any] = {"out": tmp_path / "run", "track": ["mlflow"]}
+    with pytest.raises(KeyboardInterrupt):
+        small_run("fedavg", on_round=interrupt, **how)
+    ((_, run),) = mlflow_runs(tmp_path / "run" / "mlflow.db")
+    assert run.info.status == "KILLED"
+    made = small_run("fedavg", **how)
+    ((client, run),) = mlflow_runs(tmp_path / "run" / "mlflow.db")
+    assert run.info.status == "FINISHED"
+    assert run.data.params["algorithm"] == "fedavg"
+    assert run.data.tags["fedrift.fingerprint"] == made.fingerprint
+    curve = {m.step: m.value for m in client.get_metric_history(run.info.run_id, "test/accuracy")}
+    assert curve == dict(zip(made.rounds, made.accuracy, strict=True))
+
+
+@pytest.mark.slow
+def test_a_comparison_is_tracked_run_by_run(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    words = [
+        "compare",
+        "fedavg",
+        "fedsgd",
+        "--rounds",
+        "2",
+        "--clients",
+        "4",
+        "--model",
+        "logistic",
+    ]
+    words += ["--workers", "2", "--out", str(tmp_path), "--track", "tensorboard", "--quiet"]
+    assert code_of(words) == 0
+    runs = {p.name for p in (tmp_path / "runs").iterdir()}
+    assert {p.name for p in (tmp_path / "tensorboard").iterdir()} == runs
+
+
+@pytest.mark.parametrize("name", trackers.NEEDS)
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_missing_package_is_one_sentence_with_the_fix(
+    name: str,
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(trackers, "find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+    assert code_of([command, "fedavg", "--track", name]) == 2
+    said = capsys.readouterr().err
+    assert f"pip install 'fedrift[{name}]'" in said
+    assert said.count("\n") == 1
+    with pytest.raises(fr.InputError, match="needs the package"):
+        small_run("fedavg", track=name)
+
+
+def test_unknown_trackers_are_refused() -> None:
+    with pytest.raises(fr.InputError, match="did you mean 'tensorboard'"):
+        small_run("fedavg", track="tensorbord")
+    with pytest.raises(fr.InputError, match="has no options"):
+        small_run("fedavg", track="mlflow:here,deep=1")
+    with pytest.raises(fr.InputError, match="must be a name"):
+        small_run("fedavg", track=[3])

@@ -1,0 +1,389 @@
+"""A federation whose post is in this process: the same bits as a simulation, and bad company."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedrift as fr
+from fedrift import api
+from fedrift.algorithms import NAMES
+from fedrift.backends.codec import Piece
+from fedrift.config.spec import Spec
+from fedrift.engine import task
+from fedrift.engine.prepare import prepare
+from fedrift.federation import membership, remote
+from fedrift.federation.config import FederationConfig
+from fedrift.federation.protocol import ABOUT, VISIT, Envelope
+from fedrift.federation.task import settled
+from tests.support.federations import Federation, Meddle, Office
+
+SMALL: dict[str, Any] = {
+    "data": "digits:train=100,test=60",
+    "clients": 4,
+    "model": "mlp:hidden=4",
+    "rounds": 3,
+    "per_round": 3,
+    "batch_size": 8,
+    "lr": 0.05,
+}
+WRAPPERS = ("swa", "wima", "sam", "asam", "serveradam", "fed3rft")
+
+
+def spec(algorithm: str = "scaffold", **changes: Any) -> Spec:
+    return Spec.of({"algorithm": algorithm, **SMALL, **changes})
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "PAUSE", 0.0)
+    monkeypatch.setattr(remote, "PAUSE", 0.0)
+    monkeypatch.setattr(remote, "LOOK", 0.0)
+    monkeypatch.setattr(membership, "PATIENCE", 0.05)
+
+
+def same(one: fr.Result, other: fr.Result) -> bool:
+    assert one.fingerprint == other.fingerprint
+    assert one.ledger.entries == other.ledger.entries
+    return torch.equal(one.weights, other.weights)
+
+
+def simulated(what: Spec) -> fr.Result:
+    return api.run_spec(replace(what, workers=0))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "mimemom", "fed3r:features=6", "fedgf"])
+def test_the_same_bits_as_a_simulation(name: str, tmp_path: Path) -> None:
+    what = spec(name)
+    assert same(simulated(what), Federation(what, tmp_path).everybody().run())
+
+
+def test_running_statistics_travel_both_ways(tmp_path: Path) -> None:
+    what = spec("scaffold", model="tests.support.federations:Normed")
+    made = Federation(what, tmp_path).everybody().run()
+    assert same(simulated(what), made)
+    assert made.ledger.entries[0].up["buffers"].total > 0
+
+
+def test_a_model_is_told_how_samples_were_normalised(tmp_path: Path) -> None:
+    """MobileNetV2 undoes it before it does its own: at server and nodes as in a simulation."""
+    what = spec("fedavg", data="mnist5k:train=40,test=20", model="mobilenet-v2:size=32")
+    ready = prepare(what)
+    (tmp_path / "fedrift.toml").write_text(FederationConfig.of(what, ready).to_toml())
+    there = settled(FederationConfig.read(tmp_path / "fedrift.toml")).problem.rest
+    here = task.task_from_spec(what, ready).problem.rest
+    for name in ("prepared.scale", "prepared.shift"):
+        assert torch.equal(there[name], here[name]), name
+
+
+@pytest.mark.parametrize("said", ["mean = [0.1]", "mean = [0.1]\nstd = [0.0]", "mean = 1\nstd = 2"])
+def test_a_charter_with_a_wrong_scale_is_refused(said: str, tmp_path: Path) -> None:
+    text = f"[task]\nshape = [1, 8, 8]\nclasses = 10\nclients = 4\n{said}\n"
+    (tmp_path / "fedrift.toml").write_text(text)
+    with pytest.raises(fr.InputError, match="mean and std"):
+        FederationConfig.read(tmp_path / "fedrift.toml")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_algorithm_has_the_same_bits(tmp_path: Path) -> None:
+    inner = [f"{name}(scaffold)" if name in WRAPPERS else name for name in NAMES]
+    for name in (*inner, "fed3rft(fedavg):train=head", "fed3rft(fedavg):train=features"):
+        what = spec(name, rounds=5)
+        there = Federation(what, tmp_path / name).everybody().run()
+        assert same(simulated(what), there), name
+
+
+def test_the_ledger_is_what_was_sent(tmp_path: Path) -> None:
+    federation = Federation(spec("fed3r:features=6", rounds=2), tmp_path).everybody()
+    made = federation.run()
+    assert federation.office.sent == made.ledger.bytes_down
+
+
+def test_a_finished_node_keeps_one_state_and_the_last_saved(tmp_path: Path) -> None:
+    Federation(spec("scaffold", per_round=4), tmp_path).everybody().run(out=tmp_path / "run")
+    for client in range(4):
+        files = list((tmp_path / f"site {client}").rglob("*.safetensors"))
+        assert 1 <= len(files) <= 3, files
+
+
+class Killed(BaseException):
+    """Ends the server without a chance to tidy up."""
+
+
+def test_a_killed_server_goes_on_and_applies_no_round_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedrift.engine import loop, recorder
+
+    turn = itertools.count()
+    monkeypatch.setattr(recorder.RunRecorder, "is_due", lambda self: next(turn) % 2 == 1)
+    what = spec("scaffold", rounds=6, per_round=4)
+    visits: list[int] = []
+
+    def kill(office: Office, kind: str, envelopes: Mapping[int, Envelope]) -> None:
+        if kind == VISIT:
+            visits.append(int(next(iter(envelopes.values())).header["round"]))
+            if len(visits) in (4, 8):
+                federation.run_after(envelopes)
+                raise Killed
+
+    class Half(Federation):
+        def run_after(self, envelopes: Mapping[int, Envelope]) -> None:
+            """The nodes have done the round already when the server dies."""
+            for node, envelope in envelopes.items():
+                self.office.desks[node].answer(VISIT, envelope)
+
+    federation = Half(what, tmp_path)
+    federation.everybody()
+    federation.office.before = kill
+    monkeypatch.setattr(loop.Engine, "interrupted", lambda self, alone: None)  # killed, not asked
+    for _ in range(2):
+        with pytest.raises(Killed):
+            federation.run(out=tmp_path / "run")
+    assert same(simulated(what), federation.run(out=tmp_path / "run"))
+    assert visits[:4] == [0, 1, 2, 3] and visits[4] == 2, "from the checkpoint after two rounds"
+
+
+def test_a_node_that_lost_its_state_is_not_believed(tmp_path: Path) -> None:
+    import shutil
+
+    federation = Federation(spec("scaffold", rounds=4, per_round=4), tmp_path).everybody()
+
+    def lose(office: Office, kind: str, envelopes: Mapping[int, Envelope]) -> None:
+        if any(envelope.header.get("round") == 2 for envelope in envelopes.values()):
+            shutil.rmtree(tmp_path / "site 1", ignore_errors=True)
+
+    federation.office.before = lose
+    made = federation.run()
+    assert [e.replied for e in made.ledger.entries] == [(0, 1, 2, 3)] * 2 + [(0, 2, 3)] * 2
+    assert any("client 1 refused: by the node: the state" in note for note in federation.notes)
+
+
+def test_a_round_that_breaks_off_half_way_leaves_the_states_before_it(tmp_path: Path) -> None:
+    """Mime's second exchange finds nobody: the next round starts from what the last one left."""
+    federation = Federation(spec("mimemom", rounds=4, per_round=4), tmp_path).everybody()
+    broken = ("train", 1)
+
+    def meddle(kind: str, envelope: Envelope, honest: Envelope) -> Envelope | str:
+        at = envelope.header.get("phase"), envelope.header.get("round")
+        return "gone" if at == broken else honest
+
+    for desk in federation.office.desks.values():
+        desk.meddle = meddle
+    made = federation.run()
+    replied = [len(e.replied) for e in made.ledger.entries]
+    assert replied == [4, 4, 4, 0, 4, 4, 4, 4], federation.notes
+
+
+def test_nodes_leave_and_return_under_another_id(tmp_path: Path) -> None:
+    federation = Federation(spec("scaffold", rounds=5, per_round=4), tmp_path).everybody()
+    gone = sorted(federation.office.desks)[2]
+
+    def come_and_go(office: Office, kind: str, envelopes: Mapping[int, Envelope]) -> None:
+        now = max((int(x.header.get("round", -1)) for x in envelopes.values()), default=-1)
+        if now == 1:
+            office.desks.pop(gone, None)  # in the middle of the round
+        if now == 2 and len(office.desks) == 3:
+            office.join(federation.maker(2))
+
+    federation.office.before = come_and_go
+    made = federation.run(least=3, deadline=5.0)
+    asked = [e.asked for e in made.ledger.entries]
+    replied = [e.replied for e in made.ledger.entries]
+    assert asked == [(0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 3), (0, 1, 2, 3), (0, 1, 2, 3)]
+    assert replied[1] == (0, 1, 3) and replied[3] == (0, 1, 2, 3)
+    assert "round 2: client 2 has left" in federation.notes
+
+
+def test_who_joins_late_is_known_by_size(tmp_path: Path) -> None:
+    """In the run's folder, in what the algorithm is told, and after the server's restart."""
+    from fedrift.storage.run_folder import load
+
+    federation = Federation(spec("scaffold", rounds=4, per_round=4), tmp_path)
+    for client in range(3):
+        federation.office.join(federation.maker(client))
+    sizes = [len(part) for part in federation.ready.partition.parts]
+
+    def late(office: Office, kind: str, envelopes: Mapping[int, Envelope]) -> None:
+        if any(x.header.get("round") == 1 for x in envelopes.values()) and len(office.desks) == 3:
+            office.join(federation.maker(3))
+
+    class Stopping:
+        def started(self, plan: Any) -> None: ...
+        def finished_round(self, report: fr.RoundReport) -> None:
+            if report.round == 3:
+                raise Killed
+
+    federation.office.before = late
+    run = tmp_path / "run"
+    with pytest.raises(Killed):
+        federation.run(least=3, out=run, observer=Stopping())
+    assert load(run).clients["sizes"] == sizes
+    federation.office.desks.pop(max(federation.office.desks))  # the one that had joined late
+    federation.office.before = None
+    made = federation.run(least=3, out=run)
+    assert load(run).clients["sizes"] == made.clients["sizes"] == sizes
+    assert [len(e.asked) for e in made.ledger.entries] == [3, 3, 4, 3]
+
+
+def test_the_newest_node_of_a_client_wins(tmp_path: Path) -> None:
+    federation = Federation(spec("fedavg", rounds=4, per_round=4), tmp_path).everybody()
+    old = sorted(federation.office.desks)[0]
+
+    def again(office: Office, kind: str, envelopes: Mapping[int, Envelope]) -> None:
+        now = max((int(x.header.get("round", -1)) for x in envelopes.values()), default=-1)
+        if now == 1 and len(office.desks) == 4:
+            office.desks[old].meddle = lambda kind, envelope, honest: None  # dead, but still listed
+            office.join(federation.maker(0))
+
+    federation.office.before = again
+    made = federation.run(deadline=0.2)
+    assert [e.replied for e in made.ledger.entries][2:] == [(0, 1, 2, 3)] * 2
+    assert "client 0 is now at a newer node" in federation.notes
+
+
+def test_late_replies_are_ignored_and_told(tmp_path: Path) -> None:
+    federation = Federation(spec("scaffold", rounds=3, per_round=4), tmp_path).everybody()
+    held: dict[str, Envelope] = {}
+    slow = sorted(federation.office.desks)[1]
+    collect = federation.office.collect
+
+    def late(kind: str, envelope: Envelope, honest: Envelope) -> Envelope | None:
+        if envelope.header.get("round") == 0:
+            held["reply"] = honest
+            return None
+        return honest
+
+    def collect_late(tickets: set[str]) -> dict[str, Envelope | str]:
+        missing = sorted(t for t in tickets if t not in federation.office._replies)
+        if "reply" in held and len(tickets) > 4 and missing:
+            federation.office._replies[missing[0]] = held.pop("reply")
+        return collect(tickets)
+
+    federation.office.desks[slow].meddle = late
+    federation.office.collect = collect_late  # type: ignore[method-assign]
+    made = federation.run(deadline=0.3)
+    assert [e.replied for e in made.ledger.entries] == [(0, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3)]
+    assert "round 1: client 1 missed the deadline" in federation.notes
+    assert "round 1: client 1 answered too late; ignored" in federation.notes
+
+
+def changed(envelope: Envelope, part: str, path: str, one: Piece) -> Envelope:
+    parts = {name: dict(pieces) for name, pieces in envelope.parts.items()}
+    parts.setdefault(part, {})[path] = one
+    return Envelope(envelope.header, parts)
+
+
+def headed(envelope: Envelope, **header: Any) -> Envelope:
+    return Envelope({**envelope.header, **header}, envelope.parts)
+
+
+def delta(reply: Envelope) -> Piece:
+    return reply.parts["up"]["delta"]
+
+
+NAN = torch.tensor([float("nan")]).numpy().tobytes()
+HOSTILE: dict[str, Any] = {
+    "nan": lambda r: changed(r, "up", "delta", replace(delta(r), data=NAN + delta(r).data[4:])),
+    "wrong shape": lambda r: changed(r, "up", "delta", replace(delta(r), shape=(1,), data=NAN)),
+    "wrong bytes": lambda r: changed(r, "up", "delta", replace(delta(r), data=NAN)),
+    "oversized": lambda r: changed(
+        r, "up", "delta", replace(delta(r), shape=(1 << 20,), data=bytes(4 << 20))
+    ),
+    "wrong dtype": lambda r: changed(r, "up", "delta", replace(delta(r), dtype="float64")),
+    "more fields": lambda r: changed(r, "up", "w", delta(r)),
+    "a field less": lambda r: Envelope(r.header, {"up": {}}),
+    "buffers": lambda r: changed(r, "buffers", "0", delta(r)),
+    "another client": lambda r: headed(r, client=0),
+    "another visit": lambda r: headed(r, write=7),
+    "work": lambda r: headed(r, gradients=1 << 80),
+    "words for numbers": lambda r: headed(r, steps="many"),
+    "unknown phase": lambda r: headed(r, phase="steal"),
+    "no header": lambda r: Envelope({}, r.parts),
+    "silence about finiteness": lambda r: headed(r, finite="yes"),
+    "an exception": lambda r: "the app crashed",
+    "nonsense": lambda r: Envelope({"refused": 3}),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_reply_is_refused_and_the_run_goes_on(what: str, tmp_path: Path) -> None:
+    """The run ends as one in which the hostile client never answers."""
+    runs: list[fr.Result] = []
+    for harm in (HOSTILE[what], lambda reply: "gone"):
+        federation = Federation(spec("scaffold", per_round=4, rounds=2), tmp_path / str(len(runs)))
+        federation.everybody()
+        last = sorted(federation.office.desks)[3]
+
+        def meddle(kind: str, envelope: Envelope, honest: Envelope, harm: Any = harm) -> Any:
+            return honest if kind == ABOUT else harm(honest)
+
+        federation.office.desks[last].meddle = meddle
+        runs.append(federation.run())
+        assert any("client 3" in n and "round 1" in n for n in federation.notes)
+    assert runs[0].status == "done"
+    assert torch.equal(runs[0].weights, runs[1].weights)
+    assert all(e.replied == (0, 1, 2) for e in runs[0].ledger.entries)
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        ({"experiment": "another"}, "it runs another experiment"),
+        ({"client": 9}, "client 9 is not one of 4"),
+        ({"samples": -1}, "-1 samples"),
+        ({"samples": "many"}, "header 'samples'"),
+        ({"clients": 1000}, "is not one of 4"),
+    ],
+)
+def test_a_node_of_another_federation_is_not_taken_in(
+    header: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    federation = Federation(spec("fedavg"), tmp_path)
+    for client in range(3):
+        federation.office.join(federation.maker(client))
+    meddle: Meddle = lambda kind, envelope, honest: headed(honest, **header)  # noqa: E731
+    federation.office.join(federation.maker(3), meddle)
+    made = federation.run(least=3)
+    assert made.status == "done"
+    assert any("not taken in" in note and says in note for note in federation.notes)
+
+
+DOWN: dict[str, Any] = {
+    "unknown phase": lambda x: headed(x, phase="steal"),
+    "a phase that is no client method": lambda x: headed(x, phase="server"),
+    "a private phase": lambda x: headed(x, phase="__init__"),
+    "a phase elsewhere": lambda x: headed(x, phase="local.optimizer.update_"),
+    "another client": lambda x: headed(x, client=2),
+    "another experiment": lambda x: headed(x, experiment="0" * 16),
+    "a version outside": lambda x: headed(x, read=1 << 70),
+    "a path for a hash": lambda x: headed(x, frozen="../../../../tmp/x"),
+    "more arrays": lambda x: changed(x, "down", "spy", x.parts["down"]["w"]),
+    "an array less": lambda x: Envelope(x.header, {}),
+    "short": lambda x: changed(x, "down", "w", Piece("float32", (1,), bytes(4))),
+    "a state that is not there": lambda x: headed(x, read=5),
+}
+
+
+@pytest.mark.parametrize("what", DOWN)
+def test_a_node_refuses_what_was_not_declared(what: str, tmp_path: Path) -> None:
+    federation = Federation(spec("scaffold", rounds=1), tmp_path).everybody()
+    envelopes: list[Envelope] = []
+
+    def note(office: Office, kind: str, sent: Mapping[int, Envelope]) -> None:
+        envelopes.extend(x for x in sent.values() if kind == VISIT and x.header["client"] == 1)
+
+    federation.charter = replace(federation.charter, spec=spec("scaffold", per_round=4, rounds=1))
+    federation.office.before = note
+    federation.run()
+    node = federation.maker(1)()
+    assert "refused" not in node.answer(envelopes[0]).header
+    reply = node.answer(DOWN[what](envelopes[0]))
+    assert "refused" in reply.header and not reply.parts

@@ -1,0 +1,105 @@
+"""Pictures of runs: the right lines in a file of the right kind, without a screen or a warning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+
+import fedrift as fr
+from fedrift.figures import style
+from fedrift.figures.style import COLOURS, curves, new_figure
+from fedrift.figures.style import curve_panels as panels
+from tests.support.problems import small_run
+
+SIGNATURES = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
+
+
+@dataclass
+class Line:
+    rounds: list[int] = field(default_factory=lambda: [1, 2, 3])
+    accuracy: list[float] = field(default_factory=lambda: [0.1, 0.5, 0.9])
+    loss: list[float] = field(default_factory=lambda: [2.0, 1.0, 0.5])
+    status: str = "done"
+
+
+def drawn(runs: style.Panel) -> Axes:
+    _, (axis,) = new_figure(1)
+    style._draw(axis, runs)
+    return axis
+
+
+def values(axis: Axes) -> list[list[float]]:
+    return [[float(y) for y in line.get_ydata()] for line in axis.lines]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("ending", SIGNATURES)
+def test_the_ending_decides_the_format(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / f"curve{ending}"
+    assert curves({"fedavg": [Line()]}, path) == path
+    assert path.read_bytes().startswith(SIGNATURES[ending])
+
+
+@pytest.mark.parametrize("name", ["curve.jpg", "curve", "curve.txt"])
+def test_another_ending_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(fr.InputError, match="ending"):
+        curves({"fedavg": [Line()]}, tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_line_per_name_in_colours_of_its_own() -> None:
+    axis = drawn({"fedavg": [Line()], "scaffold": [Line(accuracy=[0.2, 0.3, 0.4])]})
+    assert values(axis) == [[0.1, 0.5, 0.9], [0.2, 0.3, 0.4]]
+    assert [line.get_label() for line in axis.lines] == ["fedavg", "scaffold"]
+    assert [line.get_color() for line in axis.lines] == list(COLOURS[:2])
+    assert axis.get_xlabel() == "round"
+
+
+def test_several_seeds_are_a_mean_and_a_band() -> None:
+    axis = drawn({"fedavg": [Line(), Line(accuracy=[0.3, 0.7, 0.9])]})
+    assert values(axis)[0] == pytest.approx([0.2, 0.6, 0.9])
+    assert len(axis.collections) == 1
+
+
+def test_without_accuracy_there_is_the_loss() -> None:
+    assert values(drawn({"fedavg": [Line(accuracy=[])]})) == [[2.0, 1.0, 0.5]]
+
+
+def test_a_run_that_diverged_ends_in_a_cross() -> None:
+    axis = drawn({"fedavg": [Line(status="diverged")]})
+    assert values(axis)[1] == [0.9] and axis.lines[1].get_marker() == "x"
+
+
+def test_runs_of_different_length_are_drawn_as_far_as_all_go() -> None:
+    short = Line(rounds=[1, 2], accuracy=[0.3, 0.3])
+    assert values(drawn({"fedavg": [Line(), short]}))[0] == pytest.approx([0.2, 0.4])
+
+
+def test_seeds_that_were_evaluated_at_other_rounds_are_not_mixed() -> None:
+    """A diverged seed stops early; what is drawn at round 4 must be measured at round 4."""
+    sparse = Line(rounds=[2, 4, 5], accuracy=[0.2, 0.4, 0.5])
+    axis = drawn({"fedavg": [Line(rounds=[2, 4, 5]), sparse]})
+    assert [float(x) for x in axis.lines[0].get_xdata()] == [2, 4, 5]  # type: ignore[union-attr]
+
+
+def test_panels_share_their_axis(tmp_path: Path) -> None:
+    path = panels({"even": {"a": [Line()]}, "skewed": {"a": [Line()]}}, tmp_path / "two.png")
+    assert path.stat().st_size > 1000
+
+
+def test_a_result_draws_itself(tmp_path: Path) -> None:
+    result = small_run("fedavg")
+    path = result.plot(tmp_path / "curve.png")
+    assert path.read_bytes().startswith(SIGNATURES[".png"])
+    assert result.plot(str(tmp_path / "curve.svg")).exists()
+
+
+def test_a_result_without_test_data_draws_without_a_murmur(tmp_path: Path) -> None:
+    """Nothing was measured: an empty picture or a refusal, but no warning from matplotlib."""
+    result = small_run("fedavg", test=None)
+    try:
+        assert result.plot(tmp_path / "curve.png").exists()
+    except fr.InputError as error:
+        assert "test" in str(error)

@@ -1,0 +1,445 @@
+"""Presets: their files, how they run and go on, what they say of the literature, and the page."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tomllib
+import zipfile
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedrift as fr
+from fedrift import presets
+from fedrift.config import grid
+from fedrift.errors import InputError
+from fedrift.presets import preset as reading
+from fedrift.presets.findings import Findings, Table
+from fedrift.presets.page import Measured, page, plain, section
+from fedrift.presets.preset import Preset, read
+from fedrift.presets.relations import TRENDS, Place, Relation, spoken, value_of
+from fedrift.presets.running import Order, key_of, run, spent
+from fedrift.presets.variants import FlippedScaffold
+from tests.support.problems import Net, blobs, trajectory
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+WANTED = """mnist-alpha-sweep mnist-one-class heterogeneity-speed mnist-scaffold mnist-fedsam
+mnist-digit-pairs fednova-uneven-work fedopt-servers fedgf-table fedhbm-table niid-bench
+fedprox-synthetic feddyn-synthetic"""
+
+TINY = """
+title = "Tiny"
+question = "Does it run?"
+source = "Nobody."
+
+[[published]]
+what = "FedAvg"
+setting = "two rounds"
+figure = "50"
+part = "main"
+row = "fedavg"
+column = "dirichlet 1"
+
+[[relations]]
+says = "the ablation is FedAvg"
+part = "main"
+left = "ablation"
+sign = "="
+right = "fedavg:weights=uniform"
+column = "weights"
+table = "Hash of the final weights, seed by seed, dirichlet 0.1"
+
+[laptop]
+minutes = 0.1
+note = "Everything is small."
+
+[[laptop.parts]]
+name = "main"
+tables = ["accuracy", "best", "rounds", "loss", "costs", "target", "same"]
+figures = ["settings"]
+
+[laptop.parts.compare]
+algorithms = [
+  "fedavg",
+  "fedavg:weights=uniform",
+  { name = "scaffold:freeze_controls=true", label = "ablation" },
+]
+data = "digits:train=200"
+model = "logistic"
+partition = "dirichlet"
+clients = 4
+rounds = 2
+workers = 0
+grid = { alpha = [0.1, 1.0] }
+
+[full]
+minutes = 1
+note = "Larger."
+
+[[full.parts]]
+name = "main"
+like_laptop = true
+compare = { data = "digits", rounds = 3 }
+"""
+
+
+RECORD: dict[str, Any] = {
+    "command": "fedrift preset run tiny",
+    "date": "2026-01-01",
+    "seconds": 1.0,
+    "seeds": [0],
+    "machine": {"cpu": "none", "cores": 2, "load": 0.0},
+    "versions": {"fedrift": "0"},
+    "findings": {},
+}
+"""What a part's folder holds, without any table."""
+
+
+def written(folder: Path, text: str = TINY, name: str = "tiny") -> Path:
+    path = folder / f"{name}.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@contextmanager
+def unwatched(_: Any) -> Any:
+    yield None
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_every_preset_is_read_and_its_relations_name_its_parts(name: str) -> None:
+    found = presets.find(name)
+    assert found.title and found.question and found.relations
+    assert found.sizes["laptop"].minutes <= 15
+
+
+def test_the_experiments_of_the_literature_are_there() -> None:
+    assert set(WANTED.split()) <= set(presets.names())
+
+
+@pytest.mark.parametrize("name", WANTED.split())
+def test_full_is_at_least_as_heterogeneous_as_published_and_laptop_never_less(name: str) -> None:
+    """What a laptop version cuts is never the number of clients of a part that both have."""
+    sizes = presets.find(name).sizes
+    full = {part.name: part for part in sizes["full"].parts}
+    for part in sizes["laptop"].parts:
+        if part.name in full and part.compare is not None:
+            base, other = part.grid.base, full[part.name].grid.base
+            assert base.clients == other.clients
+            axes = {*part.grid.axes, *full[part.name].grid.axes}
+            assert base.partition == other.partition or "partition" in axes
+
+
+def test_rates_of_the_full_momentum_table_belong_to_the_forms_they_were_tuned_for() -> None:
+    """FedCM at η is GHBM with τ = 1 at αη; MimeMom's published rates are of the heavy-ball form,
+    whose steps are 1/(1−β) times as long as those of the paper's form."""
+    for part in presets.find("fedhbm-table").sizes["full"].parts:
+        if part.name.startswith("cifar"):
+            rates = {str(cell.spec.algorithm): cell.spec.lr or 0 for cell in part.grid.cells()}
+            assert rates["fedcm"] == pytest.approx(rates["ghbm:tau=1"] / 0.1)
+            mime = next(name for name in rates if name.startswith("mimemom"))
+            assert "form=heavy_ball" in mime and "server_lr=0.1" in mime and rates[mime] == 0.1
+
+
+def test_an_unknown_name_or_key_is_told_with_what_was_meant(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean 'mnist-scaffold'"):
+        presets.find("mnist-scafold")
+    for wrong, said in (
+        (f'caveatt = "a"\n{TINY}', "unknown key of .*did you mean 'caveat'"),
+        (TINY.replace("question", "questoin"), "lacks the key 'question'"),
+        (TINY.replace('tables = ["accuracy"', 'tables = ["acuracy"'), "did you mean 'accuracy'"),
+        (TINY.replace("minutes = 0.1", 'minutes = "1"'), "minutes must be a number"),
+        (TINY.replace('part = "main"\nleft', 'part = "man"\nleft'), "did you mean 'main'"),
+        (TINY.replace('sign = "="', 'sign = "~"'), "sign must be one of"),
+        (TINY.replace("rounds = 2", "round = 2"), "did you mean 'rounds'"),
+        (TINY.replace("[laptop.parts.compare]", "[laptop.parts.settings]"), "compare or study"),
+    ):
+        with pytest.raises(InputError, match=said):
+            read(written(tmp_path, wrong))
+
+
+def test_full_says_only_what_differs(tmp_path: Path) -> None:
+    found = read(written(tmp_path))
+    full = found.sizes["full"].parts[0].grid
+    assert (full.base.data, full.base.rounds, full.base.clients) == ("digits", 3, 4)
+    assert [e.name for e in full.entrants][-1] == "ablation"
+
+
+def tables(**cells: float | str) -> dict[str, Findings]:
+    rows = [[name, value] for name, value in cells.items()]
+    return {"main": Findings([Table("t", ["method", "accuracy"], rows)])}
+
+
+@pytest.mark.parametrize(
+    ("left", "sign", "right", "slack", "held"),
+    [
+        (80.0, ">", 70.0, 0.0, True),
+        (70.0, ">", 80.0, 0.0, False),
+        ("80.5 ± 3.0", ">", "79.0 ± 1.0", 0.0, True),
+        (69.5, ">=", 70.0, -1.0, True),
+        (68.5, ">=", 70.0, -1.0, False),
+        ("abc", "=", "abc", 0.0, True),
+        ("abc", "=", "abd", 0.0, False),
+        ("12ab", "=", "12ac", 0.0, False),
+        (71.0, "=", 70.0, 2.0, True),
+        (73.0, "=", 70.0, 2.0, False),
+        (10.0, ">", "diverged (1 of 2 seeds)", 0.0, True),
+    ],
+)
+def test_relations_are_decided_from_the_cells(
+    left: float | str, sign: str, right: float | str, slack: float, held: bool
+) -> None:
+    a, b = (Place("main", name, "accuracy") for name in "ab")
+    verdict = Relation("a and b", a, sign, b, slack).decide(tables(a=left, b=right))
+    assert verdict is not None and verdict.held is held
+
+
+def test_a_relation_without_its_numbers_is_not_decided() -> None:
+    relation = Relation("?", Place("main", "a", "accuracy"), ">", Place("main", "c", "accuracy"))
+    assert relation.decide(tables(a=1.0)) is None
+    assert value_of("0123abcd", 0.0) is None
+    assert value_of("\u22121.5 ± 2", 0.0) == -1.5
+
+
+def test_a_run_that_learned_too_little_decides_nothing() -> None:
+    a, b = (Place("main", name, "accuracy") for name in "ab")
+    asked = Relation("?", a, ">", b, needs=(b, 20.0))
+    for low, held in ((19.0, None), (20.0, None), (21.0, True), (40.0, False)):
+        verdict = asked.decide(tables(a=30.0, b=low))
+        assert verdict is not None and verdict.held is held
+        assert ("not above 20" in verdict.numbers) is (held is None)
+    diverged = asked.decide(tables(a=30.0, b="diverged (1 of 1 seeds)"))
+    assert diverged is not None and spoken(diverged) == "this size cannot say"
+    assert spoken(None) == "not measured"
+
+
+def test_every_expected_trend_is_asked_for_and_stands_on_the_page() -> None:
+    asked = {
+        relation.trend for name in presets.names() for relation in presets.find(name).relations
+    }
+    assert asked - {""} == set(TRENDS)
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    table = text.split("## Trends")[1].split("<a id=")[0]
+    for words in TRENDS.values():
+        assert f"| {plain(words)} |" in table
+
+
+def test_what_was_expected_only_afterwards_is_marked(tmp_path: Path) -> None:
+    text = TINY.replace('says = "the ablation', 'afterwards = true\nsays = "the ablation')
+    found = read(written(tmp_path, text))
+    shown = section(Measured(found, "laptop", {"main": RECORD}))
+    assert "| the ablation is FedAvg (added when the figures were known) |" in shown
+    with pytest.raises(InputError, match="afterwards must be true or false, not 'yes'"):
+        read(written(tmp_path, text.replace("afterwards = true", 'afterwards = "yes"')))
+    with pytest.raises(InputError, match=r"unknown trend .*did you mean 'alpha'"):
+        read(written(tmp_path, text.replace("afterwards = true", 'trend = "alhpa"')))
+
+
+def test_what_is_true_by_definition_is_marked_and_counted_apart(tmp_path: Path) -> None:
+    table = Table("t", ("method", "accuracy"), [["fedavg", 50.0], ["scaffold", 60.0]])
+    record = {**RECORD, "findings": Findings(tables=[table]).record()}
+    says = '\n[[relations]]\npart = "main"\nleft = "scaffold"\ncolumn = "accuracy"\n'
+    cases = (
+        ("sure", ">", "fedavg", "certain = true"),
+        ("held", ">", "fedavg", ""),
+        ("failed", "<", "fedavg", ""),
+        ("open", ">", "absent", ""),
+        ("later", ">", "fedavg", 'only = "full"'),
+    )
+    more = "".join(
+        f'{says}says = "{name}"\nsign = "{sign}"\nright = "{right}"\n{flag}\n'
+        for name, sign, right, flag in cases
+    )
+    head, rest = TINY.split("[[relations]]", 1)
+    text = f"{head}{more}[laptop]{rest.split('[laptop]', 1)[1]}"
+    one = Measured(read(written(tmp_path, text)), "laptop", {"main": record})
+    assert "| sure (true by definition) | 60 \\> 50 | held |" in section(one)
+    assert "later" not in section(one)
+    assert page([one], "").split("| ---: |\n")[1].split("\n")[0].endswith("| 1 | 1 | 1 | 1 of 1 |")
+
+
+def test_a_figure_of_another_task_is_not_put_beside_the_published_one(tmp_path: Path) -> None:
+    place = 'part = "main"\nrow = "fedavg"\ncolumn = "accuracy"\n'
+    published = f'[[published]]\nwhat = "w"\nsetting = "s"\nfigure = "9"\nonly = "full"\n{place}\n'
+    text = TINY.replace("[[relations]]", published + "[[relations]]", 1)
+    found = read(written(tmp_path, text)).published[-1]
+    findings = {"main": Findings(tables=[Table("t", ("method", "accuracy"), [["fedavg", 50.0]])])}
+    assert (found.ours(findings, "laptop"), found.ours(findings, "full")) == (None, 50.0)
+    with pytest.raises(InputError, match=r"unknown only .*did you mean 'full'"):
+        read(written(tmp_path, text.replace('"full"', '"fulll"', 1)))
+
+
+def test_processor_time_counts_what_was_started_too() -> None:
+    before = spent()
+    if before is None:
+        pytest.skip("needs /proc")
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    alive = subprocess.Popen(
+        [sys.executable, "-c", f"{burn}\nprint(flush=True)\ninput()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with alive:
+        assert alive.stdout is not None and alive.stdout.readline()
+        after = spent()
+        alive.communicate(b"\n")
+    assert after is not None and 0.5 < after - before < 5
+
+
+def test_the_wheel_holds_every_preset(tmp_path: Path) -> None:
+    """Without them an installed fedrift would know no preset at all."""
+    wheel = pytest.importorskip("hatchling.builders.wheel", reason="needs hatchling")
+    (made,) = wheel.WheelBuilder(str(DOCS.parent)).build(directory=str(tmp_path))
+    with zipfile.ZipFile(made) as packed:
+        files = {name for name in packed.namelist() if name.endswith(".toml")}
+    assert {f"fedrift/presets/{name}.toml" for name in presets.names()} <= files
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Preset, Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("presets")
+    found = read(written(folder))
+    order = Order(found, found.sizes["laptop"], folder / "tiny", seeds=(0, 1))
+    return found, folder / "tiny", run(order, unwatched, lambda _: None)
+
+
+def test_a_preset_runs_and_keeps_tables_figures_and_surroundings(
+    tiny: tuple[Preset, Path, dict[str, Any]],
+) -> None:
+    found, folder, records = tiny
+    record = json.loads((folder / "main" / "findings.json").read_text(encoding="utf-8"))
+    assert record == records["main"]
+    assert (record["seeds"], record["command"]) == ([0, 1], "fedrift preset run tiny --seeds 0,1")
+    assert record["machine"]["cores"] >= 1 and record["versions"]["torch"]
+    assert (folder / "main" / "settings.png").is_file()
+    parts = {"main": Findings.of(record["findings"])}
+    accuracy = parts["main"].tables[0]
+    assert accuracy.columns == ["method", "dirichlet 0.1", "dirichlet 1"]
+    assert "±" in str(accuracy.cell("fedavg", "dirichlet 1"))
+    assert str(folder.parent) not in json.dumps(record)
+    verdict = found.relations[0].decide(parts)
+    assert verdict is not None and verdict.held
+    place = found.published[0].place
+    assert place is not None and place.cell(parts) == accuracy.cell("fedavg", "dirichlet 1")
+
+
+def test_what_is_finished_is_not_made_again(
+    tiny: tuple[Preset, Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, folder, records = tiny
+    said: list[str] = []
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("it was made again")
+
+    order = Order(found, found.sizes["laptop"], folder, seeds=(0, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr("fedrift.presets.running._compare", refuse)
+        assert run(order, unwatched, said.append) == records
+        assert said == ["part 1 of 1, main: done before"]
+        other = Order(found, found.sizes["laptop"], folder, seeds=(0,))
+        with pytest.raises(AssertionError, match="made again"):
+            run(other, unwatched, said.append)
+
+
+def test_the_flipped_sign_diverges_as_it_should_and_the_ablation_is_fedavg() -> None:
+    """The published mistake, with the numbers it must give on the two quadratics."""
+    work: dict[str, Any] = {"lr": 0.1, "steps": 5, "batch_size": None}
+    last = trajectory(FlippedScaffold(), rounds=10, **work)[-1]
+    assert last == pytest.approx((36.73, 4.39), abs=5e-3)
+    right = trajectory("scaffold", rounds=10, **work)[-1]
+    assert right == pytest.approx((-0.200098, 1.333162), abs=2e-6)
+
+
+def test_controls_that_stay_equal_are_fedavg_with_uniform_weights_bit_for_bit() -> None:
+    clients = [blobs(n, seed=i) for i, n in enumerate((20, 35, 50))]
+    shared: dict[str, Any] = {"model": Net, "clients": clients, "test": blobs(40, seed=9)}
+    shared |= {"rounds": 4, "lr": 0.1, "epochs": 2, "batch_size": 8, "workers": 0}
+    frozen = fr.run("scaffold:freeze_controls=true", **shared)
+    plain = fr.run("fedavg:weights=uniform", **shared)
+    assert torch.equal(frozen.weights, plain.weights)
+    assert (frozen.accuracy, frozen.loss) == (plain.accuracy, plain.loss)
+    assert not torch.equal(fr.run("scaffold", **shared).weights, plain.weights)
+
+
+def test_the_files_that_show_prints_are_comparisons(capsys: pytest.CaptureFixture[str]) -> None:
+    from fedrift.cli import code_of
+
+    assert code_of(["preset", "show", "mnist-scaffold", "--part", "main"]) == 0
+    text = capsys.readouterr().out
+    again = grid.of(tomllib.loads(text))
+    assert again.cells() == presets.find("mnist-scaffold").sizes["laptop"].parts[0].grid.cells()
+    assert code_of(["preset", "show", "mnist-scaffold"]) == 0
+    assert tomllib.loads(capsys.readouterr().out)["rounds"] == 3
+    assert code_of(["preset", "list"]) == 0
+    assert "fedgf-table" in capsys.readouterr().out
+    for words in (["show", "no"], ["run", "fedgf-tabel"], ["show", "niid-bench", "--part", "x"]):
+        assert code_of(["preset", *words]) == 2
+    assert code_of(["preset", "run", "niid-bench", "--data-dir", "/no/such/folder"]) == 2
+    assert "data_dir '/no/such/folder'" in capsys.readouterr().err
+
+
+@cache
+def maker() -> Any:
+    at = importlib.util.spec_from_file_location("make_results", DOCS / "make_results.py")
+    assert at is not None and at.loader is not None
+    module = importlib.util.module_from_spec(at)
+    at.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_results_is_what_the_kept_figures_give() -> None:
+    assert (DOCS / "results.md").read_text(encoding="utf-8") == maker().made()
+
+
+@pytest.mark.parametrize("file", sorted((DOCS / "results" / "data").glob("*.json")))
+def test_kept_figures_are_of_the_preset_as_it_is_now(file: Path) -> None:
+    """Else the page would describe another size than the one that was run."""
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    preset = presets.find(kept["preset"])
+    size = preset.sizes[kept["size"]]
+    now = {part.name: key_of(part, Order(preset, size, file.parent)) for part in size.parts}
+    assert {name: record["key"] for name, record in kept["parts"].items()} == now
+
+
+def test_every_picture_of_the_page_is_there_and_no_other() -> None:
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    lines = [line for line in text.split("\n") if "](results/" in line]
+    shown = {line.split("(results/")[1].rstrip(")") for line in lines}
+    assert shown == {file.name for file in (DOCS / "results").glob("*.png")}
+
+
+def test_known_tables_and_figures_can_be_made() -> None:
+    from fedrift.presets.figures import FIGURES
+    from fedrift.presets.tables import TABLES
+
+    assert (tuple(TABLES), tuple(FIGURES)) == (reading.TABLES, reading.FIGURES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WANTED.split())
+def test_every_method_of_a_preset_starts_with_its_settings(name: str) -> None:
+    """On eight clients of digits: nothing is refused after hours in a queue."""
+    from fedrift import comparison
+
+    small: dict[str, Any] = {"data": "digits:train=80,test=20", "model": "mlp", "clients": 8}
+    small |= {"partition": "iid", "alpha": None, "rounds": 1, "eval_every": 1, "augment": ()}
+    small |= {"per_round": None, "fraction": None, "workers": 0}
+    known: dict[str, grid.Cell] = {}
+    for size in presets.find(name).sizes.values():
+        for part in size.parts:
+            for cell in part.grid.cells() if part.compare is not None else ():
+                epochs = 1 if isinstance(cell.spec.epochs, int) else cell.spec.epochs
+                spec = replace(cell.spec, **small, epochs=epochs, seed=0)
+                known[spec.to_toml()] = grid.Cell(cell.entrant, {}, spec)
+    made = comparison.run_grid(list(known.values()), None, 0, None)
+    assert [o.error for o in made.outcomes if o.result is None] == []

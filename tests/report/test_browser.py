@@ -1,0 +1,174 @@
+"""The page in a browser: it opens from disk, draws, switches axis and theme, without an error."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+
+from fedrift.report import write
+from fedrift.report.selection import Labelled
+from fedrift.storage import run_folder as results
+from tests.support.run_folders import grid, run_folder
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium"),
+]
+NASTY = "<img src=x onerror=alert(1)><b>bold</b>"
+WIDTH = 390
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("report")
+    runs = grid(root / "runs")
+    run_folder(runs / "diverged", algorithm="fedsam", alpha=0.1, status="diverged", level=0.3)
+    nasty = results.load(run_folder(root / "nasty", algorithm="fednova", alpha=0.1))
+    return write([runs, Labelled(nasty, NASTY)], root / "report.html").files[0]
+
+
+class Opened:
+    """A page with everything it complained about."""
+
+    def __init__(self, page: Page, path: Path) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        self.asked: list[str] = []
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-ready=true]")
+
+    def draw_all(self) -> None:
+        for chart in self.page.query_selector_all(".chart"):
+            chart.evaluate("chart => chart.scrollIntoView()")
+            self.page.wait_for_function("chart => chart.querySelector('svg')", arg=chart)
+
+    def title_of_x(self) -> str:
+        found = self.page.query_selector("[data-chart=curve] .xtitle")
+        return "" if found is None else str(found.text_content())
+
+
+@pytest.fixture
+def opened(browser: Browser, report: Path) -> Iterator[Opened]:
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    yield Opened(context.new_page(), report)
+    context.close()
+
+
+def test_it_opens_draws_everything_and_asks_for_nothing(opened: Opened) -> None:
+    opened.draw_all()
+    assert opened.complaints == []
+    assert [url for url in opened.asked if not url.startswith(("file:", "blob:", "data:"))] == []
+    assert opened.page.locator("figure b, figure img[src=x]").count() == 0
+    assert NASTY in opened.page.locator("#leaders").inner_text()
+
+
+def test_the_axis_switches(opened: Opened) -> None:
+    page = opened.page
+    opened.draw_all()
+    assert opened.title_of_x() == "round"
+    for value, title in (("bytes", "bytes sent"), ("gradients", "gradient"), ("seconds", "sec")):
+        page.click(f"button[data-set=x][data-value={value}]")
+        page.wait_for_timeout(100)
+        assert title in opened.title_of_x()
+    page.click("button[data-set=y][data-value=loss]")
+    page.click("button[data-set=seeds][data-value=true]")
+    page.wait_for_timeout(100)
+    assert "loss" in str(page.text_content("[data-chart=curve] .ytitle"))
+    assert opened.complaints == []
+
+
+def test_the_legend_hides_a_method(opened: Opened) -> None:
+    page = opened.page
+    opened.draw_all()
+    before = page.locator("[data-chart=curve] .scatterlayer .trace").count()
+    page.click("#curves button[data-method='1']")
+    page.wait_for_timeout(100)
+    assert page.locator("[data-chart=curve] .scatterlayer .trace").count() < before
+    assert page.get_attribute("#curves button[data-method='1']", "aria-pressed") == "false"
+    assert page.get_attribute("#clients button[data-method='1']", "aria-pressed") == "false"
+    assert opened.complaints == []
+
+
+def test_the_theme_switches_and_is_kept(opened: Opened) -> None:
+    page = opened.page
+    opened.draw_all()
+    colour = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(colour) == "rgb(255, 255, 255)"
+    page.click("#theme")
+    assert page.evaluate(colour) == "rgb(20, 24, 29)"
+    page.reload()
+    page.wait_for_selector("html[data-ready=true]")
+    assert page.evaluate(colour) == "rgb(20, 24, 29)"
+    assert opened.complaints == []
+
+
+def test_tables_sort_and_filter(opened: Opened) -> None:
+    page = opened.page
+    page.click("#leaders th:has-text('accuracy') button")
+    texts = [str(t).split()[0] for t in page.locator("#leaders td:nth-child(4)").all_inner_texts()]
+    numbers = [float(t) for t in texts if t != "(X)"]
+    assert numbers == sorted(numbers, reverse=True)
+    assert texts[-1] == "(X)"
+    page.select_option("#leader-setting", label="dirichlet 1")
+    assert page.locator("#leaders tbody tr:visible").count() == 3
+    assert opened.complaints == []
+
+
+def test_commands_are_copied(browser: Browser, report: Path) -> None:
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    found = Opened(context.new_page(), report)
+    found.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    found.page.click("button[data-copies=singly]")
+    found.page.wait_for_selector("button:has-text('Copied')")
+    assert found.page.evaluate("navigator.clipboard.readText()").startswith("fedrift run fedavg ")
+    assert found.complaints == []
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_it_without_scrolling_sideways(
+    browser: Browser, report: Path, scheme: Literal["light", "dark"]
+) -> None:
+    context = browser.new_context(
+        viewport={"width": WIDTH, "height": 844},
+        color_scheme=scheme,
+        has_touch=True,
+        is_mobile=True,
+    )
+    found = Opened(context.new_page(), report)
+    found.draw_all()
+    assert found.page.evaluate("document.documentElement.scrollWidth") <= WIDTH
+    assert found.complaints == []
+    context.close()
+
+
+def test_it_prints_with_every_chart(opened: Opened) -> None:
+    opened.page.evaluate("ready()")  # a reader has seen a chart before printing
+    opened.page.wait_for_function("() => window.Plotly")
+    opened.page.pdf(format="A4")
+    drawn = opened.page.evaluate(
+        "[...document.querySelectorAll('.chart')].every(one => one.querySelector('svg'))"
+    )
+    assert drawn
+    assert opened.complaints == []

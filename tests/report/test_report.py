@@ -1,0 +1,191 @@
+"""Reports: sections, sentences, tables, and what untrusted names cannot do."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedrift import report
+from fedrift.config.spec import Spec
+from fedrift.report import formats, html, provenance, write
+from fedrift.report.selection import Labelled
+from fedrift.report.tables import Cell, Table
+from fedrift.storage import run_folder as results
+from fedrift.storage.run_folder import RunRecord
+from tests.support.report_pages import made
+from tests.support.run_folders import grid, run_folder
+
+NASTY = "<script>alert(1)</script>\"'&"
+
+
+def test_a_page_has_every_section_and_its_numbers(tmp_path: Path) -> None:
+    written, found = made(tmp_path)
+    sections = [attrs["id"] for tag, attrs in found.tags if tag == "section"]
+    assert sections == [
+        *("summary", "leaderboard", "results", "curves", "data"),
+        *("classes", "clients", "ledger", "runs"),
+    ]
+    assert written.problems == ()
+    assert "3 methods in 2 settings (3 of 10 clients), 20 rounds, 3 seeds (0, 1, 2)" in found.text
+    numbers = json.loads(found.unpacked("numbers"))
+    assert numbers["methods"] == ["fedavg", "fedprox:mu=0.3", "scaffold"]
+    assert len(numbers["groups"]) == 6
+    run = numbers["groups"][0]["runs"][0]
+    record = results.load(tmp_path / "runs" / "fedavg-0.1-0")
+    summed = sum(run["accuracy"]) / numbers["scales"]["accuracy"]
+    assert summed == pytest.approx(record.rounds[-1]["accuracy"], abs=1e-4)
+    assert sum(run["gradients"]) == record.rounds[-1]["gradients"]
+    assert len(numbers["cohorts"]) == 3  # one per seed, whatever the method
+
+
+def test_a_page_asks_for_nothing_and_runs_only_its_own_scripts(tmp_path: Path) -> None:
+    _, found = made(tmp_path)
+    assert not [attrs for _, attrs in found.tags if "src" in attrs]
+    links = [attrs["href"] for _, attrs in found.tags if "href" in attrs]
+    assert all(link and link.startswith("#") for link in links)
+    assert not [a for _, attrs in found.tags for a in attrs if a.startswith("on")]
+    policy = next(
+        str(attrs["content"])
+        for tag, attrs in found.tags
+        if tag == "meta" and attrs.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert "default-src 'none'" in policy
+    assert "unsafe-inline" not in policy.split("style-src")[0]
+    assert found.unpacked("library") == html.library()
+
+
+def test_the_same_runs_give_the_same_file(tmp_path: Path) -> None:
+    grid(tmp_path / "runs", seeds=1)
+    texts = []
+    for _ in range(2):
+        write([tmp_path / "runs"], tmp_path / "report.html")
+        texts.append((tmp_path / "report.html").read_bytes())
+    assert texts[0] == texts[1]
+
+
+def test_names_from_files_stay_names(tmp_path: Path) -> None:
+    folder = tmp_path / f"runs {NASTY.replace('/', ':')}"
+    grid(folder, seeds=1, environment={"torch": NASTY, "fedrift": NASTY})
+    run_folder(folder / "cut", seed=7, status=NASTY)
+    record = results.load(folder / "fedavg-0.1-0")
+    _, found = made(
+        tmp_path, folder, Labelled(record, label=f"mine {NASTY}"), title=NASTY, notes=[NASTY]
+    )
+    whole = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in whole
+    assert f"mine {NASTY}" in found.text
+    assert len([tag for tag, _ in found.tags if tag == "script"]) == 3
+
+
+def test_sentences_say_what_is_shown_and_what_is_not(tmp_path: Path) -> None:
+    root = grid(tmp_path / "runs", alphas=(0.1,))
+    for seed in range(3):
+        run_folder(root / f"d{seed}", algorithm="fedavgm", alpha=0.1, seed=seed, status="diverged")
+        run_folder(root / f"s{seed}", algorithm="fedsam", alpha=0.1, seed=seed, cost=2)
+    _, found = made(tmp_path, root)
+    said = found.text
+    assert "Its difference to fedavg is" in said
+    assert "over 3 common seeds" in said
+    assert re.search("the interval (contains 0|is free of 0)", said)
+    assert "fedavgm is marked (X): 3 of 3 seeds became infinite." in said
+    assert "fedsam used 2.00 times the gradient evaluations of fedavg" in said
+    assert "Look at the curves over gradient evaluations." in said
+    assert "scaffold used 2.00 times the bytes of fedavg" in said
+    assert "With 3 seeds an interval is wide" in said
+    assert "Accuracy per client is expected, not measured" in said
+    assert "Default options: fedavg, fedavgm, fedsam and scaffold; options given" in said
+    assert "not given, so epochs 1, batch_size 64 and lr 0.1 unless the algorithm" in said
+    assert "Nothing here was tuned" in said
+
+
+def test_one_seed_says_nothing_about_chance(tmp_path: Path) -> None:
+    _, found = made(tmp_path, grid(tmp_path / "runs", alphas=(0.1,), seeds=1))
+    assert "in the one seed they share, which says nothing about chance" in found.text
+    assert "ran with one seed only" in found.text
+
+
+def test_runs_in_memory_are_reported_like_folders(tmp_path: Path) -> None:
+    row = {"loss": 1.0, "n": 9, "cohort": [0, 4]}
+    rows = [{**row, "round": t, "accuracy": t / 9} for t in (1, 2, 3)]
+
+    def record(seed: int) -> RunRecord:
+        spec = Spec.of({"algorithm": "mine", "seed": seed, "data": "python", "model": "python"})
+        return RunRecord(Path("memory"), spec, rows, [], {}, {"status": "done"}, ())
+
+    written, found = made(tmp_path, record(0), Labelled(record(1), "other", {"lr": 0.1}))
+    assert written.findings.methods == ("mine", "other")
+    assert "2 methods on data given in Python" in found.text
+    assert "own clients, 2 clients a round" in found.text
+    assert "are made again by the same calls" in found.text
+    assert "fedrift run" not in found.text
+    assert "Local work" not in found.text  # what was given in Python is not known
+
+
+def test_tables_are_written_beside_the_page(tmp_path: Path) -> None:
+    written, _ = made(tmp_path, format=["md", "latex", "csv"], figures=["svg"])
+    names = {file.name for file in written.files}
+    assert {"report.md", "report.tex", "report-results.csv", "report-runs.csv"} <= names
+    assert {"report-over-rounds.svg", "report-over-bytes.svg", "report-differences.svg"} <= names
+    markdown = (tmp_path / "report.md").read_text()
+    assert re.search(r"\| scaffold \| \*\*[\d.]+ ± [\d.]+\*\* \|", markdown)
+    latex = (tmp_path / "report.tex").read_text()
+    for part in (r"\toprule", r"\midrule", r"\bottomrule", r"\textbf{", r"$\pm$", r"\cmidrule(lr)"):
+        assert part in latex
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "report-leaderboard.csv").read_text())))
+    assert len(rows) == 6
+    exact = {one.score.final.mean for one in written.findings.all}
+    assert {float(row["accuracy (%), exact"]) for row in rows} == exact
+
+
+def test_signs_with_a_meaning_are_escaped() -> None:
+    cell = Cell("a_b & 5% #1 {x} ~^\\ $y$ <|>", is_bold=True)
+    table = Table("t", "cap_tion", ("head|ing", "b"), ((cell, Cell("=1+1")),))
+    latex = formats.latex([table])
+    assert (
+        r"\textbf{a\_b \& 5\% \#1 \{x\} \textasciitilde{}\textasciicircum{}\textbackslash{} "
+        r"\$y\$ \textless{}\textbar{}\textgreater{}}" in latex
+    )
+    assert "head\\|ing" in formats.markdown([table])
+    assert "'=1+1" in formats.comma_separated(table)
+    broken = Table("t", "c", ("a",), ((Cell("one\ntwo\x07"),),))
+    assert "| one two |" in formats.markdown([broken])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"algorithm": "fedprox:mu=0.3", "alpha": 0.1, "seed": 4},
+            "fedrift run fedprox:mu=0.3 --alpha 0.1 --seed 4",
+        ),
+        (
+            {"participants": [[0, 3], [1, 2]], "epochs": [1, 3], "augment": ["crop:4", "flip"]},
+            "fedrift run fedavg --rounds 2 --participants '0,3|1,2' --epochs 1,3 "
+            "--augment crop:4 --augment flip --seed 0",
+        ),
+        ({"data": "python"}, ""),
+    ],
+)
+def test_the_command_makes_the_run_again(given: dict[str, Any], said: str) -> None:
+    assert provenance.command(Spec.of(given)) == said
+
+
+@pytest.mark.slow
+def test_two_hundred_runs_of_five_hundred_rounds(tmp_path: Path) -> None:
+    algorithms = ["fedavg", "fedprox:mu=0.3", "scaffold", "fedsam", "fednova"]
+    root = grid(tmp_path / "runs", algorithms, (0.1, 0.3, 0.5, 1.0, 2.0), 8, rounds=500, classes=10)
+    start = time.perf_counter()
+    written = report.write([root], tmp_path / "report.html")
+    seconds = time.perf_counter() - start
+    size = written.files[0].stat().st_size
+    print(f"{size / 1e6:.2f} MB in {seconds:.1f} s")
+    assert len(written.findings.grouped.runs) == 200
+    assert size < 6_000_000
+    assert seconds < 20
