@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,25 +9,13 @@ import pytest
 
 from fedrift.algorithms import NAMES
 from fedrift.explain import explain
+from tests.support.browsers import PHONE, Opened, browser, needs_browser
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium"),
-]
-WIDTH = 390
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
+__all__ = ["browser"]
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -37,28 +23,17 @@ def scaffold(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return explain("scaffold", tmp_path_factory.mktemp("explain") / "page.html", rounds=3).path
 
 
-def opened(page: Page, path: Path) -> list[str]:
-    """Opens the page and returns the list in which it will complain."""
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on(
-        "request", lambda request: complaints.append(request.url) if _far(request.url) else None
-    )
-    page.goto(path.as_uri())
-    page.wait_for_selector("html[data-ready=true]")
+def opened(page: Page, path: Path) -> Opened:
+    """The page when its stage is drawn."""
+    found = Opened(page, path)
     page.wait_for_selector("[data-chart=stage] .contourlayer path")
-    return complaints
-
-
-def _far(url: str) -> bool:
-    return not url.startswith(("file:", "blob:", "data:"))
+    return found
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "fed3r"])
 def test_every_moment_of_every_algorithm_draws(browser: Browser, tmp_path: Path, name: str) -> None:
     page = browser.new_page()
-    complaints = opened(page, explain(name, tmp_path / "page.html", rounds=3).path)
+    found = opened(page, explain(name, tmp_path / "page.html", rounds=3).path)
     moments = page.evaluate("data.frames.length")
     said: set[str] = set()
     for moment in range(moments):
@@ -70,13 +45,13 @@ def test_every_moment_of_every_algorithm_draws(browser: Browser, tmp_path: Path,
     assert len(said) == moments
     page.locator("[data-chart=progress]").scroll_into_view_if_needed()
     page.wait_for_selector("[data-chart=progress] .scatterlayer .trace")
-    assert complaints == []
+    assert found.complaints == found.from_afar == []
     page.close()
 
 
 def test_buttons_keys_slider_and_layers(browser: Browser, scaffold: Path) -> None:
     page = browser.new_page()
-    complaints = opened(page, scaffold)
+    found = opened(page, scaffold)
     page.click("[data-go=next]")
     page.click("[data-go=next]")
     assert "local step 2" in page.inner_text("#heading")
@@ -96,27 +71,27 @@ def test_buttons_keys_slider_and_layers(browser: Browser, scaffold: Path) -> Non
     page.wait_for_function("() => view.at > 13")
     page.click("[data-go=play]")
     assert page.evaluate("view.timer") is None
-    assert complaints == []
+    assert found.complaints == found.from_afar == []
     page.close()
 
 
 def test_the_theme_switches(browser: Browser, scaffold: Path) -> None:
     context = browser.new_context(color_scheme="light")
     page = context.new_page()
-    complaints = opened(page, scaffold)
+    found = opened(page, scaffold)
     page.click("#theme")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
-    assert complaints == []
+    assert found.complaints == found.from_afar == []
     context.close()
 
 
 def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser, scaffold: Path) -> None:
     context = browser.new_context(
-        viewport={"width": WIDTH, "height": 844}, has_touch=True, is_mobile=True
+        viewport={"width": PHONE, "height": 844}, has_touch=True, is_mobile=True
     )
     page = context.new_page()
-    complaints = opened(page, scaffold)
+    found = opened(page, scaffold)
     page.click("[data-go=next]")
-    assert page.evaluate("document.documentElement.scrollWidth") <= WIDTH
-    assert complaints == []
+    assert not found.overflows
+    assert found.complaints == found.from_afar == []
     context.close()

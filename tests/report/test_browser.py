@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,27 +11,15 @@ import pytest
 from fedrift.report import write
 from fedrift.report.selection import Labelled
 from fedrift.storage import run_folder as results
+from tests.support.browsers import PHONE, Opened, browser, needs_browser
 from tests.support.run_folders import grid, run_folder
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium"),
-]
+__all__ = ["browser"]
+pytestmark = needs_browser
 NASTY = "<img src=x onerror=alert(1)><b>bold</b>"
-WIDTH = 390
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +31,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write([runs, Labelled(nasty, NASTY)], root / "report.html").files[0]
 
 
-class Opened:
-    """A page with everything it complained about."""
-
-    def __init__(self, page: Page, path: Path) -> None:
-        self.page = page
-        self.complaints: list[str] = []
-        self.asked: list[str] = []
-        page.on("console", lambda message: self.complaints.append(message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
-        page.on("request", lambda request: self.asked.append(request.url))
-        page.goto(path.as_uri())
-        page.wait_for_selector("html[data-ready=true]")
+class Report(Opened):
+    """The page of a report."""
 
     def draw_all(self) -> None:
         for chart in self.page.query_selector_all(".chart"):
@@ -69,21 +45,21 @@ class Opened:
 
 
 @pytest.fixture
-def opened(browser: Browser, report: Path) -> Iterator[Opened]:
+def opened(browser: Browser, report: Path) -> Iterator[Report]:
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
-    yield Opened(context.new_page(), report)
+    yield Report(context.new_page(), report)
     context.close()
 
 
-def test_it_opens_draws_everything_and_asks_for_nothing(opened: Opened) -> None:
+def test_it_opens_draws_everything_and_asks_for_nothing(opened: Report) -> None:
     opened.draw_all()
     assert opened.complaints == []
-    assert [url for url in opened.asked if not url.startswith(("file:", "blob:", "data:"))] == []
+    assert opened.from_afar == []
     assert opened.page.locator("figure b, figure img[src=x]").count() == 0
     assert NASTY in opened.page.locator("#leaders").inner_text()
 
 
-def test_the_axis_switches(opened: Opened) -> None:
+def test_the_axis_switches(opened: Report) -> None:
     page = opened.page
     opened.draw_all()
     assert opened.title_of_x() == "round"
@@ -98,7 +74,7 @@ def test_the_axis_switches(opened: Opened) -> None:
     assert opened.complaints == []
 
 
-def test_the_legend_hides_a_method(opened: Opened) -> None:
+def test_the_legend_hides_a_method(opened: Report) -> None:
     page = opened.page
     opened.draw_all()
     before = page.locator("[data-chart=curve] .scatterlayer .trace").count()
@@ -110,7 +86,7 @@ def test_the_legend_hides_a_method(opened: Opened) -> None:
     assert opened.complaints == []
 
 
-def test_the_theme_switches_and_is_kept(opened: Opened) -> None:
+def test_the_theme_switches_and_is_kept(opened: Report) -> None:
     page = opened.page
     opened.draw_all()
     colour = "getComputedStyle(document.body).backgroundColor"
@@ -123,7 +99,7 @@ def test_the_theme_switches_and_is_kept(opened: Opened) -> None:
     assert opened.complaints == []
 
 
-def test_tables_sort_and_filter(opened: Opened) -> None:
+def test_tables_sort_and_filter(opened: Report) -> None:
     page = opened.page
     page.click("#leaders th:has-text('accuracy') button")
     texts = [str(t).split()[0] for t in page.locator("#leaders td:nth-child(4)").all_inner_texts()]
@@ -137,7 +113,7 @@ def test_tables_sort_and_filter(opened: Opened) -> None:
 
 def test_commands_are_copied(browser: Browser, report: Path) -> None:
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
-    found = Opened(context.new_page(), report)
+    found = Report(context.new_page(), report)
     found.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     found.page.click("button[data-copies=singly]")
     found.page.wait_for_selector("button:has-text('Copied')")
@@ -151,19 +127,19 @@ def test_a_phone_shows_it_without_scrolling_sideways(
     browser: Browser, report: Path, scheme: Literal["light", "dark"]
 ) -> None:
     context = browser.new_context(
-        viewport={"width": WIDTH, "height": 844},
+        viewport={"width": PHONE, "height": 844},
         color_scheme=scheme,
         has_touch=True,
         is_mobile=True,
     )
-    found = Opened(context.new_page(), report)
+    found = Report(context.new_page(), report)
     found.draw_all()
-    assert found.page.evaluate("document.documentElement.scrollWidth") <= WIDTH
+    assert not found.overflows
     assert found.complaints == []
     context.close()
 
 
-def test_it_prints_with_every_chart(opened: Opened) -> None:
+def test_it_prints_with_every_chart(opened: Report) -> None:
     opened.page.evaluate("ready()")  # a reader has seen a chart before printing
     opened.page.wait_for_function("() => window.Plotly")
     opened.page.pdf(format="A4")

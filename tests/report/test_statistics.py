@@ -1,4 +1,4 @@
-"""Statistics of runs: groups, intervals, differences, costs to a target, clients."""
+"""Statistics of runs: records, groups, intervals, differences, costs to a target, findings."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ import pytest
 from fedrift.config.spec import Spec
 from fedrift.errors import InputError
 from fedrift.report.statistics import costs, estimates
-from fedrift.report.statistics.findings import find
+from fedrift.report.statistics.findings import Findings, find, rows
 from fedrift.report.statistics.grouping import Group, group
 from fedrift.report.statistics.measured import Measured, measured
+from fedrift.storage import run_folder as results
+from fedrift.storage.jsonl import dump
 from fedrift.storage.run_folder import RunRecord
+from tests.support.run_folders import grid, run_folder
 
 
 def run(values: list[float], name: str = "run", status: str = "done", **options: Any) -> Measured:
@@ -56,48 +59,67 @@ def only(runs: list[Measured]) -> Group:
     return found
 
 
-def test_mean_standard_deviation_and_interval() -> None:
-    found = estimates.estimate([1.0, 2.0, 4.0])
-    assert found.mean == pytest.approx(7 / 3)
-    assert found.std == pytest.approx(math.sqrt(7 / 3))  # 14/3 divided by n-1 = 2
-    half = 4.302652729749464 * math.sqrt(7 / 3) / math.sqrt(3)  # t of 2 degrees of freedom
-    assert (found.low, found.high) == pytest.approx((7 / 3 - half, 7 / 3 + half))
+def loaded(root: Path) -> list[Measured]:
+    return [measured(results.load(p), p.name) for p in sorted(root.iterdir())]
 
 
-def test_the_interval_agrees_with_scipy_and_covers_95_percent() -> None:
-    from scipy import stats
-
-    samples = np.random.default_rng(0).standard_normal((2000, 4))
-    found = [estimates.estimate(sample) for sample in samples]
-    low, high = stats.t.interval(0.95, 3, samples[0].mean(), stats.sem(samples[0]))
-    assert (found[0].low, found[0].high) == pytest.approx((low, high))
-    covered = np.mean([one.low <= 0 <= one.high for one in found])
-    assert 0.94 <= covered <= 0.96
+def found_in(root: Path, **options: Any) -> Findings:
+    return find(loaded(root), **options)
 
 
-def test_one_seed_has_no_spread() -> None:
-    found = estimates.estimate([0.5])
-    assert (found.n, found.mean) == (1, 0.5)
-    assert math.isnan(found.std)
-    assert not found.has_interval
-    assert not found.is_free_of_zero
-    assert math.isnan(estimates.estimate([]).mean)
+# What a run's records must be.
 
 
-def test_the_last_rounds_are_averaged() -> None:
-    one = run([0.1, 0.2, 0.6, 0.8])
-    assert estimates.final(one, 2) == pytest.approx(0.7)
-    assert estimates.final(one, None) == pytest.approx(0.8)  # a tenth of four rounds is one
-    assert estimates.best(run([0.1, 0.9, 0.3])) == pytest.approx(0.9)
-    assert estimates.counted(run([0.5] * 60), None) == 6
-    assert estimates.counted(run([0.5] * 2000), None) == 100
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"accuracy": 1.5}, "accuracy is not between 0 and 1"),
+        ({"accuracy": "high"}, "accuracy must be a number"),
+        ({"round": "one"}, "round must be a whole number"),
+        ({"cohort": 3}, "not iterable"),
+        ({"classes": [[0.1], [0.2]]}, "classes must be a list of numbers"),
+        ({"classes": ["x", "y"]}, "could not convert"),
+        ({"loss": True}, "loss must be a number"),
+    ],
+)
+def test_what_is_no_number_is_refused_in_one_sentence(change: dict[str, Any], said: str) -> None:
+    line = {"round": 1, "loss": 1.0, "n": 2, "accuracy": 0.5, "classes": [0.5, 0.5], **change}
+    record = RunRecord(Path("r"), Spec(), [line], [], {}, {"status": "done"}, ())
+    with pytest.raises(InputError, match=f"'r' is damaged.*{said}"):
+        measured(record, "r")
 
 
-def test_more_rounds_than_there_are_is_refused() -> None:
-    with pytest.raises(InputError, match="last is 5, but 'run' has only 2 evaluated rounds"):
-        find([run([0.1, 0.2])], last=5)
-    with pytest.raises(InputError, match="last must be"):
-        find([run([0.1, 0.2])], last=0)
+def test_an_older_version_without_costs_is_told_and_used() -> None:
+    line = {"round": 1, "loss": 1.0, "accuracy": 0.5}
+    record = RunRecord(Path("r"), Spec(), [line], [], {}, {"status": "done"}, ())
+    found = measured(record, "r")
+    assert "an older version wrote it" in found.problems[0]
+    assert np.isnan(found.bytes).all()
+    assert find([found]).all[0].score.final.mean == 0.5
+    empty = RunRecord(Path("r"), Spec(), [], [], {}, {}, ())
+    with pytest.raises(InputError, match="'r' holds no evaluated round"):
+        measured(empty, "r")
+
+
+def test_a_run_that_failed_before_its_first_evaluation_counts_as_failed(tmp_path: Path) -> None:
+    """Leaving it out would leave the mean to the seeds that went well."""
+    for seed in range(3):
+        place = run_folder(tmp_path / f"a{seed}", seed=seed)
+        run_folder(tmp_path / f"b{seed}", seed=seed, algorithm="fedsam")
+        if seed == 1:
+            (place / results.ROUNDS).write_text("")
+            (place / results.SUMMARY).write_text('{"status": "diverged", "diverged_at": 1}')
+    runs = [measured(results.load(p), p.name) for p in sorted(tmp_path.iterdir())]
+    found = find(runs)
+    score = found.all[0].score
+    assert found.all[0].method == "fedavg"
+    assert score.why == "1 of 3 seeds became infinite"
+    assert not score.counts
+    alone = find([run for run in runs if run.is_blank])
+    assert alone.all[0].score.failed
+
+
+# Groups.
 
 
 def test_groups_are_all_that_is_equal_but_the_seed() -> None:
@@ -171,6 +193,65 @@ def test_different_data_sets_are_refused() -> None:
         group([])
 
 
+def test_unfinished_runs_take_no_part(tmp_path: Path) -> None:
+    grid(tmp_path, ("fedavg", "scaffold"), (0.1,), 2)
+    run_folder(tmp_path / "late", algorithm="fedavg", alpha=0.1, seed=2, status=None)
+    run_folder(tmp_path / "only", algorithm="fedsam", alpha=0.1, seed=0, status=None, level=1.0)
+    found = found_in(tmp_path)
+    by_method = {one.method: one for one in found.all}
+    assert by_method["fedavg"].group.seeds == (0, 1)
+    assert [r.name for r in by_method["fedavg"].group.unfinished] == ["late"]
+    assert by_method["fedsam"].rank is None
+    assert by_method["fedsam"].difference is None
+
+
+# Estimates.
+
+
+def test_mean_standard_deviation_and_interval() -> None:
+    found = estimates.estimate([1.0, 2.0, 4.0])
+    assert found.mean == pytest.approx(7 / 3)
+    assert found.std == pytest.approx(math.sqrt(7 / 3))  # 14/3 divided by n-1 = 2
+    half = 4.302652729749464 * math.sqrt(7 / 3) / math.sqrt(3)  # t of 2 degrees of freedom
+    assert (found.low, found.high) == pytest.approx((7 / 3 - half, 7 / 3 + half))
+
+
+def test_the_interval_agrees_with_scipy_and_covers_95_percent() -> None:
+    from scipy import stats
+
+    samples = np.random.default_rng(0).standard_normal((2000, 4))
+    found = [estimates.estimate(sample) for sample in samples]
+    low, high = stats.t.interval(0.95, 3, samples[0].mean(), stats.sem(samples[0]))
+    assert (found[0].low, found[0].high) == pytest.approx((low, high))
+    covered = np.mean([one.low <= 0 <= one.high for one in found])
+    assert 0.94 <= covered <= 0.96
+
+
+def test_one_seed_has_no_spread() -> None:
+    found = estimates.estimate([0.5])
+    assert (found.n, found.mean) == (1, 0.5)
+    assert math.isnan(found.std)
+    assert not found.has_interval
+    assert not found.is_free_of_zero
+    assert math.isnan(estimates.estimate([]).mean)
+
+
+def test_the_last_rounds_are_averaged() -> None:
+    one = run([0.1, 0.2, 0.6, 0.8])
+    assert estimates.final(one, 2) == pytest.approx(0.7)
+    assert estimates.final(one, None) == pytest.approx(0.8)  # a tenth of four rounds is one
+    assert estimates.best(run([0.1, 0.9, 0.3])) == pytest.approx(0.9)
+    assert estimates.counted(run([0.5] * 60), None) == 6
+    assert estimates.counted(run([0.5] * 2000), None) == 100
+
+
+def test_more_rounds_than_there_are_is_refused() -> None:
+    with pytest.raises(InputError, match="last is 5, but 'run' has only 2 evaluated rounds"):
+        find([run([0.1, 0.2])], last=5)
+    with pytest.raises(InputError, match="last must be"):
+        find([run([0.1, 0.2])], last=0)
+
+
 def test_differences_are_taken_seed_by_seed_over_common_seeds() -> None:
     mine, base = only(seeds(0.6, 0.7, 0.8, algorithm="scaffold")), only(seeds(0.5, 0.6))
     found = estimates.paired(mine, base, 1)
@@ -194,6 +275,9 @@ def test_a_run_at_chance_or_infinite_is_marked() -> None:
     assert infinite.why == "1 of 2 seeds became infinite"
     assert math.isnan(infinite.final.mean)
     assert not infinite.counts
+
+
+# Costs.
 
 
 def test_costs_to_a_target() -> None:
@@ -220,14 +304,28 @@ def test_without_a_target_it_is_what_the_baseline_ends_with() -> None:
     assert targets == {0.71}
 
 
-def test_the_baseline_is_fedavg_or_the_one_named() -> None:
-    runs = seeds(0.5, algorithm="scaffold") + seeds(0.5) + seeds(0.5, algorithm="fedprox:mu=0.1")
-    assert find(runs).baseline == "fedavg"
-    assert find(runs).methods[0] == "fedavg"
-    assert find(runs, baseline="fedprox").baseline == "fedprox:mu=0.1"
-    assert find(runs[:1]).baseline == "scaffold"
-    with pytest.raises(InputError, match="unknown baseline 'fedagv': did you mean 'fedavg'"):
-        find(runs, baseline="fedagv")
+def test_unequal_budgets_and_the_axis_that_is_fair(tmp_path: Path) -> None:
+    grid(tmp_path, ("fedavg", "scaffold"), (0.1,), 2)
+    for seed in range(2):
+        run_folder(tmp_path / f"sam{seed}", algorithm="fedsam", alpha=0.1, seed=seed, cost=2)
+    found = {one.method: one.budget for one in found_in(tmp_path).all}
+    assert found["fedavg"] is None
+    sam, scaffold = found["fedsam"], found["scaffold"]
+    assert sam is not None
+    assert scaffold is not None
+    assert (sam.unequal, sam.gradients) == (("gradients",), 2.0)
+    assert (scaffold.unequal, scaffold.bytes) == (("bytes",), 2.0)
+    assert costs.fair_axes([sam]) == ("gradients",)
+    assert costs.fair_axes([scaffold, sam]) == ("bytes", "gradients")
+    assert costs.fair_axes([]) == ("rounds",)
+
+
+def test_clients_that_differ_between_methods_are_noticed(tmp_path: Path) -> None:
+    grid(tmp_path, ("fedavg", "scaffold"), (0.1,), 1)
+    runs = loaded(tmp_path)
+    assert costs.differing_cohorts(group(runs).groups) == []
+    moved = replace(runs[1], cohorts=runs[1].cohorts[::-1])
+    assert costs.differing_cohorts(group([runs[0], moved]).groups) == [("fedavg", "scaffold", 0)]
 
 
 def test_expected_accuracy_of_clients_follows_their_labels() -> None:
@@ -240,3 +338,41 @@ def test_expected_accuracy_of_clients_follows_their_labels() -> None:
     assert spread.worst.mean == pytest.approx(0.5)
     assert spread.std.mean == pytest.approx(0.15)
     assert costs.worst_tenth(np.arange(21.0)) == 1.0  # three of 21 clients
+
+
+# Findings.
+
+
+def test_the_baseline_is_fedavg_or_the_one_named() -> None:
+    runs = seeds(0.5, algorithm="scaffold") + seeds(0.5) + seeds(0.5, algorithm="fedprox:mu=0.1")
+    assert find(runs).baseline == "fedavg"
+    assert find(runs).methods[0] == "fedavg"
+    assert find(runs, baseline="fedprox").baseline == "fedprox:mu=0.1"
+    assert find(runs[:1]).baseline == "scaffold"
+    with pytest.raises(InputError, match="unknown baseline 'fedagv': did you mean 'fedavg'"):
+        find(runs, baseline="fedagv")
+
+
+def test_ranks_and_rows(tmp_path: Path) -> None:
+    found = found_in(grid(tmp_path))
+    assert [s.label for s in found.settings] == ["dirichlet 0.1", "dirichlet 1"]
+    best = found.best(found.settings[0])
+    assert best is not None
+    assert best.method == "scaffold"
+    assert best.difference is not None
+    assert best.difference.n == 3
+    listed = rows(found)
+    assert len(listed) == 6
+    assert {row["rank"] for row in listed} == {1, 2, 3}
+    assert dump(listed)  # plain values only
+
+
+def test_loss_is_compared_where_there_is_no_accuracy(tmp_path: Path) -> None:
+    found = found_in(grid(tmp_path, alphas=(0.1,), has_accuracy=False))
+    assert not found.has_accuracy
+    best = found.best(found.settings[0])
+    assert best is not None
+    means = [one.score.final.mean for one in found.all]
+    assert best.score.final.mean == min(means)
+    with pytest.raises(InputError, match=r"target 0\.9 is an accuracy, but these runs"):
+        found_in(tmp_path, target=0.9)
