@@ -1,4 +1,4 @@
-"""Pages, pictures, words and the command of `fedrift explain`."""
+"""What `fedrift explain` tells of a recording: words, moments, pages and pictures."""
 
 from __future__ import annotations
 
@@ -12,25 +12,16 @@ import pytest
 import torch
 
 from fedrift.algorithms import NAMES
-from fedrift.cli import code_of
 from fedrift.conform.subject import subject_of
 from fedrift.errors import InputError
 from fedrift.explain import captions, explain, settle, write
 from fedrift.explain.captions import Told
 from fedrift.explain.frames import frames, pieces, verdict
 from fedrift.explain.page import document, payload
-from fedrift.explain.story import Story, Turn, tell, watched
+from fedrift.explain.story import Story, tell, watched
 from fedrift.explain.terrain import TERRAINS
 from fedrift.grammar import parse
-
-TRAINS = [name for name in NAMES if name != "fed3r"]
-ROUNDS = 4
-
-
-@cache
-def seen(text: str) -> tuple[Turn, ...]:
-    _, task, _ = settle(text, None, ROUNDS, None, None, None)
-    return watched(task, subject_of(task.text))
+from tests.support.explained import ROUNDS, TRAINS, seen
 
 
 @cache
@@ -142,35 +133,3 @@ def test_fed3rft_shows_its_second_stage() -> None:
 def test_what_has_no_steps_gets_a_sentence(text: str) -> None:
     with pytest.raises(InputError, match="closed form"):
         explain(text, "never.html")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["fedavgg"], "fedavg"),
-        (["fedprox:nu=1"], "mu"),
-        (["fedavg", "--steps", "x"], "steps"),
-        (["fedavg", "--steps", "1,2,3"], "steps"),
-        (["fedavg", "--steps", "0"], "steps"),
-        (["fedavg", "--rounds", "0"], "rounds"),
-        (["fedavg", "--lr", "-1"], "lr"),
-        (["fedavg", "--terrain", "hills"], "bowls"),
-        (["fedavg", "-o", "x.gif"], "ending"),
-        (["fed3r"], "closed form"),
-    ],
-)
-def test_wrong_input_is_one_sentence(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    given = arguments if "-o" in arguments else [*arguments, "-o", str(tmp_path / "x.html")]
-    assert code_of(["explain", *given]) == 2
-    error = capsys.readouterr().err
-    assert said.replace("ending", "end in") in error and error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "page.html"
-    assert code_of(["explain", "fedavg", "--rounds", "2", "--steps", "3,5", "-o", str(path)]) == 0
-    assert "common minimum" in capsys.readouterr().out
-    assert "--steps 3,5" in path.read_text(encoding="utf-8")

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import cache
 
 import pytest
 import torch
 
-from fedrift.algorithms import NAMES
 from fedrift.conform import runs
-from fedrift.conform.subject import subject_of
 from fedrift.explain import settle
 from fedrift.explain.recording import Stride, point
-from fedrift.explain.story import Turn, watched
+from fedrift.explain.story import Turn
 from fedrift.explain.terrain import Point
-
-TRAINS = [name for name in NAMES if name != "fed3r"]
-ROUNDS = 4
+from tests.support.explained import ROUNDS, TRAINS, seen
 
 
 def close(a: object, b: object) -> bool:
     return a == pytest.approx(b, abs=1e-12)
-
-
-@cache
-def seen(text: str) -> tuple[Turn, ...]:
-    _, task, _ = settle(text, None, ROUNDS, None, None, None)
-    return watched(task, subject_of(task.text))
 
 
 def steps(text: str) -> list[tuple[Turn, int, Stride]]:

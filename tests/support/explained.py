@@ -1,0 +1,19 @@
+"""What `fedrift explain` records of an algorithm, once for all tests that look at it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from fedrift.algorithms import NAMES
+from fedrift.conform.subject import subject_of
+from fedrift.explain import settle
+from fedrift.explain.story import Turn, watched
+
+TRAINS = [name for name in NAMES if name != "fed3r"]
+ROUNDS = 4
+
+
+@cache
+def seen(text: str) -> tuple[Turn, ...]:
+    _, task, _ = settle(text, None, ROUNDS, None, None, None)
+    return watched(task, subject_of(task.text))
