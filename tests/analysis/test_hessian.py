@@ -18,20 +18,7 @@ from fedrift.analysis.hessian import (
 )
 from fedrift.analysis.objective import Objective
 from fedrift.errors import InputError
-from tests.support.curved import dense_hessian, net, problem_of, quadratic, symmetric
-
-
-class Counting:
-    """Counts what it is told."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def begin(self, what: str, steps: int, seconds: float) -> None:
-        return None
-
-    def step(self) -> None:
-        self.steps += 1
+from tests.support.curved import Counting, dense_hessian, net, problem_of, quadratic, symmetric
 
 
 def far(size: int) -> torch.Tensor:

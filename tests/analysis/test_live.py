@@ -19,17 +19,7 @@ from fedrift.engine.prepare import prepare
 from fedrift.engine.task import task_from_spec
 from fedrift.errors import InputError
 from tests.support.problems import small_run
-
-TINY: dict[str, Any] = {
-    "data": "digits",
-    "model": "logistic",
-    "clients": 6,
-    "per_round": 3,
-    "rounds": 4,
-    "partition": "dirichlet:0.2",
-    "batch_size": 16,
-    "workers": 0,
-}
+from tests.support.saved_runs import TINY
 
 
 def lines(run: Path) -> list[dict[str, Any]]:

@@ -9,20 +9,7 @@ import torch
 from fedrift.analysis.objective import Objective
 from fedrift.analysis.sharpness import rises, scale_of, sharpness
 from fedrift.core.flat import Layout
-from tests.support.curved import net, quadratic, symmetric
-
-
-class Counting:
-    """Counts what it is told."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def begin(self, what: str, steps: int, seconds: float) -> None:
-        return None
-
-    def step(self) -> None:
-        self.steps += 1
+from tests.support.curved import Counting, net, quadratic, symmetric
 
 
 def test_one_step_on_a_quadratic() -> None:

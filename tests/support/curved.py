@@ -13,6 +13,20 @@ from fedrift.core.flat import Batch, Vec
 from fedrift.core.problem import Problem, define
 from tests.support.problems import Net, blobs
 
+
+class Counting:
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def begin(self, what: str, steps: int, seconds: float) -> None:
+        return None
+
+    def step(self) -> None:
+        self.steps += 1
+
+
 SINGLE: Batch = (torch.zeros(2, 1, dtype=torch.float64), torch.zeros(2, dtype=torch.float64))
 
 
