@@ -6,26 +6,14 @@ from collections.abc import Generator
 
 import pytest
 
-from fedrift.algorithms import NAMES
 from fedrift.backends.pool import Pool
 from fedrift.conform import bench as benches
 from fedrift.conform import generic
 from fedrift.conform.bench import Bench
 from fedrift.conform.runs import run
 from fedrift.conform.subject import subject_of
+from tests.support.compositions import EVERY
 
-COMPOSED = (
-    "swa(fedavg):cycle=2",
-    "wima(fedsam)",
-    "sam(scaffold)",
-    "fed3rft(fedavg):train=all",
-    "fed3rft(fedavg):train=head",
-    "fed3rft(fedavg):train=features",
-    "fed3rft(scaffold):temperature=auto",
-    "fed3r:features=64",
-    "swa(serveradam(sam(scaffold)))",
-)
-ALL = (*NAMES, *COMPOSED)
 WITH_DRAWS = ("fedavg", "scaffold", "fedsmoo", "mimemom", "diloco", "fed3rft")
 
 
@@ -42,7 +30,7 @@ def single() -> Generator[Pool]:
     pool.close()
 
 
-@pytest.mark.parametrize("text", ALL)
+@pytest.mark.parametrize("text", EVERY)
 def test_in_process_wire_one_and_two_workers_agree(text: str, bench: Bench, single: Pool) -> None:
     subject = subject_of(text)
     here = bench.fingerprint(subject)
@@ -51,13 +39,13 @@ def test_in_process_wire_one_and_two_workers_agree(text: str, bench: Bench, sing
     assert run(subject, bench.trial, pool=single).fingerprint == here
 
 
-@pytest.mark.parametrize("text", ALL)
+@pytest.mark.parametrize("text", EVERY)
 def test_resumed_is_uninterrupted(text: str, bench: Bench) -> None:
     cell = generic.resume(subject_of(text), bench)
     assert cell.passed, cell.said
 
 
-@pytest.mark.parametrize("text", ALL)
+@pytest.mark.parametrize("text", EVERY)
 def test_form_and_isolation(text: str, bench: Bench) -> None:
     """Frozen and typed all through; clients know nothing but `down` and their own state."""
     subject = subject_of(text)

@@ -20,26 +20,15 @@ from fedrift.conform.problem import classifier, uneven_quadratic
 from fedrift.conform.runs import run
 from fedrift.conform.subject import subject_of
 from fedrift.core.messages import pack
+from tests.support.compositions import EVERY
 from tests.support.problems import quadratic_clients, small_run, trajectory
-
-COMPOSED = (
-    "swa(fedavg):cycle=2",
-    "wima(fedsam)",
-    "sam(scaffold)",
-    "fed3rft(fedavg):train=all",
-    "fed3rft(fedavg):train=head",
-    "fed3rft(fedavg):train=features",
-    "fed3r:features=64",
-    "swa(serveradam(sam(scaffold)))",
-)
-ALL = (*NAMES, *COMPOSED)
 
 
 def test_every_name_has_an_invariant_of_its_own() -> None:
     assert set(invariants.OF) == set(NAMES)
 
 
-@pytest.mark.parametrize("text", ALL)
+@pytest.mark.parametrize("text", EVERY)
 def test_invariants(text: str) -> None:
     """Its own, and those of all: absentees, void rounds, clients without data."""
     cell = invariants.check(subject_of(text))
@@ -65,7 +54,7 @@ def shared(inside: Inside) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("text", ALL)
+@pytest.mark.parametrize("text", EVERY)
 def test_nothing_is_written_to_or_shared_and_order_does_not_matter(text: str) -> None:
     """Messages and old states keep their bits; server and clients share no memory."""
     subject = subject_of(text)

@@ -140,10 +140,10 @@ def test_every_algorithm_is_the_same_on_ray() -> None:
 
     from fedrift.conform.problem import classifier
     from fedrift.conform.runs import run
-    from tests.algorithms.test_backends import ALL
+    from tests.support.compositions import EVERY
 
     trial = replace(classifier(), rounds=4)
-    for text in ALL:
+    for text in EVERY:
         there = run(text, trial, workers=2, backend="ray")
         assert same(run(text, trial), there), text
 
