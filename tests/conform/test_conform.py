@@ -312,3 +312,18 @@ def test_threads_are_restored() -> None:
     with benches.opened():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
+
+
+def test_conform_says_where_it_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "falls.py"
+    source.write_text(
+        "from dataclasses import dataclass\n"
+        "from fedrift.algorithms.fedavg import FedAvg\n"
+        "@dataclass(frozen=True)\n"
+        "class Falls(FedAvg):\n"
+        "    def round(self, s, cohort):\n"
+        "        return 1 / 0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    report = conform.check("falls:Falls")
+    assert any(f"{source}:6, in round" in line for line in report.failures), report.failures

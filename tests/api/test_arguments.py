@@ -1,11 +1,7 @@
-"""Small things that make a first hour pleasant: short texts, plain plurals, a clean end."""
+"""Arguments of a run in every form, and what the run and its result say about them."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +11,8 @@ import pytest
 import torch
 
 import fedrift as fr
-from fedrift import backends, conform
+from fedrift import backends
 from fedrift.cli import code_of
-from fedrift.cli.console import loss_text
-from fedrift.cli.listing import KINDS
 from fedrift.config import catalogue, fields
 from fedrift.config.spec import Spec
 from fedrift.core.sampling import participation
@@ -102,51 +96,3 @@ def test_labels_with_gaps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_run_without_test_data_says_so() -> None:
     assert any("nothing is evaluated" in note for note in small_run("fedavg", test=None).notes)
     assert not small_run("fedavg").notes
-
-
-@pytest.mark.parametrize(
-    ("loss", "text"), [(0.5, "0.5000"), (0.0, "0.0000"), (1.5e9, "1.500e+09"), (2e-7, "2.000e-07")]
-)
-def test_losses_of_any_size(loss: float, text: str) -> None:
-    assert loss_text(loss) == text
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_everything_can_be_listed(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of(["list", kind]) == 0
-    short = capsys.readouterr().out
-    assert code_of(["list", kind, "--verbose"]) == 0
-    assert len(capsys.readouterr().out) > 50 < len(short)
-
-
-def test_conform_says_where_it_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tmp_path / "falls.py"
-    source.write_text(
-        "from dataclasses import dataclass\n"
-        "from fedrift.algorithms.fedavg import FedAvg\n"
-        "@dataclass(frozen=True)\n"
-        "class Falls(FedAvg):\n"
-        "    def round(self, s, cohort):\n"
-        "        return 1 / 0\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    report = conform.check("falls:Falls")
-    assert any(f"{source}:6, in round" in line for line in report.failures), report.failures
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM to catch")
-def test_sigterm_ends_as_ctrl_c_does(tmp_path: Path) -> None:
-    words = "run fedavg --rounds 100000 --clients 3 --model logistic --workers 0 --out kept"
-    with subprocess.Popen(
-        [sys.executable, "-m", "fedrift", *words.split()],
-        cwd=tmp_path, env=os.environ, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("round 2/"):
-                break
-        process.send_signal(signal.SIGTERM)
-        said = process.stderr.read()
-        assert process.wait(60) == 130
-    assert "interrupted after round" in said and "fedrift resume kept" in said
-    assert "Traceback" not in said
