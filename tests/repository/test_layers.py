@@ -26,7 +26,7 @@ ALLOWED = {
     "config": "errors grammar core data",
     "models": "errors grammar config",
     "storage": "errors core config",
-    "backends": "errors rng core data storage",
+    "backends": "errors rng core data config storage",
     "figures": "errors storage",
     "engine": "version errors grammar rng core algorithms data config models storage backends "
     "figures",
