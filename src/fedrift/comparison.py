@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedrift import backends
+from fedrift.backends.backend import opened
 from fedrift.backends.pool import Pool
 from fedrift.config.grid import Cell, Entrant, Grid, Tuned, slug
 from fedrift.config.spec import Spec
 from fedrift.config.tuning import first_setting, options_of, searches
 from fedrift.data.samples import DataSet, hold_out
-from fedrift.engine import execute as placing
 from fedrift.engine import execute as session
 from fedrift.engine import task
 from fedrift.engine.callbacks import Plan, RoundReport
-from fedrift.engine.plan import Task, is_ray
+from fedrift.engine.plan import Task
 from fedrift.engine.prepare import load, prepare
 from fedrift.engine.result import Result
 from fedrift.engine.trackers import Track, following
@@ -86,17 +86,10 @@ class Runner:
 
     def run(self, items: Sequence[Item]) -> list[Outcome]:
         """All of them, in the order given; one that fails does not stop the others."""
-        with placing.one_thread():
-            if is_ray(self.backend):
-                with placing.on_ray(self.backend, self.workers):
-                    return [self._one(item, None) for item in items]
-            if self.workers == 0:
+        with session.one_thread(), opened(self.backend, self.workers) as pool:
+            if pool is None:
                 return [self._one(item, None) for item in items]
-            pool = Pool(min(self.workers, backends.MOST_WORKERS))
-            try:
-                return self._together(items, pool)
-            finally:
-                pool.close()
+            return self._together(items, pool)
 
     def _together(self, items: Sequence[Item], pool: Pool) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
@@ -123,7 +116,7 @@ class Runner:
             execute = partial(
                 session.execute,
                 task,
-                workers=self.workers if is_ray(self.backend) else 0,
+                workers=self.workers,
                 backend=self.backend,
                 out=item.folder,
                 pool=pool,

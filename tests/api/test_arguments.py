@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import fedrift as fr
-from fedrift import backends
 from fedrift.cli import code_of
-from fedrift.config import catalogue, fields
+from fedrift.config import catalogue
 from fedrift.config.spec import Spec
 from fedrift.core.sampling import participation
 from fedrift.engine.prepare import prepare
@@ -59,7 +58,6 @@ def test_participants_beyond_the_rounds(capsys: pytest.CaptureFixture[str]) -> N
 def test_full_and_none_are_the_whole_client() -> None:
     whole = small_run("fedavg", batch_size=None).fingerprint
     assert small_run("fedavg", batch_size="full").fingerprint == whole
-    assert fields.MOST_WORKERS == backends.MOST_WORKERS
 
 
 def test_names_that_are_not_known() -> None:

@@ -58,7 +58,7 @@ LAYERS = (
     ),
     Layer(
         "backends",
-        "errors rng core data storage",
+        "errors rng core data config storage",
         "Where visits to clients run: in this process, in workers, stacked, on Ray.",
     ),
     Layer("figures", "errors storage", "Figures, drawn from numbers alone."),

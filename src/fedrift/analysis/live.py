@@ -143,25 +143,21 @@ class LiveAnalysis:
         return found
 
     def _case(self, report: RoundReport) -> Case:
-        algorithm, state, problem = self.task.algorithm, report.state, self.task.problem
-        shown = EvaluatedModel(
-            report.weights,
-            self.progress.buffers,
-            algorithm.allowed(state),
-            algorithm.temperature(state),
-            algorithm.frozen(state, problem),
-        )
         return Case(
             name=str(self.task.about["algorithm"]),
             task=self.task,
             round=report.round,
-            shown=shown,
-            state=state,
+            shown=self._shown(report.state),
+            state=report.state,
             buffers=self.progress.buffers,
             store=self.store,
             history=tuple(self.progress.rows),
             snapshots={report.round: report.weights},
         )
+
+    def _shown(self, state: Any) -> EvaluatedModel:
+        algorithm, problem = self.task.algorithm, self.task.problem
+        return algorithm.shown(state, problem, self.progress.buffers)[""]
 
     def ended(self) -> None:
         """The curves of what was seen, as one more finding."""
@@ -170,10 +166,7 @@ class LiveAnalysis:
             return
         name = str(self.task.about["algorithm"])
         finding = summary(name, rows, self.plan)
-        shown = EvaluatedModel(
-            self.task.algorithm.model(self.progress.state), self.progress.buffers
-        )
-        case = Case(name, self.task, self.progress.round, shown)
+        case = Case(name, self.task, self.progress.round, self._shown(self.progress.state))
         keep(case, self.folder, "during", finding, Options(), ENDINGS)
 
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedrift.backends.backend import Fold
-from fedrift.backends.visit import Call, Visitor
+from fedrift.backends import in_process
+from fedrift.backends.visit import Reply, VisitInput, Visitor
 from fedrift.core.algorithm import Cohort, Exchange, NoReply, Outcome, owner_of
 from fedrift.core.flat import Vec
 from fedrift.core.problem import Problem
@@ -111,8 +111,26 @@ def _rehearsed(
     return stage.visited, stage.exchanges
 
 
+class _Unwritten:
+    """Client states over those of a store, which stays as it is."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._kept: dict[tuple[str, int], Any] = {}
+
+    def read(self, path: str, client: int) -> Any:
+        held = self._kept.get((path, client))
+        return self._store.read(path, client) if held is None else held
+
+    def keep(self, path: str, client: int, state: Any) -> None:
+        self._kept[path, client] = state
+
+    def drop(self, path: str, client: int) -> None:
+        self._kept.pop((path, client), None)
+
+
 class _Stage:
-    """Delivers exchanges in this process. What clients would keep is held until the end."""
+    """Delivers exchanges in this process and looks at every visit."""
 
     def __init__(self, task: Task, store: Store | None, model: Vec, watch: Watch) -> None:
         self.task, self._model, self._watch = task, model, watch
@@ -120,31 +138,23 @@ class _Stage:
         self.exchanges = 0
         alone = replace(task.problem, stack="off")  # so that the bound vector tells where it ended
         self._visitor = Visitor(task.algorithm, alone, task.split, task.augment)
-        self._store = store or Store(task.algorithm, task.problem)
+        self._states = _Unwritten(store or Store(task.algorithm, task.problem))
         self._start: Vec | None = None
-        self._kept: dict[tuple[str, int], Any] = {}
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
         self.exchanges += 1
-        call, fold = Call.of(exchange), Fold(exchange)
-        path = owner_of(exchange.phase)
-        problem = self._visitor.owner(path)[1]
-        for client in sorted(clients):
-            held = self._kept.get((path, client))
-            mine = self._store.read(path, client) if held is None else held
-            private = exchange.private.get(client)
-            reply = self._visitor.visit(
-                call, client, exchange.down, private, mine, exchange.buffers, exchange.frozen
-            )
-            if fold.add(client, int(self.task.split.sizes[client]), reply):
-                self._kept[path, client] = reply.mine
-                if reply.work.steps:
-                    seen = self._seen(problem, client, reply.buffers, reply.work.steps)
-                    before = self.visited.get(client, seen)
-                    self.visited[client] = replace(seen, start=before.start)
-            if reply.work.steps:
-                self._watch.step()
-        return fold.outcome()
+        return in_process.deliver(exchange, clients, self._visitor, self._states, watch=self._look)
+
+    def _look(self, visit: in_process.Visit, exchange: Exchange, given: VisitInput) -> Reply:
+        reply = visit(exchange, given)
+        if reply.work.steps:
+            if reply.is_finite:
+                problem = self._visitor.owner(owner_of(exchange.phase))[1]
+                seen = self._seen(problem, given.client, reply.buffers, reply.work.steps)
+                before = self.visited.get(given.client, seen)
+                self.visited[given.client] = replace(seen, start=before.start)
+            self._watch.step()
+        return reply
 
     def _seen(
         self, problem: Problem, client: int, buffers: tuple[Tensor, ...], steps: int

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedrift.analysis.case import Case
-from fedrift.core.algorithm import Algorithm, EvaluatedModel
+from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Vec
 from fedrift.core.problem import Problem
 from fedrift.engine import recorder
@@ -115,13 +115,13 @@ def _case(task: Task, record: RunRecord, name: str) -> Case:
     if (folder / run_folder.MODEL).is_file():
         shown, round = _final(problem, record.weights(), folder), _rounds(record)
     elif point is not None:
-        shown, round = EvaluatedModel(algorithm.model(point.server), point.buffers), point.round
+        shown, round = algorithm.shown(point.server, problem, point.buffers)[""], point.round
     else:
         raise InputError(f"'{folder}' holds neither weights nor a checkpoint; run it further first")
     state, buffers = None, shown.buffers
     if point is not None and point.round == round:
         state, buffers = point.server, point.buffers
-        shown = _as_evaluated(shown, algorithm, state, problem)
+        shown = replace(algorithm.shown(state, problem, shown.buffers)[""], w=shown.w)
     kept = snapshots(folder, problem.layout.names)
     return Case(
         name=name,
@@ -172,17 +172,6 @@ def _final(problem: Problem, saved: Mapping[str, object], folder: Path) -> Evalu
     known = {*problem.layout.names, *problem.moving}
     frozen: dict[str, Tensor] = {n: t for n, t in tensors.items() if n not in known}
     return EvaluatedModel(w, buffers, frozen=frozen)
-
-
-def _as_evaluated(
-    shown: EvaluatedModel, algorithm: Algorithm[object, object], state: object, problem: Problem
-) -> EvaluatedModel:
-    return replace(
-        shown,
-        allowed=algorithm.allowed(state),
-        temperature=algorithm.temperature(state),
-        frozen=algorithm.frozen(state, problem),
-    )
 
 
 def _store(task: Task, folder: Path, point: Checkpoint) -> Store | None:

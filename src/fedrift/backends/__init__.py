@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 
-MOST_WORKERS = 512
 _lock = threading.Lock()
 
 

@@ -1,19 +1,29 @@
-"""What an engine asks of a backend."""
+"""What an engine asks of a backend, how one is made, and how all of them fold replies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fedrift.backends.visit import Reply
+from fedrift.backends.pool import Pool
+from fedrift.backends.profiling import OFF, Meter
+from fedrift.backends.visit import Reply, Visitor
+from fedrift.config.backends import IN_PROCESS, POOL, address_of, backend_kind
 from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome
-from fedrift.core.evaluation import Pending
+from fedrift.core.evaluation import Evaluator, Pending
 from fedrift.core.messages import Size, nbytes, pack
 from fedrift.core.site import Work
+from fedrift.storage.client_state import Store
+
+Cost = Callable[[int, int], float]
+"""What a visit of a client takes in a round, to start the longest first."""
 
 
 class Backend(Protocol):
@@ -26,7 +36,43 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
-# Replies of one exchange, folded in client-id order wherever the visits ran.
+@dataclass(frozen=True)
+class RunParts:
+    """All that a backend is made from."""
+
+    visitor: Visitor
+    store: Store
+    evaluator: Evaluator | None
+    cost: Cost
+    workers: int = 0
+    address: str = ""
+    pool: Pool | None = None
+    """Workers that several runs share."""
+    meter: Meter = OFF
+
+
+def _module(name: str, workers: int) -> ModuleType:
+    """Who makes the backend: without workers, one that could have some is in this process."""
+    kind = backend_kind(name)
+    return import_module(IN_PROCESS if not workers and kind.workers != "none" else kind.module)
+
+
+def made(name: str, run: RunParts) -> Backend:
+    """The backend of that name for one run."""
+    module = import_module(POOL) if run.pool is not None else _module(name, run.workers)
+    return module.make(run)
+
+
+@contextmanager
+def opened(name: str, workers: int) -> Generator[Pool | None]:
+    """What several runs share while they go on: a pool, a cluster, or nothing."""
+    module = _module(name, workers)
+    if "opened" not in vars(module):
+        yield None
+        return
+    shared: AbstractContextManager[Pool | None] = module.opened(address_of(name), workers)
+    with shared as pool:
+        yield pool
 
 
 @dataclass

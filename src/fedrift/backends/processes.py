@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import queue
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,64 +14,35 @@ import cloudpickle
 import numpy as np
 import torch
 
-from fedrift.backends.backend import Fold
+from fedrift.backends.backend import Cost, Fold, RunParts
 from fedrift.backends.pool import Job, Pool, RunInfo, WorkerHandle
 from fedrift.backends.profiling import OFF, Meter
-from fedrift.backends.visit import Call, Reply, Visitor
-from fedrift.backends.worker import Ask, Evaluation, Setup, Visit, Visits, each_size, unbundled
+from fedrift.backends.visit import Visitor
+from fedrift.backends.worker import (
+    Evaluation,
+    Shared,
+    Visit,
+    Visits,
+    asked,
+    described,
+    each_size,
+    packed_model,
+    reply_from,
+    unbundled,
+)
+from fedrift.config.backends import MOST_WORKERS
 from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome, owner_of
 from fedrift.core.evaluation import Chunk, Evaluator
-from fedrift.core.messages import Packed, pack, unpack
+from fedrift.core.messages import Packed
 from fedrift.data.split import Split
 from fedrift.errors import InputError
 from fedrift.storage.client_state import Store, Table
-from fedrift.storage.shared_memory import Block, skeleton, tree_to_packed
-
-# A run as its workers are told of it: where its data are, and everything else pickled.
-
-
-def described(
-    visitor: Visitor,
-    split: Split,
-    evaluator: Evaluator | None,
-    store: Store,
-    pool: Pool,
-    blocks: dict[str, Block],
-    name: str,
-) -> bytes:
-    """The run as every worker is told of it."""
-    trees = {"x": split.x, "y": split.y}
-    if evaluator is not None:
-        trees |= {"x_test": evaluator.x, "y_test": evaluator.y}
-    where = {n: pool.share(n, tree, tree_to_packed(tree, n)) for n, tree in trees.items()}
-    parts, ends = split.flat()
-    mine = blocks[f"{name} split"].put({"parts": parts, "ends": ends})
-    where |= {n: (f"{name} split", {n: mine[n]}) for n in ("parts", "ends")}
-    setup = Setup(
-        root=visitor.root,
-        problem=visitor.problem,
-        augment=visitor.augment,
-        measure=evaluator.measure if evaluator is not None else _nothing,
-        keeps_outputs=evaluator.keeps_outputs if evaluator is not None else False,
-        has_test=evaluator is not None,
-        skeletons={n: skeleton(tree) for n, tree in trees.items()} | {"parts": None, "ends": None},
-        where=where,
-        layouts={p: t.rows.layout for p, t in store.tables.items()},
-        make=split.make,
-        site=visitor.site,
-    )
-    return cloudpickle.dumps(setup)
-
-
-def _nothing(*_: Any) -> dict[str, Any]:
-    return {}
-
+from fedrift.storage.shared_memory import Block, tree_to_packed
 
 SHOWN = 6  # models that may be under evaluation at once
 JOBS = 4  # evaluation jobs per worker: few messages, and little to wait for at the end
 LIGHT = 1 << 15  # parameters of a model whose chunks take less time than a message: one job each
 
-Cost = Callable[[int, int], float]
 Answer = tuple[WorkerHandle, Job, Any]
 
 
@@ -121,12 +93,17 @@ class Processes:
         kinds = [f"{name} {kind}" for kind in ("setup", "split", "down")]
         blocks = {kind: Block() for kind in (*kinds, *self._shown)}
         self._down = blocks[f"{name} down"]
-        blob = described(visitor, visitor.clients, evaluator, store, pool, blocks, name)
-        setup = torch.from_numpy(np.frombuffer(blob, np.uint8).copy())
+        setup, trees = described(visitor, visitor.clients, evaluator)
+        own = blocks[f"{name} split"].put({n: trees.pop(n) for n in ("parts", "ends")})
+        where = {n: pool.share(n, tree, tree_to_packed(tree, n)) for n, tree in trees.items()}
+        where |= {n: (f"{name} split", {n: place}) for n, place in own.items()}
+        layouts = {path: table.rows.layout for path, table in store.tables.items()}
+        blob = cloudpickle.dumps((setup, Shared(where, layouts)))
+        told = torch.from_numpy(np.frombuffer(blob, np.uint8).copy())
         self._run = RunInfo(
             name=name,
             priority=number,
-            setup=blocks[f"{name} setup"].put({"setup": setup}),
+            setup=blocks[f"{name} setup"].put({"setup": told}),
             blocks=blocks,
             rows={path: table.rows.descriptor for path, table in store.tables.items()},
             scratch=store.scratch,
@@ -152,18 +129,8 @@ class Processes:
 
     def _visits(self, exchange: Exchange, clients: Sequence[int], table: Table | None) -> list[Job]:
         """Write `down` once, and list the visits, longest first."""
-        packed = {f"down/{p}": v for p, v in pack(exchange.down).items()}
-        packed |= {f"buffers/{i}": b for i, b in enumerate(exchange.buffers)}
-        packed |= {f"frozen/{name}": v for name, v in exchange.frozen.items()}
-        for client, message in exchange.private.items():
-            packed |= {f"private {client}/{p}": v for p, v in pack(message).items()}
-        parts: dict[str, Packed] = {"down": {}, "buffers": {}, "frozen": {}}
-        for path, leaf in self._down.put(packed).items():
-            part, _, name = path.partition("/")
-            parts.setdefault(part, {})[name] = leaf
-        call = Call.of(exchange)
-        ask = Ask(call, exchange.signature, parts["down"], parts["buffers"], parts["frozen"])
         self._run.exchange += 1
+        ask, private = asked(exchange, self._run.exchange, self._down.put)
         self._run.ask = cloudpickle.dumps(ask)
         groups = self._visitor.groups(exchange.phase, clients)
         groups.sort(key=lambda g: (-sum(self._cost(c, exchange.round) for c in g), g[0]))
@@ -171,10 +138,10 @@ class Processes:
         for group in groups:
             tasks = tuple(
                 Visit(
-                    client=client,
+                    client,
+                    private.get(client),
                     read=table.slot(client) if table is not None else -1,
                     write=table.reserve() if table is not None else -1,
-                    private=parts.get(f"private {client}"),
                 )
                 for client in group
             )
@@ -193,18 +160,16 @@ class Processes:
         table: Table | None,
         peer: WorkerHandle,
         job: Job,
-        content: tuple[Any, ...],
+        content: tuple[Packed, Any],
     ) -> Sequence[Visit]:
         """Fold the replies of one job; returns whose they were."""
         packed = peer.slots[job.task.slot].get(content[0])
-        tasks, said, told, size = [job.task], [packed], [content[1:]], None
+        tasks, messages, told, size = [job.task], [packed], [content[1]], None
         if isinstance(job.task, Visits):
             tasks, told = job.task.tasks, content[1]
-            said, size = unbundled(packed, len(tasks)), each_size(packed)
-        for task, message, (speaks, work, finite) in zip(tasks, said, told, strict=True):
-            buffers = tuple(v for k, v in message.items() if k.startswith("#buffer"))
-            up = unpack(exchange.signature.up, message) if speaks else None
-            client, reply = task.client, Reply(up, None, buffers, work, finite)
+            messages, size = unbundled(packed, len(tasks)), each_size(packed)
+        for task, message, about in zip(tasks, messages, told, strict=True):
+            client, reply = task.client, reply_from(exchange.signature, message, about)
             counts = fold.add(client, int(self._sizes[client]), reply, size)
             if table is not None and counts:
                 table.keep(client, task.write)
@@ -218,17 +183,14 @@ class Processes:
         """Queue the chunks of an evaluation; they fill workers that have no visit to do."""
         if not self._chunks:
             return Evaluating(0)
-        packed: Packed = {"w": shown.w, **{f"buffer.{i}": b for i, b in enumerate(shown.buffers)}}
-        packed |= {f"frozen/{name}": value for name, value in shown.frozen.items()}
-        if shown.allowed is not None:
-            packed["allowed"] = shown.allowed
         name = self._shown[self._evaluations % len(self._shown)]
         self._evaluations += 1
-        where, under_way = self._run.blocks[name].put(packed), Evaluating(self._chunks, self._meter)
+        where = self._run.blocks[name].put(packed_model(shown))
+        under_way = Evaluating(self._chunks, self._meter)
         jobs = self.workers if len(shown.w) < LIGHT else JOBS * self.workers
         size = -(-self._chunks // jobs)
         tasks = [
-            Evaluation(range(self._chunks)[i : i + size], name, where, shown.temperature)
+            Evaluation(self._evaluations, range(self._chunks)[i : i + size], name, where)
             for i in range(0, self._chunks, size)
         ]
         self._pool.submit([self._job(1, "evaluate", t, under_way.answers) for t in tasks])
@@ -242,6 +204,28 @@ class Processes:
                 block.close()
         else:
             self._pool.forget(self._run)
+
+
+def make(run: RunParts) -> Processes:
+    """The backend of a run, on the pool it is given or on one of its own."""
+    pool = Pool(run.workers) if run.pool is None else run.pool
+    is_own = run.pool is None
+    try:
+        return Processes(run.visitor, run.store, run.evaluator, pool, run.cost, is_own, run.meter)
+    except BaseException:
+        if is_own:
+            pool.close()
+        raise
+
+
+@contextmanager
+def opened(address: str, workers: int) -> Generator[Pool]:
+    """One pool for several runs."""
+    pool = Pool(min(workers, MOST_WORKERS))
+    try:
+        yield pool
+    finally:
+        pool.close()
 
 
 def check_sendable(*parts: Any) -> None:

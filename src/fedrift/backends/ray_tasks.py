@@ -10,7 +10,8 @@ import sys
 import sysconfig
 import uuid
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,18 +20,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift.backends.backend import Fold
-from fedrift.backends.visit import Call, Reply, Visitor
-from fedrift.core.algorithm import Algorithm, EvaluatedModel, Exchange, Outcome, Signature, owner_of
-from fedrift.core.evaluation import Chunk, ChunkMetric, Evaluator
-from fedrift.core.flat import map_tree
+from fedrift.backends.backend import Cost, Fold, RunParts
+from fedrift.backends.visit import VisitInput, Visitor
+from fedrift.backends.worker import (
+    Ask,
+    Evaluation,
+    Run,
+    Told,
+    Visit,
+    asked,
+    described,
+    packed_model,
+    packed_reply,
+    reply_from,
+)
+from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome, owner_of
+from fedrift.core.evaluation import Chunk, Evaluator
 from fedrift.core.messages import Packed, pack, unpack
-from fedrift.core.problem import Problem
-from fedrift.core.site import Augment
 from fedrift.data.split import Split
 from fedrift.errors import InputError, RunError
 from fedrift.storage.client_state import Store
-from fedrift.storage.shared_memory import is_channels_last, packed_to_tree, skeleton, tree_to_packed
+from fedrift.storage.shared_memory import is_channels_last, packed_to_tree, tree_to_packed
 
 try:
     import ray  # pyright: ignore[reportMissingImports]
@@ -51,30 +61,6 @@ class Stored:
 
     array: np.ndarray
     channels_last: bool = False
-
-
-@dataclass(frozen=True)
-class Setup:
-    """A run as a worker is told of it."""
-
-    root: Algorithm[Any, Any]
-    problem: Problem
-    augment: Augment | None
-    measure: ChunkMetric | None
-    keeps_outputs: bool
-    skeletons: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Ask:
-    """An exchange, put into the object store once for all of its visits."""
-
-    number: int
-    call: Call
-    signature: Signature
-    down: Packed
-    buffers: Packed
-    frozen: Packed
 
 
 def stored(packed: Packed) -> Packed:
@@ -104,31 +90,6 @@ def _loaded(leaf: Any, copies: bool) -> Any:
     return tensor.permute(0, 3, 1, 2) if leaf.channels_last else tensor
 
 
-class Run:
-    """One run in one worker process."""
-
-    def __init__(self, setup: Setup, data: Packed) -> None:
-        held = loaded(data, copies=False)
-        shapes = setup.skeletons
-        trees = {name: packed_to_tree(shapes[name], held, name) for name in shapes}
-        split = Split.from_flat(trees["x"], trees["y"], trees["parts"], trees["ends"])
-        self.visitor = Visitor(setup.root, setup.problem, split, setup.augment)
-        if setup.measure is not None:
-            self.evaluator = Evaluator(
-                setup.problem, trees["x_test"], trees["y_test"], setup.measure, setup.keeps_outputs
-            )
-        self.number = -1
-        self.shown: tuple[int, EvaluatedModel] = -1, EvaluatedModel(torch.empty(0))
-
-    def told(self, ask: Ask) -> None:
-        if ask.number == self.number:
-            return
-        self.number = ask.number
-        self.down = unpack(ask.signature.down, loaded(ask.down))
-        self.buffers = tuple(loaded(ask.buffers).values())
-        self.frozen = loaded(ask.frozen)
-
-
 _runs: dict[str, Run] = {}
 
 
@@ -138,47 +99,31 @@ def _run(name: str, refs: dict[str, Any]) -> Run:
         torch.set_num_threads(1)
         while len(_runs) >= KEPT:
             _runs.pop(next(iter(_runs)))
-        setup, data = ray.get([refs["setup"], refs["data"]])
-        _runs[name] = Run(pickle.loads(setup.tobytes()), data)  # from our own driver
+        blob, data = ray.get([refs["setup"], refs["data"]])
+        setup, held = pickle.loads(blob.tobytes()), loaded(data, copies=False)  # from our driver
+        shapes = setup.skeletons
+        trees = {tree: packed_to_tree(shapes[tree], held, tree) for tree in shapes}
+        _runs[name] = Run(setup, trees)
     return _runs[name]
 
 
-def visit(
-    name: str, refs: dict[str, Any], ask: Ask, client: int, private: Packed | None, mine: Packed
-) -> tuple[Packed, Packed, bool, Any, bool]:
-    """One client: its message up with the buffers, its new state, did it speak, work, finite."""
-    run, kinds = _run(name, refs), ask.signature
-    run.told(ask)
-    own = None if private is None else unpack(kinds.private, loaded(private))
-    before = unpack(kinds.state, loaded(mine))
-    reply = run.visitor.visit(ask.call, client, run.down, own, before, run.buffers, run.frozen)
-    up = {**pack(reply.up), **{f"#buffer.{i}": b for i, b in enumerate(reply.buffers)}}
-    new = stored(pack(reply.mine))
-    return stored(up), new, reply.up is not None, reply.work, reply.is_finite
-
-
-def evaluate(
-    name: str, refs: dict[str, Any], number: int, model: Packed, which: range
-) -> list[dict[str, Any]]:
-    """A few chunks of the test data."""
+def visit(name: str, refs: dict[str, Any], ask: Ask, task: Visit) -> tuple[Packed, Packed, Told]:
+    """One client: its message up with the buffers, its new state, and what is said of it."""
     run = _run(name, refs)
-    if run.shown[0] != number:
-        given = loaded(model)
-        frozen = {k[7:]: v for k, v in given.items() if k.startswith("frozen/")}
-        buffers = tuple(v for k, v in given.items() if k.startswith("buffer."))
-        heat = given["temperature"]
-        run.shown = number, EvaluatedModel(given["w"], buffers, given.get("allowed"), heat, frozen)
-    measured = run.evaluator.chunks(run.shown[1], which)
-    for sums in measured:
-        if "output" in sums:
-            sums["output"] = map_tree(lambda t: t.numpy(), sums["output"])
-    return measured
+    run.hear(ask, loaded)
+    mine = unpack(ask.signature.state, loaded(task.mine or {}))
+    [reply] = run.visits([VisitInput(task.client, run.private(task, loaded), mine)])
+    packed, told = packed_reply(reply)
+    return stored(packed), stored(pack(reply.mine)), told
+
+
+def evaluate(name: str, refs: dict[str, Any], task: Evaluation, model: Packed) -> Sequence[Chunk]:
+    """A few chunks of the test data."""
+    return _run(name, refs).evaluate(task, lambda: loaded(model))
 
 
 JOBS = 4  # evaluation tasks per worker
 RETRIES = 3  # of a visit whose worker or machine died
-
-Cost = Callable[[int, int], float]
 
 
 @dataclass(frozen=True)
@@ -250,15 +195,19 @@ class Ray:
         options: dict[str, Any] = {"num_cpus": 1, "max_retries": RETRIES}
         self._visit = ray.remote(visit).options(**options)
         self._evaluate = ray.remote(evaluate).options(**options)
-        setup, data = _described(visitor, visitor.clients, evaluator)
+        setup, trees = described(visitor, visitor.clients, evaluator)
         blob = np.frombuffer(cloudpickle.dumps(setup), np.uint8)
+        data: Packed = {}
+        for name, tree in trees.items():
+            data |= tree_to_packed(tree, name)
         self._refs = {"setup": ray.put(blob), "data": ray.put(stored(data))}
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
         fold = Fold(exchange)
-        ask = ray.put(self._ask(exchange))
+        ask, private = asked(exchange, next(self._count), stored)
+        told, path = ray.put(ask), owner_of(exchange.phase)
         order = sorted(clients, key=lambda c: (-self._cost(c, exchange.round), c))
-        under_way = {c: self._start(ask, exchange, c) for c in order}
+        under_way = {c: self._start(told, path, c, private.get(c)) for c in order}
         try:
             for client in sorted(clients):
                 [content] = _wait([under_way.pop(client)])
@@ -269,54 +218,55 @@ class Ray:
             raise
         return fold.outcome()
 
-    def _ask(self, exchange: Exchange) -> Ask:
-        return Ask(
-            next(self._count),
-            Call.of(exchange),
-            exchange.signature,
-            stored(pack(exchange.down)),
-            stored({str(i): b for i, b in enumerate(exchange.buffers)}),
-            stored(dict(exchange.frozen)),
-        )
-
-    def _start(self, ask: Any, exchange: Exchange, client: int) -> Any:
-        own = exchange.private.get(client)
-        private = None if own is None else stored(pack(own))
-        path = owner_of(exchange.phase)
-        mine = stored(pack(self._store.read(path, client)))
-        return self._visit.remote(self._name, self._refs, ask, client, private, mine)
+    def _start(self, ask: Any, path: str, client: int, private: Packed | None) -> Any:
+        task = Visit(client, private, mine=stored(pack(self._store.read(path, client))))
+        return self._visit.remote(self._name, self._refs, ask, task)
 
     def _fold(self, fold: Fold, exchange: Exchange, client: int, content: Any) -> None:
-        packed, new, speaks, work, finite = content
-        kinds, table = exchange.signature, self._store.tables.get(owner_of(exchange.phase))
-        up = loaded(packed, copies=False)
-        buffers = tuple(v for k, v in up.items() if k.startswith("#buffer"))
-        reply = Reply(unpack(kinds.up, up) if speaks else None, None, buffers, work, finite)
-        counts = fold.add(client, int(self._sizes[client]), reply)
-        if table is not None and counts:
-            slot = table.reserve()
-            table.rows.write(slot, unpack(kinds.state, loaded(new, copies=False)))
-            table.keep(client, slot)
-        elif table is not None:
-            table.drop(client)
+        packed, new, told = content
+        kinds, path = exchange.signature, owner_of(exchange.phase)
+        reply = reply_from(kinds, loaded(packed, copies=False), told)
+        if fold.add(client, int(self._sizes[client]), reply):
+            self._store.keep(path, client, unpack(kinds.state, loaded(new, copies=False)))
+        else:
+            self._store.drop(path, client)
 
     def evaluate(self, shown: EvaluatedModel) -> Evaluating:
         """Start all chunks of an evaluation."""
-        packed: Packed = {"w": shown.w, "temperature": shown.temperature}
-        packed |= {f"buffer.{i}": b for i, b in enumerate(shown.buffers)}
-        packed |= {f"frozen/{name}": value for name, value in shown.frozen.items()}
-        if shown.allowed is not None:
-            packed["allowed"] = shown.allowed
-        model, number = ray.put(stored(packed)), next(self._count)
-        start = self._evaluate.remote
+        model, number = ray.put(stored(packed_model(shown))), next(self._count)
         size = max(1, -(-self._chunks // (JOBS * self.workers)))
         some = [range(self._chunks)[i : i + size] for i in range(0, self._chunks, size)]
-        return Evaluating([start(self._name, self._refs, number, model, which) for which in some])
+        tasks = [Evaluation(number, which) for which in some]
+        start = self._evaluate.remote
+        return Evaluating([start(self._name, self._refs, task, model) for task in tasks])
 
     def close(self) -> None:
         """Give the memory back, and end Ray if it was started for this run."""
         self._refs = {}
         if self._owns:
+            disconnect()
+
+
+def make(run: RunParts) -> Ray:
+    """The backend of a run."""
+    return Ray(
+        run.visitor,
+        run.store,
+        run.evaluator,
+        run.cost,
+        address=run.address,
+        workers=run.workers,
+    )
+
+
+@contextmanager
+def opened(address: str, workers: int) -> Generator[None]:
+    """Ray, started or joined once for several runs."""
+    is_ours = connect(address, workers)
+    try:
+        yield
+    finally:
+        if is_ours:
             disconnect()
 
 
@@ -333,22 +283,3 @@ def _wait(refs: list[Any]) -> list[Any]:
             f"a Ray task was given up after {RETRIES + 1} attempts ({type(error).__name__}: "
             f"{said}); often a machine is out of memory: try fewer workers or a smaller batch"
         ) from None
-
-
-def _described(visitor: Visitor, split: Split, evaluator: Evaluator | None) -> tuple[Setup, Packed]:
-    trees = {"x": split.x, "y": split.y}
-    if evaluator is not None:
-        trees |= {"x_test": evaluator.x, "y_test": evaluator.y}
-    data: Packed = {}
-    for name, tree in trees.items():
-        data |= tree_to_packed(tree, name)
-    data["parts"], data["ends"] = split.flat()
-    setup = Setup(
-        root=visitor.root,
-        problem=visitor.problem,
-        augment=visitor.augment,
-        measure=None if evaluator is None else evaluator.measure,
-        keeps_outputs=evaluator is not None and evaluator.keeps_outputs,
-        skeletons={n: skeleton(tree) for n, tree in trees.items()} | {"parts": None, "ends": None},
-    )
-    return setup, data

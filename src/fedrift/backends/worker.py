@@ -1,4 +1,8 @@
-"""A worker process: single-threaded, started once, serves the visits of one or several runs."""
+"""Workers: what they are told, what they do with it, and the loop of a worker process.
+
+The messages are those of all workers, processes of this machine as well as Ray's; how tensors
+travel is up to the backend, which puts the leaves of a message somewhere and gets them there.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +14,188 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
 from multiprocessing.util import get_temp_dir
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from fedrift.backends.profiling import account
 from fedrift.backends.visit import Call, Reply, VisitInput, Visitor
-from fedrift.core.algorithm import Algorithm, EvaluatedModel, Signature, owner_of
-from fedrift.core.evaluation import ChunkMetric, Evaluator
+from fedrift.core.algorithm import Algorithm, EvaluatedModel, Exchange, Signature, owner_of
+from fedrift.core.evaluation import Chunk, ChunkMetric, Evaluator
 from fedrift.core.flat import map_tree
 from fedrift.core.messages import Packed, Size, nbytes, pack, unpack
 from fedrift.core.problem import Problem
-from fedrift.core.site import Augment, Site
+from fedrift.core.site import Augment, Site, Work
 from fedrift.data.split import Make, Split
 from fedrift.errors import is_out_of_memory
 from fedrift.storage.client_state import RowLayout, StateRows
-from fedrift.storage.shared_memory import Block, packed_to_tree
+from fedrift.storage.shared_memory import Block, packed_to_tree, skeleton
+
+OUT_OF_MEMORY = 77  # exit code of a worker that could not allocate
+
+Move = Callable[[Packed], Packed]
+"""Puts the leaves of a message where workers find them, or gets them from there."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run as workers are told of it once, pickled (classes of a notebook too)."""
+
+    root: Algorithm[Any, Any]
+    problem: Problem
+    augment: Augment | None
+    measure: ChunkMetric | None
+    """None: there are no test data."""
+    keeps_outputs: bool
+    skeletons: dict[str, Any]
+    """Shapes of the trees x, y, parts, ends and x_test, y_test, which come apart."""
+    make: Make | None
+    site: Callable[..., Any] = Site
+
+
+def described(
+    visitor: Visitor, split: Split, evaluator: Evaluator | None
+) -> tuple[Setup, dict[str, Any]]:
+    """A run as workers are told of it, and the trees of its data."""
+    parts, ends = split.flat()
+    trees = {"x": split.x, "y": split.y, "parts": parts, "ends": ends}
+    if evaluator is not None:
+        trees |= {"x_test": evaluator.x, "y_test": evaluator.y}
+    setup = Setup(
+        root=visitor.root,
+        problem=visitor.problem,
+        augment=visitor.augment,
+        measure=None if evaluator is None else evaluator.measure,
+        keeps_outputs=evaluator is not None and evaluator.keeps_outputs,
+        skeletons={name: skeleton(tree) for name, tree in trees.items()},
+        make=split.make,
+        site=visitor.site,
+    )
+    return setup, trees
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Where in shared memory a run's data and the states of its clients stand."""
+
+    trees: dict[str, tuple[str, Packed]]
+    """For each tree the block that holds it, and where its tensors stand in it."""
+    layouts: dict[str, RowLayout]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """An exchange, told once to each worker that has a part in it."""
+
+    number: int
+    call: Call
+    signature: Signature
+    down: Packed
+    buffers: Packed
+    frozen: Packed
+
+
+def asked(exchange: Exchange, number: int, put: Move) -> tuple[Ask, dict[int, Packed]]:
+    """An exchange as workers are told of it, and what is for single clients."""
+    packed = {f"down/{p}": v for p, v in pack(exchange.down).items()}
+    packed |= {f"buffers/{i}": b for i, b in enumerate(exchange.buffers)}
+    packed |= {f"frozen/{name}": v for name, v in exchange.frozen.items()}
+    for client, message in exchange.private.items():
+        packed |= {f"{client}/{p}": v for p, v in pack(message).items()}
+    parts: dict[str, Packed] = {"down": {}, "buffers": {}, "frozen": {}}
+    parts |= {str(client): {} for client in exchange.private}
+    for path, leaf in put(packed).items():
+        part, _, name = path.partition("/")
+        parts[part][name] = leaf
+    call, kinds = Call.of(exchange), exchange.signature
+    ask = Ask(number, call, kinds, parts["down"], parts["buffers"], parts["frozen"])
+    return ask, {client: parts[str(client)] for client in exchange.private}
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One client of the current exchange, and where its state is and goes."""
+
+    client: int
+    private: Packed | None
+    mine: Packed | None = None
+    """Its state, where that travels with the visit and its reply."""
+    read: int = -1
+    """The row of its state, where that is in shared memory; −1: it has none yet."""
+    write: int = -1
+    slot: str = ""
+    """The block for the reply."""
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Clients of the current exchange whose visits are one task."""
+
+    tasks: tuple[Visit, ...]
+    slot: str = ""
+
+    @property
+    def client(self) -> int:
+        """The first of them, to speak of."""
+        return self.tasks[0].client
+
+
+class Told(NamedTuple):
+    """What a worker says of a visit besides the message."""
+
+    speaks: bool
+    work: Work
+    is_finite: bool
+
+
+def packed_reply(reply: Reply) -> tuple[Packed, Told]:
+    """A reply as it travels, without the client's state."""
+    packed = {**pack(reply.up), **{f"#buffer.{i}": b for i, b in enumerate(reply.buffers)}}
+    return packed, Told(reply.up is not None, reply.work, reply.is_finite)
+
+
+def reply_from(kinds: Signature, packed: Packed, told: Told) -> Reply:
+    """The inverse."""
+    buffers = tuple(v for k, v in packed.items() if k.startswith("#buffer"))
+    up = unpack(kinds.up, packed) if told.speaks else None
+    return Reply(up, None, buffers, told.work, told.is_finite)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A few chunks of the test data."""
+
+    number: int
+    """Of the model that is evaluated."""
+    chunks: range
+    block: str = ""
+    """Where the model is, unless it comes with the message."""
+    where: Packed = field(default_factory=dict[str, Any])
+
+
+def packed_model(shown: EvaluatedModel) -> Packed:
+    """A model to be evaluated, as it travels."""
+    packed: Packed = {"w": shown.w, "temperature": shown.temperature}
+    packed |= {f"buffer.{i}": b for i, b in enumerate(shown.buffers)}
+    packed |= {f"frozen/{name}": value for name, value in shown.frozen.items()}
+    return packed if shown.allowed is None else {**packed, "allowed": shown.allowed}
+
+
+def model_from(packed: Packed) -> EvaluatedModel:
+    """The inverse."""
+    frozen = {k.removeprefix("frozen/"): v for k, v in packed.items() if k.startswith("frozen/")}
+    buffers = tuple(v for k, v in packed.items() if k.startswith("buffer."))
+    return EvaluatedModel(
+        packed["w"], buffers, packed.get("allowed"), packed["temperature"], frozen
+    )
+
 
 # Messages of several clients in one: leaves of equal form become the rows of one tensor.
 
@@ -86,156 +249,112 @@ def each_size(bundle: Bundle) -> dict[str, Size] | None:
     return nbytes(first)
 
 
-# What the parent tells a worker process: a run, an exchange, visits and evaluations.
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a worker is told of a run once, pickled by the parent (classes of a notebook too)."""
-
-    root: Algorithm[Any, Any]
-    problem: Problem
-    augment: Augment | None
-    measure: ChunkMetric
-    keeps_outputs: bool
-    has_test: bool
-    skeletons: dict[str, Any]
-    """Shapes of the trees x, y, x_test, y_test."""
-    where: dict[str, tuple[str, Packed]]
-    """For each tree the block that holds it, and where its tensors stand in it."""
-    layouts: dict[str, RowLayout]
-    make: Make | None = None
-    site: Callable[..., Any] = Site
-
-
-@dataclass(frozen=True)
-class Ask:
-    """An exchange as a worker sees it."""
-
-    call: Call
-    signature: Signature
-    down: Packed
-    buffers: Packed
-    frozen: Packed
-
-
-@dataclass(frozen=True)
-class Visit:
-    """One client of the current exchange: where its row is read and written, where to answer."""
-
-    client: int
-    read: int
-    write: int
-    private: Packed | None
-    slot: str = ""
-
-
-@dataclass(frozen=True)
-class Visits:
-    """Clients of the current exchange whose visits are one task."""
-
-    tasks: tuple[Visit, ...]
-    slot: str = ""
-
-    @property
-    def client(self) -> int:
-        """The first of them, to speak of."""
-        return self.tasks[0].client
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A few chunks of the test data."""
-
-    chunks: range
-    block: str
-    where: Packed
-    temperature: float
-
-
-OUT_OF_MEMORY = 77  # exit code of a worker that could not allocate
-
-
 class Run:
-    """One run as a worker knows it."""
+    """One run as any worker knows it."""
 
-    def __init__(self, setup: Setup, blocks: dict[str, Block], own: str) -> None:
-        self.setup, self._blocks, self._own = setup, blocks, own
-        self.rows: dict[str, StateRows] = {}
-        trees: dict[str, Any] = {}
-        for name, (block, where) in setup.where.items():
-            packed = blocks[block].get(where)
-            trees[name] = packed_to_tree(setup.skeletons[name], packed, name)
+    def __init__(self, setup: Setup, trees: dict[str, Any]) -> None:
         split = Split.from_flat(trees["x"], trees["y"], trees["parts"], trees["ends"], setup.make)
         self.visitor = Visitor(setup.root, setup.problem, split, setup.augment, setup.site)
-        if setup.has_test:
-            self.evaluator = Evaluator(
+        if setup.measure is not None:
+            self._evaluator = Evaluator(
                 setup.problem, trees["x_test"], trees["y_test"], setup.measure, setup.keeps_outputs
             )
-        self.initial: dict[str, Any] = {}
+        self._number = self._shown_number = -1
+
+    def hear(self, ask: Ask, get: Move) -> None:
+        """Take up an exchange; its number tells if that was done before."""
+        if ask.number != self._number:
+            self.ask, self._number = ask, ask.number
+            self._down = unpack(ask.signature.down, get(ask.down))
+            self._buffers = tuple(get(ask.buffers).values())
+            self._frozen = get(ask.frozen)
+
+    def private(self, task: Visit, get: Move) -> Any:
+        """What is for the client alone."""
+        kind, packed = self.ask.signature.private, task.private
+        return None if packed is None else unpack(kind, get(packed))
+
+    def visits(self, callers: Sequence[VisitInput]) -> list[Reply]:
+        """Visits of the current exchange."""
+        call = self.ask.call
+        return self.visitor.visits(call, callers, self._down, self._buffers, self._frozen)
+
+    def evaluate(self, task: Evaluation, model: Callable[[], Packed]) -> Sequence[Chunk]:
+        """A part of an evaluation; the model is fetched when it is another than before."""
+        if task.number != self._shown_number:
+            self._shown, self._shown_number = model_from(model()), task.number
+        measured = self._evaluator.chunks(self._shown, task.chunks)
+        for sums in measured:
+            if "output" in sums:
+                sums["output"] = map_tree(lambda t: t.numpy(), sums["output"])
+        return measured
+
+
+# A worker process: memory it shares with its parent, and a pipe.
+
+
+class SharedRun:
+    """A run whose messages, data and client states are in shared memory."""
+
+    def __init__(self, setup: Setup, shared: Shared, blocks: dict[str, Block], own: str) -> None:
+        self._blocks, self._own, self.layouts = blocks, own, shared.layouts
+        self.rows: dict[str, StateRows] = {}
+        trees: dict[str, Any] = {}
+        for name, (block, where) in shared.trees.items():
+            trees[name] = packed_to_tree(setup.skeletons[name], blocks[block].get(where), name)
+        self._run = Run(setup, trees)
+        self._initial: dict[str, Any] = {}
+
+    def _get(self, where: Packed) -> Packed:
+        return self._blocks[f"{self._own} down"].get(where)
 
     def ask(self, blob: bytes) -> None:
-        ask: Ask = pickle.loads(blob)  # from our own parent, over its pipe
-        block = self._blocks[f"{self._own} down"]
-        self.current = ask
-        self.down = unpack(ask.signature.down, block.get(ask.down))
-        self.buffers = tuple(block.get(ask.buffers).values())
-        self.frozen = block.get(ask.frozen)
+        self._run.hear(pickle.loads(blob), self._get)  # from our own parent, over its pipe
 
-    def visit(self, task: Visit) -> tuple[Any, ...]:
+    def visit(self, task: Visit) -> tuple[Packed, Told]:
         came = perf_counter()
         (reply,), seconds = self._replies([task])
-        where = self._blocks[task.slot].put(_said(reply))
+        packed, told = packed_reply(reply)
+        where = self._blocks[task.slot].put(packed)
         account(reply.work, seconds, perf_counter() - came - seconds)
-        return where, reply.up is not None, reply.work, reply.is_finite
+        return where, told
 
-    def visits(self, task: Visits) -> tuple[Any, ...]:
+    def visits(self, task: Visits) -> tuple[Packed, list[Told]]:
         """The same for several; what they say is one message."""
         came = perf_counter()
         replies, seconds = self._replies(task.tasks)
-        where = self._blocks[task.slot].put(bundled([_said(reply) for reply in replies]))
+        packed, told = zip(*map(packed_reply, replies), strict=True)
+        where = self._blocks[task.slot].put(bundled(packed))
         around = perf_counter() - came - seconds
         for reply in replies:
             account(reply.work, seconds / len(replies), around / len(replies))
-        return where, [(r.up is not None, r.work, r.is_finite) for r in replies]
+        return where, list(told)
 
     def _replies(self, tasks: Sequence[Visit]) -> tuple[list[Reply], float]:
         """What the clients say, and the seconds that took."""
-        ask, path = self.current, owner_of(self.current.call.phase)
-        callers = [VisitInput(t.client, self._private(t), self._mine(t, path)) for t in tasks]
+        run, path = self._run, owner_of(self._run.ask.call.phase)
+        given = [
+            VisitInput(t.client, run.private(t, self._get), self._mine(t, path)) for t in tasks
+        ]
         began = perf_counter()
-        replies = self.visitor.visits(ask.call, callers, self.down, self.buffers, self.frozen)
+        replies = run.visits(given)
         seconds = perf_counter() - began
         for task, reply in zip(tasks, replies, strict=True):
             if task.write >= 0:
                 self.rows[path].write(task.write, reply.mine)
         return replies, seconds
 
-    def _private(self, task: Visit) -> Any:
-        if task.private is None:
-            return None
-        block = self._blocks[f"{self._own} down"]
-        return unpack(self.current.signature.private, block.get(task.private))
-
     def _mine(self, task: Visit, path: str) -> Any:
-        return self.rows[path].read(task.read) if task.read >= 0 else self._initial(path)
+        if task.read >= 0:
+            return self.rows[path].read(task.read)
+        if path not in self._initial:
+            node, problem = self._run.visitor.owner(path)
+            self._initial[path] = node.client(problem)
+        return self._initial[path]
 
-    def _initial(self, path: str) -> Any:
-        if path not in self.initial:
-            node, problem = self.visitor.owner(path)
-            self.initial[path] = node.client(problem)
-        return self.initial[path]
-
-    def evaluate(self, task: Evaluation) -> tuple[list[dict[str, Any]], float]:
+    def evaluate(self, task: Evaluation) -> tuple[Sequence[Chunk], float]:
         began = perf_counter()
-        given = self._blocks[task.block].get(task.where)
-        frozen = {k.removeprefix("frozen/"): v for k, v in given.items() if k.startswith("frozen/")}
-        buffers = tuple(v for k, v in given.items() if k.startswith("buffer."))
-        shown = EvaluatedModel(given["w"], buffers, given.get("allowed"), task.temperature, frozen)
-        measured = self.evaluator.chunks(shown, task.chunks)
-        for sums in measured:
-            if "output" in sums:
-                sums["output"] = map_tree(lambda t: t.numpy(), sums["output"])
+        measured = self._run.evaluate(task, lambda: self._blocks[task.block].get(task.where))
         return measured, perf_counter() - began
 
 
@@ -245,7 +364,7 @@ class Worker:
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
         self.blocks: dict[str, Block] = {}
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, SharedRun] = {}
 
     def attach(self, name: str) -> None:
         self.blocks[name] = Block(recv_handle(self.pipe))
@@ -253,13 +372,14 @@ class Worker:
     def run(self, content: tuple[str, Packed]) -> None:
         name, where = content
         blob = self.blocks[f"{name} setup"].get(where)["setup"].numpy().tobytes()
-        self.runs[name] = Run(pickle.loads(blob), self.blocks, name)
+        setup, shared = pickle.loads(blob)  # from our own parent
+        self.runs[name] = SharedRun(setup, shared, self.blocks, name)
         gc.freeze()
 
     def rows(self, content: tuple[str, str]) -> None:
         name, path = content
         run = self.runs[name]
-        run.rows[path] = StateRows(recv_handle(self.pipe), run.setup.layouts[path])
+        run.rows[path] = StateRows(recv_handle(self.pipe), run.layouts[path])
 
     def ask(self, content: tuple[str, bytes]) -> None:
         self.runs[content[0]].ask(content[1])
@@ -269,18 +389,14 @@ class Worker:
         for block in [b for b in self.blocks if b.startswith(f"{name} ")]:
             self.blocks.pop(block).close()
 
-    def visit(self, content: tuple[str, Visit]) -> tuple[Any, ...]:
+    def visit(self, content: tuple[str, Visit]) -> tuple[Packed, Told]:
         return self.runs[content[0]].visit(content[1])
 
-    def visits(self, content: tuple[str, Visits]) -> tuple[Any, ...]:
+    def visits(self, content: tuple[str, Visits]) -> tuple[Packed, list[Told]]:
         return self.runs[content[0]].visits(content[1])
 
-    def evaluate(self, content: tuple[str, Evaluation]) -> tuple[list[dict[str, Any]], float]:
+    def evaluate(self, content: tuple[str, Evaluation]) -> tuple[Sequence[Chunk], float]:
         return self.runs[content[0]].evaluate(content[1])
-
-
-def _said(reply: Reply) -> Packed:
-    return {**pack(reply.up), **{f"#buffer.{i}": b for i, b in enumerate(reply.buffers)}}
 
 
 def say(pipe: Connection, kind: str, content: Any) -> None:

@@ -15,6 +15,7 @@ from fedrift.cli.compare_view import findings, remarks, table, watcher
 from fedrift.cli.console import console
 from fedrift.cli.launch import INTERRUPTED
 from fedrift.cli.run import TRACK, run
+from fedrift.config.backends import starts_workers
 from fedrift.config.grid import Entrant, Grid, from_toml, seeds_of
 from fedrift.config.spec import FIELDS, Spec
 from fedrift.config.tuning import searches
@@ -86,7 +87,7 @@ def contest(
         raise InputError(f"out '{folder}' is a file; name a folder")
     from fedrift.backends import prestart
 
-    if grid.base.workers != 0 and grid.base.backend in ("auto", "processes"):
+    if starts_workers(grid.base.backend, grid.base.workers):
         prestart()
     watch = watcher(cells, silent=as_json or quiet)
     try:

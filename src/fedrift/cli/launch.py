@@ -14,6 +14,7 @@ import typer
 from fedrift.cli.console import console, loss_text
 from fedrift.cli.progress import Watcher, watcher
 from fedrift.config.analyses import LivePlan, during
+from fedrift.config.backends import starts_workers
 from fedrift.config.own_code import foreign
 from fedrift.config.spec import FIELDS, Spec, read_toml
 from fedrift.engine.trackers import tracks
@@ -169,7 +170,7 @@ def execute(
     profile: bool = False,
 ) -> None:
     """Runs what has been checked; `folder` may hold the beginning of the same run."""
-    if spec.workers != 0 and spec.backend in ("auto", "processes"):
+    if starts_workers(spec.backend, spec.workers):
         from fedrift.backends import prestart
 
         prestart()

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fedrift.config.backends import public_names
+
 TASK, WHO, LOCAL = "Data and model", "Who takes part", "Local work"
 FAULTS = "Faults and protection"
 HOW, OUTPUT = "How it runs", "Output"
@@ -122,7 +124,7 @@ def run(
         _flag(
             HOW,
             "Where clients run (auto); ray:ADDRESS is a cluster.",
-            "auto|in-process|processes|ray",
+            "|".join(public_names()),
         ),
     ] = None,
     dtype: Annotated[str | None, _flag(HOW, "Precision (float32).", "float32|float64")] = None,

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TypeGuard, cast
 
 from fedrift import grammar
+from fedrift.config.backends import BACKENDS, MOST_WORKERS, public_names
 from fedrift.errors import InputError, unknown
 
 Read = Callable[[object, str], object]
 Parse = Callable[[str, str], object]
 
 MOST = 10_000_000  # clients or rounds: beyond any simulation, small enough to count
-MOST_WORKERS = 512
 LARGEST_SEED = 2**63 - 1
 
 
@@ -100,14 +100,18 @@ def choice(*names: str) -> Field:
     return Field(read, as_is)
 
 
-def backend(*names: str) -> Field:
-    """One of the names, or ray with the address of a cluster."""
-    one = choice(*names)
+def backend() -> Field:
+    """The name of a backend, with the address of a cluster where it takes one."""
 
     def read(value: object, field: str) -> str:
-        if isinstance(value, str) and value.startswith("ray:") and value.strip() == value != "ray:":
-            return value
-        return str(one.read(value, field))
+        names = public_names()
+        if not isinstance(value, str):
+            raise refuse(value, field, f"one of {', '.join(names)}")
+        name, colon, address = value.partition(":")
+        takes_it = name in names and BACKENDS[name].takes_address
+        if value not in names and not (takes_it and colon and address and value.strip() == value):
+            raise unknown(field, value, names)
+        return value
 
     return Field(read, as_is)
 

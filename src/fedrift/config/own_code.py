@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from fedrift.config import catalogue, models
+from fedrift.config.backends import address_of
 from fedrift.config.models import choose
 from fedrift.config.spec import Spec
 from fedrift.data.datasets import NAMES as DATA
@@ -48,4 +49,4 @@ def foreign(spec: Spec) -> list[str]:
         model = choose(spec.model)
         found += [] if model.attribute is None else [model.text]
     found += [spec.loss] if spec.loss is not None and spec.loss not in models.LOSSES else []
-    return found + ([spec.backend] if spec.backend.startswith("ray:") else [])
+    return found + ([spec.backend] if address_of(spec.backend) else [])

@@ -72,7 +72,7 @@ FIELDS: dict[str, fields.Field] = {
     "device": fields.device(),
     "stack": fields.choice("auto", "off", "on"),
     "workers": fields.workers(),
-    "backend": fields.backend("auto", "in-process", "processes", "ray"),
+    "backend": fields.backend(),
     "seed": fields.whole(0, fields.LARGEST_SEED),
     "eval_every": fields.whole(1),
     "out": fields.text(),

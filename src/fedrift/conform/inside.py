@@ -10,8 +10,8 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from fedrift.backends.backend import Fold
-from fedrift.backends.visit import Call, Reply, Visitor
+from fedrift.backends import in_process
+from fedrift.backends.visit import Call, Reply, VisitInput, Visitor
 from fedrift.conform.problem import Trial
 from fedrift.conform.runs import settled
 from fedrift.conform.subject import Subject
@@ -23,8 +23,6 @@ from fedrift.engine.callbacks import Finished, Progress, RoundReport, Settings
 from fedrift.engine.history import History
 from fedrift.engine.loop import Engine
 from fedrift.storage.client_state import Store
-
-Order = Callable[[Iterable[int]], Sequence[int]]
 
 
 def backwards(clients: Iterable[int]) -> list[int]:
@@ -67,36 +65,26 @@ class Seen:
 
 
 class Watching:
-    """A backend that visits in the order it is told to and folds as every backend does."""
+    """A backend that visits in the order it is told to and notes every visit."""
 
     workers = 0
 
-    def __init__(self, visitor: Visitor, store: Store, order: Order) -> None:
+    def __init__(self, visitor: Visitor, store: Store, order: in_process.Order) -> None:
         self._visitor, self._store, self._order = visitor, store, order
         self.visits: list[Seen] = []
         self.written: list[str] = []
         """What was written to though it belongs to others."""
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
-        path = owner_of(exchange.phase)
-        table, sizes = self._store.tables.get(path), self._visitor.clients.sizes
-        replies = {c: self._visit(exchange, c, path) for c in self._order(clients)}
-        fold = Fold(exchange)
-        for client, reply in sorted(replies.items()):
-            if fold.add(client, int(sizes[client]), reply) and table is not None:
-                slot = table.reserve()
-                table.rows.write(slot, reply.mine)
-                table.keep(client, slot)
-        return fold.outcome()
+        return in_process.deliver(
+            exchange, clients, self._visitor, self._store, order=self._order, watch=self._look
+        )
 
-    def _visit(self, exchange: Exchange, client: int, path: str) -> Reply:
-        call = Call(exchange.phase, exchange.round, exchange.seed, exchange.temperature)
-        private, mine = exchange.private.get(client), self._store.read(path, client)
+    def _look(self, visit: in_process.Visit, exchange: Exchange, caller: VisitInput) -> Reply:
+        call, client, private, mine = Call.of(exchange), *caller
         given = {"down": exchange.down, "private": private, "mine": mine}
         before = {name: copied(pack(value)) for name, value in given.items()}
-        reply = self._visitor.visit(
-            call, client, exchange.down, private, mine, exchange.buffers, exchange.frozen
-        )
+        reply = visit(exchange, caller)
         for name, value in given.items():
             for leaf in different(before[name], pack(value)):
                 self.written.append(f"'{call.phase}' wrote to {name}.{leaf}")
@@ -126,7 +114,7 @@ class Inside:
         self,
         what: Subject | str,
         trial: Trial,
-        order: Order = sorted,
+        order: in_process.Order = sorted,
         site: Callable[..., Any] = Site,
     ) -> None:
         task = settled(what, trial)

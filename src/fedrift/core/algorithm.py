@@ -229,6 +229,15 @@ class Algorithm(ABC, Generic[S, C]):
         """What logits are divided by when the model is evaluated."""
         return 1.0
 
+    def shown(
+        self, s: S, p: Problem, buffers: tuple[Tensor, ...] = ()
+    ) -> dict[str, EvaluatedModel]:
+        """What is evaluated: the model under the name "", and what is worth seeing beside it."""
+        main = EvaluatedModel(
+            self.model(s), buffers, self.allowed(s), self.temperature(s), self.frozen(s, p)
+        )
+        return {"": main} | {name: replace(main, w=w) for name, w in self.also(s).items()}
+
 
 class Cohort:
     """The clients of one round, and the only way to talk to them."""

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fedrift.backends.backend import Backend
-from fedrift.backends.in_process import InProcess
+from fedrift.backends.backend import Backend, RunParts, made
 from fedrift.backends.pool import Pool
-from fedrift.backends.processes import Processes, check_sendable
+from fedrift.backends.processes import check_sendable
 from fedrift.backends.profiling import OFF, Meter, TimedSite
 from fedrift.backends.visit import Visitor
+from fedrift.config.backends import address_of, backend_kind
 from fedrift.core import evaluation
 from fedrift.core.evaluation import Chunk, Evaluator
 from fedrift.core.flat import map_tree
@@ -27,7 +27,7 @@ from fedrift.engine.callbacks import Analyst, Finished, Observer, Progress, Roun
 from fedrift.engine.history import History
 from fedrift.engine.ledger import Ledger
 from fedrift.engine.loop import Engine
-from fedrift.engine.plan import Task, check_fits, cost_of, is_ray, plan, workers_for
+from fedrift.engine.plan import Task, check_fits, cost_of, plan, workers_for
 from fedrift.engine.result import Result
 from fedrift.engine.resume import check_fit, full, identity_of, is_complete, resume
 from fedrift.errors import InputError, RunError
@@ -103,7 +103,7 @@ def reread(task: Task, folder: RunFolder) -> Result:
     return result_of(task, done, folder)
 
 
-# Where a run computes: in this process, on workers, on Ray, or at a place of its own.
+# Where a run computes: with a backend, or at a place of its own.
 
 
 class Place(Protocol):
@@ -125,48 +125,6 @@ def one_thread() -> Generator[None]:
     finally:
         torch.set_num_threads(before)
         torch.set_rng_state(state)
-
-
-@contextmanager
-def on_ray(kind: str, workers: int) -> Generator[None]:
-    """Ray, started or joined once for several runs."""
-    from fedrift.backends import ray_tasks
-
-    is_ours = ray_tasks.connect(kind.partition(":")[2], workers)
-    try:
-        yield
-    finally:
-        if is_ours:
-            ray_tasks.disconnect()
-
-
-def backend_for(
-    visitor: Visitor,
-    store: Store,
-    evaluator: Evaluator | None,
-    workers: int,
-    task: Task,
-    kind: str,
-    pool: Pool | None,
-    meter: Meter,
-) -> Backend:
-    if pool is not None:
-        return Processes(
-            visitor, store, evaluator, pool, cost_of(task), owns_pool=False, meter=meter
-        )
-    if is_ray(kind):
-        from fedrift.backends.ray_tasks import Ray
-
-        where = kind.partition(":")[2]
-        return Ray(visitor, store, evaluator, cost_of(task), address=where, workers=workers)
-    if workers == 0:
-        return InProcess(visitor, store, evaluator, wire=kind == "wire", meter=meter)
-    own = Pool(workers)
-    try:
-        return Processes(visitor, store, evaluator, own, cost_of(task), meter=meter)
-    except BaseException:
-        own.close()
-        raise
 
 
 Appoint = Callable[[Task, Store, Path | None, Progress], Analyst]
@@ -204,7 +162,7 @@ def execute(
             number = pool.workers if pool is not None else workers_for(task, workers, backend)
         if number:
             check_sendable(task.algorithm, task.problem, task.augment)
-        if profile and (place is not None or is_ray(backend)):
+        if profile and (place is not None or not backend_kind(backend).is_timed):
             raise InputError("profile: times can be taken in this process and in workers only")
         folder, again = None, False
         if out is not None:
@@ -299,7 +257,8 @@ def _execute(
     if rows is not None:
         where = None if folder is None else folder.path
         analyst = None if appoint is None else appoint(task, rows, where, progress)
-        chosen = backend_for(visitor, rows, evaluator, number, task, kind, pool, meter)
+        at, cost = address_of(kind), cost_of(task)
+        chosen = made(kind, RunParts(visitor, rows, evaluator, cost, number, at, pool, meter))
     else:
         assert place is not None
         chosen = place.backend(visitor, evaluator)

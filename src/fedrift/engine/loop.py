@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedrift.backends.backend import Backend
 from fedrift.backends.profiling import OFF, Meter
-from fedrift.core.algorithm import Algorithm, Cohort, EvaluatedModel, Exchange, NoReply, Outcome
+from fedrift.core.algorithm import Algorithm, Cohort, Exchange, NoReply, Outcome
 from fedrift.core.evaluation import Chunk, Done, Evaluator, Pending
 from fedrift.core.faults import RoundFaults
 from fedrift.core.flat import Vec, is_finite
@@ -106,20 +106,8 @@ class Engine:
         self.progress.round = bad.report.round
         return self._finished("diverged", bad.report.round, *bad.before)
 
-    def _shown(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, EvaluatedModel]:
-        """What is evaluated: the model, and what the algorithm wants to see beside it."""
-        a = self.algorithm
-        main = EvaluatedModel(
-            a.model(state),
-            buffers,
-            a.allowed(state),
-            a.temperature(state),
-            a.frozen(state, self.problem),
-        )
-        return {"": main} | {name: replace(main, w=w) for name, w in a.also(state).items()}
-
     def _evaluate(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, Pending]:
-        shown = self._shown(state, buffers)
+        shown = self.algorithm.shown(state, self.problem, buffers)
         return {name: self.backend.evaluate(model) for name, model in shown.items()}
 
     def save(self) -> None:
@@ -133,7 +121,8 @@ class Engine:
         def evaluated(waiting: PendingRound) -> dict[str, Sequence[Chunk]]:
             if alone is None:
                 return {}
-            shown = self._shown(waiting.report.state, waiting.buffers)
+            state = waiting.report.state
+            shown = self.algorithm.shown(state, self.problem, waiting.buffers)
             return {name: alone.chunks(model) for name, model in shown.items()}
 
         self.history.close_early(evaluated)

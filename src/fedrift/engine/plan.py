@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedrift import backends
 from fedrift.backends.pool import PARKED_IN_MEMORY
+from fedrift.config.backends import MOST_WORKERS, backend_kind
 from fedrift.config.privacy import Robustness
 from fedrift.config.spec import Spec
 from fedrift.core.algorithm import Algorithm, Signature, local_of, parts, signature
@@ -33,7 +34,7 @@ from fedrift.data.arrays import has_images
 from fedrift.data.split import Split
 from fedrift.engine.aggregation import Aggregation
 from fedrift.engine.callbacks import Plan
-from fedrift.errors import InputError, unknown
+from fedrift.errors import InputError
 from fedrift.storage.client_state import States, Store
 from fedrift.storage.shared_memory import tensor_digest
 
@@ -196,7 +197,6 @@ def passes(problem: Problem, batch: tuple[Any, Any]) -> tuple[float, float]:
 
 
 WORTH_WORKERS = 3.0  # seconds of work below which starting workers costs more than they save
-KINDS = ("auto", "in-process", "processes", "wire", "ray")
 
 UserMetric = Callable[[Any, Any], Any]
 
@@ -242,29 +242,24 @@ def _name(function: Any) -> str:
     return f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', repr(inner))}"
 
 
-def is_ray(kind: object) -> bool:
-    """`ray`, or `ray:` and the address of a cluster."""
-    return kind == "ray" or (isinstance(kind, str) and kind.startswith("ray:"))
-
-
-def workers_for(task: Task, workers: int | str, kind: str) -> int:
-    if kind not in KINDS and not is_ray(kind):
-        raise unknown("backend", str(kind), KINDS)
+def workers_for(task: Task, workers: int | str, backend: str) -> int:
+    """How many workers the run gets; 0: it is computed in this process."""
+    kind, device = backend_kind(backend), task.problem.device
     if isinstance(workers, bool) or (workers != "auto" and not isinstance(workers, int)):
         raise InputError(f"workers={workers!r} must be 'auto' or a whole number of at least 0")
-    if isinstance(workers, int) and not 0 <= workers <= backends.MOST_WORKERS:
-        raise InputError(f"workers={workers} must be from 0 to {backends.MOST_WORKERS}")
-    if is_ray(kind) and (workers == 0 or task.problem.device != "cpu"):
-        where = f"workers={workers}" if workers == 0 else f"device={task.problem.device}"
-        raise InputError(f"backend '{kind}' and {where}: drop one; its workers use the cpu")
-    if kind in ("in-process", "wire") or workers == 0 or task.problem.device != "cpu":
+    if isinstance(workers, int) and not 0 <= workers <= MOST_WORKERS:
+        raise InputError(f"workers={workers} must be from 0 to {MOST_WORKERS}")
+    if kind.needs_workers and (workers == 0 or device != "cpu"):
+        where = f"workers={workers}" if workers == 0 else f"device={device}"
+        raise InputError(f"backend '{backend}' and {where}: drop one; its workers use the cpu")
+    if kind.workers == "none" or workers == 0 or device != "cpu":
         return 0
     if isinstance(workers, int):
         return workers
-    if is_ray(kind):
+    if kind.workers == "cores":
         return backends.cores()
     number = min(backends.cores(), task.participation.size)
-    if kind == "processes":
+    if kind.workers == "cohort":
         return max(1, number)
     return number if number > 1 and _seconds(task) > WORTH_WORKERS else 0
 

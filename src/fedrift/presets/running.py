@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedrift.config.backends import starts_workers
 from fedrift.config.grid import Cell, Grid
 from fedrift.errors import InputError, RunError
 from fedrift.presets import studies
@@ -162,7 +163,7 @@ def _compare(
 
     grid = _grid(order, part)
     cells = grid.cells()
-    if grid.base.workers != 0 and grid.base.backend in ("auto", "processes"):
+    if starts_workers(grid.base.backend, grid.base.workers):
         prestart()
     replace_text(place / COMPARISON, grid.to_toml())
     with watching(cells) as watch:

@@ -320,6 +320,20 @@ class Store(Tables[Table]):
         slot = table.slot(client) if table else -1
         return table.rows.read(slot) if table and slot >= 0 else self.initial[path]
 
+    def keep(self, path: str, client: int, state: Any) -> None:
+        """Write a new state; it counts when the round is committed."""
+        table = self.tables.get(path)
+        if table is not None:
+            slot = table.reserve()
+            table.rows.write(slot, state)
+            table.keep(client, slot)
+
+    def drop(self, path: str, client: int) -> None:
+        """The reply was dropped, and with it what the client wrote in this round."""
+        table = self.tables.get(path)
+        if table is not None:
+            table.drop(client)
+
     def row_bytes(self) -> int:
         """Bytes one client's state takes."""
         return sum(table.rows.layout.nbytes for table in self.tables.values())

@@ -1,0 +1,52 @@
+"""Visits in this process through the codec: everything encoded, decoded and watched."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from fedrift.backends.backend import RunParts
+from fedrift.backends.codec import through
+from fedrift.backends.in_process import InProcess, Visit
+from fedrift.backends.visit import Reply, VisitInput, Visitor
+from fedrift.core.algorithm import Exchange, owner_of
+from fedrift.core.messages import pack
+
+
+class Wire:
+    """Stands between server and clients, and checks that a visit writes to nothing it is given."""
+
+    def __init__(self, visitor: Visitor) -> None:
+        self._visitor = visitor
+
+    def __call__(self, visit: Visit, exchange: Exchange, given: VisitInput) -> Reply:
+        kinds, owner = exchange.signature, self._visitor.owner(owner_of(exchange.phase))
+        down = through(kinds.down, exchange.down, *owner)
+        private = through(kinds.private, given.private, *owner)
+        mine = through(kinds.state, given.mine, *owner)
+        before = _digest(down, private, mine)
+        reply = visit(replace(exchange, down=down), VisitInput(given.client, private, mine))
+        if _digest(down, private, mine) != before:
+            raise AssertionError(f"'{exchange.phase}' wrote to its message or its old state")
+        up = through(kinds.up, reply.up, *owner)
+        new = through(kinds.state, reply.mine, *owner)
+        return Reply(up, new, reply.buffers, reply.work, reply.is_finite)
+
+
+def _digest(*values: Any) -> bytes:
+    digest = hashlib.sha256()
+    for value in values:
+        for path, leaf in pack(value).items():
+            is_tensor = isinstance(leaf, Tensor)
+            content = leaf.cpu().numpy().tobytes() if is_tensor else repr(leaf).encode()
+            digest.update(path.encode() + content)
+    return digest.digest()
+
+
+def make(run: RunParts) -> InProcess:
+    """The backend of a run."""
+    wire = Wire(run.visitor)
+    return InProcess(run.visitor, run.store, run.evaluator, watch=wire, meter=run.meter)
