@@ -20,7 +20,7 @@ from fedrift.presets.preset import Part, Preset, Size
 from fedrift.storage.jsonl import Record, dump, read_file, replace_text
 
 if TYPE_CHECKING:
-    from fedrift.comparison import Watch
+    from fedrift.comparison import CallbacksOf
 
 
 # Processor time, which other work on the machine does not lengthen as it does that of a clock.
@@ -56,7 +56,7 @@ def _processes() -> dict[int, tuple[int, int]]:
 
 
 FINDINGS, COMPARISON, ELAPSED = "findings.json", "compare.toml", "elapsed.json"
-Watching = Callable[[Sequence[Cell]], "AbstractContextManager[Watch | None]"]
+Watching = Callable[[Sequence[Cell]], "AbstractContextManager[CallbacksOf | None]"]
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,9 @@ def _compare(
     if grid.base.workers != 0 and grid.base.backend in ("auto", "processes"):
         prestart()
     replace_text(place / COMPARISON, grid.to_toml())
-    with watching(cells) as watch:
+    with watching(cells) as callbacks:
         made = comparison.run_grid(
-            cells, place, grid.base.workers, watch, backend=grid.base.backend
+            cells, place, grid.base.workers, callbacks, backend=grid.base.backend
         )
     failed = next((o for o in made.outcomes if o.result is None), None)
     if failed is not None:
