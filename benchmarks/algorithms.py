@@ -19,7 +19,7 @@ from rich.table import Table
 
 import fedrift as fr
 from fedrift import models
-from fedrift.engine.callbacks import Plan, RoundReport
+from fedrift.engine.callbacks import Passive, RoundReport
 
 CLIENTS, SAMPLES, COHORT, BATCH, ROUNDS = 4, 500, 2, 32, 2
 REPEATS = 3
@@ -33,15 +33,13 @@ ONE_GRADIENT = (
 TWO_GRADIENTS = ("fedasam", "mofedsam", "fedgamma", "fedspeed", "fedsmoo", "fedgf")
 
 
-class Clock:
+class Clock(Passive):
     """Notes the processor time at the end of every round: others on the machine do not count."""
 
     def __init__(self) -> None:
         self.marks: list[float] = []
 
-    def started(self, plan: Plan) -> None: ...
-
-    def finished_round(self, report: RoundReport) -> None:
+    def on_round(self, report: RoundReport) -> None:
         self.marks.append(time.process_time())
 
 
@@ -61,7 +59,7 @@ def gradients_and_seconds(name: str) -> tuple[int, float]:
         batch_size=BATCH,
         lr=0.01,
         workers=0,
-        observer=clock,
+        callbacks=[clock],
     )
     done = result.ledger.total.gradients // (ROUNDS + 1)
     return done, (clock.marks[-1] - clock.marks[0]) / ROUNDS

@@ -82,7 +82,7 @@ SERIES = {
 
 def seconds(series: Series, value: int) -> float:
     clock = Clock()
-    fr.run("fedavg", rounds=series.rounds + 3, observer=clock, **series.settings(value))
+    fr.run("fedavg", rounds=series.rounds + 3, callbacks=[clock], **series.settings(value))
     steps = [b - a for a, b in zip(clock.marks[2:], clock.marks[3:], strict=False)]
     return statistics.median(steps)
 

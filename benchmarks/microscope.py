@@ -26,7 +26,7 @@ import fedrift as fr
 from fedrift import models
 from fedrift.analysis.hessian import top_eigenvalues
 from fedrift.analysis.objective import Objective
-from fedrift.engine.callbacks import Plan, RoundReport
+from fedrift.engine.callbacks import Passive, RoundReport
 
 MODEL, SHAPE, CLASSES = "lenet", (3, 32, 32), 10
 BATCH, TOP, TURNS = 64, 5, 3
@@ -114,16 +114,13 @@ def _compared(ours: list[float], bare: list[float]) -> tuple[str, str, str, str]
     return *best, f"{min(ours) / min(bare):.3f}", each
 
 
-class Clock:
+class Clock(Passive):
     """Notes the processor time when every round ends."""
 
     def __init__(self) -> None:
         self.marks: list[float] = []
 
-    def started(self, plan: Plan) -> None:
-        return None
-
-    def finished_round(self, report: RoundReport) -> None:
+    def on_round(self, report: RoundReport) -> None:
         self.marks.append(time.process_time())
 
     def each(self) -> list[float]:
@@ -145,7 +142,7 @@ def round_seconds(algorithm: str, analyse: str | None) -> float:
             batch_size=BATCH,
             lr=0.01,
             workers=0,
-            observer=clock,
+            callbacks=[clock],
             out=Path(place) / "run",
             analyse=analyse,
         )

@@ -25,7 +25,7 @@ from torch import Tensor
 import fedrift as fr
 from fedrift import models
 from fedrift.core.evaluation import EVALUATION_CHUNK
-from fedrift.engine.callbacks import Plan, RoundReport
+from fedrift.engine.callbacks import Passive, Plan, RoundReport
 from peers import bare
 
 WORKERS = 2
@@ -40,16 +40,16 @@ def images(n: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, 10, (n,), generator=g)
 
 
-class Clock:
+class Clock(Passive):
     """Notes when every round ends."""
 
     def __init__(self) -> None:
         self.marks: list[float] = []
 
-    def started(self, plan: Plan) -> None:
+    def on_start(self, plan: Plan) -> None:
         self.marks.append(time.perf_counter())
 
-    def finished_round(self, report: RoundReport) -> None:
+    def on_round(self, report: RoundReport) -> None:
         self.marks.append(time.perf_counter())
 
 
@@ -89,7 +89,7 @@ def our_rounds(name: str, rounds: int, **changes: Any) -> float:
         "batch_size": BATCH,
         "lr": 0.05,
         "workers": WORKERS,
-        "observer": clock,
+        "callbacks": [clock],
     }
     fr.run("fedavg", **(settings | changes))
     # a round is told of when its evaluation is done, two rounds later with workers

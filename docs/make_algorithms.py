@@ -31,10 +31,10 @@ from fedrift.core.problem import Problem, define
 from fedrift.core.sampling import participation
 from fedrift.data.split import Split
 from fedrift.engine.build import build
-from fedrift.engine.callbacks import Progress, RoundReport, Settings
-from fedrift.engine.history import History
+from fedrift.engine.callbacks import OnRound, RoundReport
+from fedrift.engine.history import History, Progress
 from fedrift.engine.ledger import Entry
-from fedrift.engine.loop import Engine
+from fedrift.engine.loop import Engine, Settings
 from fedrift.storage.client_state import Store
 
 DOCS = Path(__file__).resolve().parent
@@ -243,7 +243,7 @@ def tiny(spec: str, epochs: int) -> Tiny:
     settings = Settings(ROUNDS, who, 0, ROUNDS, split.sizes)
     backend = InProcess(Visitor(made, problem, split), store, None, wire=True)
     start = Progress(made.server(problem), ())
-    books = History(made, store, start, lambda _: {}, on_round=reports.append)
+    books = History(made, store, start, lambda _: {}, callbacks=[OnRound(reports.append)])
     finished = Engine(made, problem, backend, store, settings, books).run()
     entries = finished.progress.ledger.entries
     visits = [client for entry in entries for client in entry.asked]

@@ -47,7 +47,7 @@ def main() -> None:
             )
             watch = watcher(spec, silent=False)
             try:
-                results[split][algorithm] = [api.run_spec(spec, observer=watch)]
+                results[split][algorithm] = [api.run_spec(spec, callbacks=[watch])]
             finally:
                 watch.close()
 

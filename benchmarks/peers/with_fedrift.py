@@ -6,24 +6,24 @@ import time
 from functools import partial
 
 import fedrift as fr
-from fedrift.engine.callbacks import Plan, RoundReport
+from fedrift.engine.callbacks import Passive, Plan, RoundReport
 from peers import work
 from peers.notes import Notes
 
 WORKERS = 2
 
 
-class Watch:
+class Watch(Passive):
     """Keeps every report, and when the last one came."""
 
     def __init__(self) -> None:
         self.began = self.last = 0.0
         self.reports: list[RoundReport] = []
 
-    def started(self, plan: Plan) -> None:
+    def on_start(self, plan: Plan) -> None:
         self.began = time.time()
 
-    def finished_round(self, report: RoundReport) -> None:
+    def on_round(self, report: RoundReport) -> None:
         self.last = time.time()
         self.reports.append(report)
 
@@ -52,7 +52,7 @@ def main(row: work.Work, seed: int, notes: Notes) -> bool:
         lr=row.lr,
         seed=seed,
         workers=WORKERS,
-        observer=watch,
+        callbacks=[watch],
     )
     watch.tell(notes)
     return True

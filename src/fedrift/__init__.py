@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedrift.core.local import Local
     from fedrift.data.arrays import split
     from fedrift.data.split import Split
-    from fedrift.engine.callbacks import RoundReport
+    from fedrift.engine.callbacks import Callback, RoundReport
     from fedrift.engine.result import Result
     from fedrift.errors import InputError, RunError
 
@@ -24,6 +24,7 @@ install()
 __version__ = VERSION
 __all__ = [
     "Algorithm",
+    "Callback",
     "Comparison",
     "InputError",
     "Local",
@@ -38,11 +39,12 @@ __all__ = [
 
 _HOMES = {
     "Algorithm": "fedrift.core.algorithm",
+    "Callback": "fedrift.engine.callbacks",
     "Comparison": "fedrift.comparison",
     "InputError": "fedrift.errors",
     "Local": "fedrift.core.local",
     "Result": "fedrift.engine.result",
-    "RoundReport": "fedrift.engine.loop",
+    "RoundReport": "fedrift.engine.callbacks",
     "RunError": "fedrift.errors",
     "Split": "fedrift.data.split",
     "compare": "fedrift.api",

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from fedrift import backends
-from fedrift.comparison import Comparison, Item, Runner, Watch
+from fedrift.comparison import CallbacksOf, Comparison, Item, Runner
 from fedrift.config.analyses import LivePlan, during
 from fedrift.config.grid import seeds_of, slug
 from fedrift.config.spec import Spec
@@ -22,14 +22,17 @@ from fedrift.data import arrays
 from fedrift.engine import execute as session
 from fedrift.engine import task, validate
 from fedrift.engine.build import AlgorithmLike, instance, text_of
-from fedrift.engine.callbacks import Observer, RoundReport
-from fedrift.engine.plan import UserMetric
+from fedrift.engine.callbacks import Callback, RoundReport, callbacks_of
+from fedrift.engine.plan import Task, UserMetric
 from fedrift.engine.prepare import Prepared, prepare
 from fedrift.engine.result import Result
 from fedrift.engine.task import dtype_of, factory_of, lists, plain, where, work
-from fedrift.engine.trackers import following, tracks
+from fedrift.engine.trackers import tracks
 from fedrift.errors import InputError, unknown
 from fedrift.storage.fork import Origin
+
+if TYPE_CHECKING:
+    from fedrift.analysis.rehearsal import Watch
 
 USUAL = "default"  # the batch size that the algorithm has of its own
 LOCAL = ("epochs", "steps", "lr", "momentum", "weight_decay", "clip", "schedule")
@@ -97,7 +100,7 @@ def run(
     eval_every: int = 1,
     head: str | None = None,
     on_round: Callable[[RoundReport], bool | None] | None = None,
-    observer: Observer | None = None,
+    callbacks: Sequence[Callback] = (),
     track: str | Sequence[str] | None = None,
     analyse: str | LivePlan | None = None,
     profile: bool = False,
@@ -133,48 +136,43 @@ def run(
     out: a folder for the run; one that holds the beginning of the same run is continued.
     head: name of the last layer, for algorithms that need to know it.
     on_round: f(RoundReport), called after every round; the run stops if it returns True.
-    observer: an object with started(plan) and finished_round(report).
-    track: "tensorboard", "mlflow", or a list of these.
+    callbacks: objects that watch the run, of classes that inherit `fedrift.Callback`.
+    track: "tensorboard", "mlflow", "wandb", or a list of these.
     analyse: what to measure on the way, such as "every=10,what=drift,classes"; needs `out`.
     profile: note where the time of every round goes, in `Result.profile`.
     """
     settings = {key: value for key, value in locals().items() if key in SETTINGS}
-    if on_round is not None and not callable(on_round):
-        raise InputError(f"on_round={on_round!r} must be a function of a RoundReport")
+    given = callbacks_of(callbacks, on_round)
     wanted, folder = tracks(track), None if out is None else Path(out)
     made = settled(algorithm, settings)
     made = replace(made, spec=where(made.spec, workers, backend))
     name = slug(f"{made.about['algorithm']}-s{made.seed}" if folder is None else folder.name)
-    execute = partial(
-        session.execute,
+    trackers = [one.follow(name, made.spec.said(), folder) for one in wanted]
+    return session.execute(
         made,
         workers=workers,
         backend=backend,
         out=folder,
-        on_round=on_round,
-        appoint=_appointed(analyse, folder),
+        callbacks=[*_live(analyse, made, folder), *trackers, *given],
         profile=profile,
     )
-    return following(
-        wanted, name, made.spec.said(), folder, observer, lambda seen: execute(observer=seen)
-    )
 
 
-def _appointed(
-    analyse: str | LivePlan | None, out: str | Path | None, observer: Observer | None = None
-) -> session.Appoint | None:
+def _live(
+    analyse: str | LivePlan | None, made: Task, out: Path | None, measuring: Watch | None = None
+) -> list[Callback]:
     """Who measures during the run; what is found goes to the run's folder."""
     if analyse is None:
-        return None
+        return []
     if out is None:
         raise InputError(f"analyse='{analyse}' needs a folder for what it finds; give out")
-    from fedrift.analysis.live import appointed
+    from fedrift.analysis.live import LiveAnalysis
 
     plan = during(analyse) if isinstance(analyse, str) else analyse
-    return appointed(plan, getattr(observer, "measuring", None))
+    return [LiveAnalysis(plan, made, out, measuring)]
 
 
-def settled(algorithm: AlgorithmLike, given_: Mapping[str, Any]) -> session.Task:
+def settled(algorithm: AlgorithmLike, given_: Mapping[str, Any]) -> Task:
     said = {key: plain(given_.get(key, default)) for key, default in SETTINGS.items()}
     for key in ("model", "clients", "rounds"):
         if said[key] is None:
@@ -221,7 +219,7 @@ def settled(algorithm: AlgorithmLike, given_: Mapping[str, Any]) -> session.Task
 def run_spec(
     spec: Spec,
     *,
-    observer: Observer | None = None,
+    callbacks: Sequence[Callback] = (),
     out: str | Path | None = None,
     prepared: Prepared | None = None,
     track: str | Sequence[str] | None = None,
@@ -229,28 +227,30 @@ def run_spec(
     until: int | None = None,
     origin: Origin | None = None,
     profile: bool = False,
+    measuring: Watch | None = None,
 ) -> Result:
-    """Run what a spec says: named data, partition and model; a fork begins as its origin."""
+    """Run what a spec says: named data, partition and model; a fork begins as its origin.
+
+    `measuring` is told how far a long measurement of `analyse` has come.
+    """
     spec.validate()
+    given = callbacks_of(callbacks)
     wanted, place = tracks(track), out if out is not None else spec.out
     folder = None if place is None else Path(place)
     ready = prepared or prepare(spec)
     made = task.task_from_spec(spec, ready)
     before = None if origin is None else (task.task_from_spec(origin.spec, ready), origin.at)
     name = slug(f"{spec.algorithm}-s{spec.seed}" if folder is None else folder.name)
-    execute = partial(
-        session.execute,
+    trackers = [one.follow(name, made.spec.said(), folder) for one in wanted]
+    return session.execute(
         made,
         until=until,
         origin=before,
         workers=spec.workers,
         backend=spec.backend,
         out=folder,
-        appoint=_appointed(analyse, folder, observer),
+        callbacks=[*_live(analyse, made, folder, measuring), *trackers, *given],
         profile=profile,
-    )
-    return following(
-        wanted, name, made.spec.said(), folder, observer, lambda seen: execute(observer=seen)
     )
 
 
@@ -265,7 +265,7 @@ def compare(
     seeds: int | Sequence[int] = 1,
     workers: int | str = "auto",
     out: str | Path | None = None,
-    watch: Watch | None = None,
+    callbacks: CallbacksOf | None = None,
     track: str | Sequence[str] | None = None,
     **settings: Any,
 ) -> Comparison:
@@ -279,7 +279,8 @@ def compare(
         of one class are told apart by the fields in which they differ.
     seeds: how many (0, 1, …), or which.
     out: a folder for the runs; the same call goes on where it was stopped.
-    watch: is told when runs start, finish a round and end.
+    callbacks: f(item) → the callbacks of one run, an `Item` with `label`, `seed` and `folder`;
+        runs are under way side by side, each in a thread of its own.
     """
     for key in settings:
         if key not in SETTINGS or key == "seed":
@@ -287,6 +288,10 @@ def compare(
     numbers = seeds_of(list(seeds) if isinstance(seeds, Sequence) else seeds)
     if workers != "auto" and (not isinstance(workers, int) or workers < 0):
         raise InputError(f"workers={workers!r} must be 'auto' or a whole number")
+    if callbacks is not None and not callable(callbacks):
+        raise InputError(
+            f"callbacks={callbacks!r} must be a function of a run that gives a list of callbacks"
+        )
     folder, wanted = None if out is None else Path(out), tracks(track)
     items: list[Item] = []
     entrants = named(algorithms)
@@ -298,7 +303,7 @@ def compare(
             shown = "" if label == algorithm else label
             items.append(Item(label, {}, seed, make, place, settings.get("rounds", 0), shown))
     number = backends.cores() if workers == "auto" else int(workers)
-    return Comparison(Runner(number, watch, wanted).run(items), folder)
+    return Comparison(Runner(number, callbacks, wanted).run(items), folder)
 
 
 def named(algorithms: Any) -> dict[str, AlgorithmLike]:

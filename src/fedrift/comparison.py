@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedrift import backends
 from fedrift.backends.backend import opened
@@ -19,11 +19,11 @@ from fedrift.config.tuning import first_setting, options_of, searches
 from fedrift.data.samples import DataSet, hold_out
 from fedrift.engine import execute as session
 from fedrift.engine import task
-from fedrift.engine.callbacks import Plan, RoundReport
+from fedrift.engine.callbacks import Callback, callbacks_of, telling_errors
 from fedrift.engine.plan import Task
 from fedrift.engine.prepare import load, prepare
 from fedrift.engine.result import Result
-from fedrift.engine.trackers import Track, following
+from fedrift.engine.trackers import Track
 from fedrift.errors import RunError
 
 AHEAD = 1  # runs beyond the number of workers that are under way, to fill what others leave idle
@@ -52,26 +52,8 @@ class Outcome:
     error: str = ""
 
 
-class Watch(Protocol):
-    """Is told of the runs, from several threads."""
-
-    def started(self, item: Item, plan: Plan) -> None: ...
-    def finished_round(self, item: Item, report: RoundReport) -> None: ...
-    def finished(self, outcome: Outcome) -> None: ...
-
-
-@dataclass
-class _Observer:
-    item: Item
-    watch: Watch | None
-
-    def started(self, plan: Plan) -> None:
-        if self.watch is not None:
-            self.watch.started(self.item, plan)
-
-    def finished_round(self, report: RoundReport) -> None:
-        if self.watch is not None:
-            self.watch.finished_round(self.item, report)
+CallbacksOf = Callable[[Item], Sequence[Callback]]
+"""Makes those who watch one run of a comparison; they are told from several threads."""
 
 
 @dataclass
@@ -79,7 +61,7 @@ class Runner:
     """Makes the runs of a comparison."""
 
     workers: int
-    watch: Watch | None = None
+    callbacks: CallbacksOf | None = None
     track: Sequence[Track] = ()
     backend: str = "auto"
     _building: threading.Lock = field(default_factory=threading.Lock)
@@ -110,31 +92,23 @@ class Runner:
         return [outcomes[i] for i in range(len(items))]
 
     def _one(self, item: Item, pool: Pool | None) -> Outcome:
+        given = callbacks_of([] if self.callbacks is None else self.callbacks(item))
         try:
-            with self._building:  # building draws initial weights from torch's one generator
+            with telling_errors(given), self._building:  # initial weights: torch's one generator
                 task = item.make()
-            execute = partial(
-                session.execute,
+            settings = task.spec.said()
+            trackers = [one.follow(_name(item), settings, item.folder) for one in self.track]
+            result = session.execute(
                 task,
                 workers=self.workers,
                 backend=self.backend,
                 out=item.folder,
                 pool=pool,
+                callbacks=[*trackers, *given],
             )
-            result = following(
-                self.track,
-                _name(item),
-                task.spec.said(),
-                item.folder,
-                _Observer(item, self.watch),
-                lambda seen: execute(observer=seen),
-            )
-            outcome = Outcome(item, result)
         except RunError as error:
-            outcome = Outcome(item, None, str(error).splitlines()[0])
-        if self.watch is not None:
-            self.watch.finished(outcome)
-        return outcome
+            return Outcome(item, None, str(error).splitlines()[0])
+        return Outcome(item, result)
 
 
 def _name(item: Item) -> str:
@@ -218,25 +192,25 @@ def run_grid(
     cells: Sequence[Cell],
     folder: Path | None,
     workers: int | str,
-    watch: Watch | None,
+    callbacks: CallbacksOf | None,
     track: Sequence[Track] = (),
     backend: str = "auto",
 ) -> Comparison:
     """Every cell that is not in the folder yet; what is there is read."""
     loader = Loader()
     items = [_item(cell, loader, folder) for cell in cells]
-    return Comparison(_run(items, workers, watch, track, backend), folder)
+    return Comparison(_run(items, workers, callbacks, track, backend), folder)
 
 
 def _run(
     items: Sequence[Item],
     workers: int | str,
-    watch: Watch | None,
+    callbacks: CallbacksOf | None,
     track: Sequence[Track] = (),
     backend: str = "auto",
 ) -> list[Outcome]:
     number = backends.cores() if workers == "auto" else int(workers)
-    return Runner(number, watch, track, backend).run(items)
+    return Runner(number, callbacks, track, backend).run(items)
 
 
 def _item(cell: Cell, loader: Loader, folder: Path | None) -> Item:
@@ -251,7 +225,7 @@ def tuned(
     grid: Grid,
     tune: Sequence[str],
     folder: Path | None,
-    watch: Watch | None,
+    callbacks: CallbacksOf | None,
     budget: int | None = None,
     begins: Callable[[Sequence[Cell]], None] | None = None,
 ) -> Grid:
@@ -273,7 +247,7 @@ def tuned(
             begins(cells)
         place = None if folder is None else folder / "tuning"
         items = [_item(cell, loader, place) for cell in cells]
-        outcomes = _run(items, first.workers, watch, backend=first.backend)
+        outcomes = _run(items, first.workers, callbacks, backend=first.backend)
         spent[0] += len(cells)
         spent[1] += sum(cell.spec.rounds for cell in cells)
         spent[2] += sum(o.result.ledger.total.gradients for o in outcomes if o.result is not None)

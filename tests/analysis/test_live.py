@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import fedrift as fr
-from fedrift.analysis.live import appointed
+from fedrift.analysis.live import LiveAnalysis
 from fedrift.api import run_spec
 from fedrift.config.analyses import CHEAP, LivePlan, during, planned
 from fedrift.config.spec import Spec
-from fedrift.engine.callbacks import RoundReport
+from fedrift.engine.callbacks import OnRound, RoundReport
 from fedrift.engine.execute import execute
 from fedrift.engine.prepare import prepare
 from fedrift.engine.task import task_from_spec
@@ -122,13 +122,9 @@ def test_a_resumed_run_goes_on_measuring(tmp_path: Path) -> None:
 
     run = tmp_path / "run"
     with pytest.raises(Stop):
-        execute(
-            task_from_spec(spec, prepare(spec)),
-            workers=0,
-            out=run,
-            on_round=halt,
-            appoint=appointed(LivePlan(1)),
-        )
+        task = task_from_spec(spec, prepare(spec))
+        watching = [LiveAnalysis(LivePlan(1), task, run), OnRound(halt)]
+        execute(task, workers=0, out=run, callbacks=watching)
     with (run / "analysis" / "rounds.jsonl").open("a") as file:
         file.write('{"round": 99}\n')  # as if it had gone further than its checkpoint
     plan = planned(run)

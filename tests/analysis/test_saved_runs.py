@@ -17,7 +17,7 @@ from fedrift.api import run_spec
 from fedrift.config.analyses import WHAT
 from fedrift.config.spec import Spec
 from fedrift.core.flat import norm
-from fedrift.engine.callbacks import RoundReport
+from fedrift.engine.callbacks import Callback, OnRound, RoundReport
 from fedrift.engine.execute import execute
 from fedrift.engine.prepare import prepare
 from fedrift.engine.task import task_from_spec
@@ -41,24 +41,15 @@ def test_a_rehearsal_is_the_round_that_would_follow(tmp_path: Path, algorithm: s
     spec = Spec.of({**TINY, "lr": 0.1, "algorithm": algorithm})
     seen: dict[int, list[float]] = {}
 
-    class Noting:
+    class Noting(Callback):
         """Keeps the lengths of the updates of every round."""
 
-        def is_due(self, round: int) -> bool:
-            return True
-
-        def replied(self, exchange: Any, client: int, weight: float, up: Any) -> None:
+        def on_reply(self, exchange: Any, client: int, weight: float, up: Any) -> None:
             update = update_of(up)
             if update is not None:
                 seen.setdefault(exchange.round, []).append(float(norm(update)))
 
-        def finished_round(self, report: RoundReport) -> None:
-            return None
-
-        def ended(self) -> None:
-            return None
-
-    execute(task_from_spec(spec, prepare(spec)), workers=0, appoint=lambda *_: Noting())
+    execute(task_from_spec(spec, prepare(spec)), workers=0, callbacks=[Noting()])
     shorter = kept(tmp_path / "run", algorithm, rounds=3) if "swa" not in algorithm else None
     if shorter is None:  # the number of rounds decides when SWA begins
         shorter = kept(tmp_path / "run", "swa(fedavg):start=2", rounds=3)
@@ -172,7 +163,12 @@ def test_the_last_state_of_an_interrupted_run_is_examined(tmp_path: Path) -> Non
 
     spec = Spec.of({**TINY, "lr": 0.1, "algorithm": "fedavg"})
     with pytest.raises(Stop):
-        execute(task_from_spec(spec, prepare(spec)), workers=0, out=tmp_path / "run", on_round=halt)
+        execute(
+            task_from_spec(spec, prepare(spec)),
+            workers=0,
+            out=tmp_path / "run",
+            callbacks=[OnRound(halt)],
+        )
     case = Loader().case(tmp_path / "run")
     assert case.round == 2
     assert len(case.trained(case.cohort)) == 3

@@ -12,11 +12,11 @@ import torch
 
 import fedrift as fr
 from fedrift import comparison
-from fedrift.comparison import Outcome
+from fedrift.comparison import Item
 from fedrift.config.grid import Entrant, Grid
 from fedrift.config.spec import Spec
 from fedrift.data.samples import hold_out
-from fedrift.engine.callbacks import RoundReport
+from fedrift.engine.callbacks import Callback, Passive, RoundReport
 from fedrift.engine.prepare import load
 from tests.support.problems import Net, blobs, small_run, uneven_clients
 
@@ -32,21 +32,19 @@ TASK: dict[str, Any] = {
 }
 
 
-class Log:
+class Log(Passive):
     """Notes what the runner tells, and may interrupt."""
 
     def __init__(self, stop_after: int | None = None) -> None:
-        self.rounds, self.outcomes, self.stop_after = 0, list[Outcome](), stop_after
+        self.rounds, self.stop_after = 0, stop_after
 
-    def started(self, item: Any, plan: Any) -> None: ...
+    def __call__(self, item: Item) -> list[Callback]:
+        return [self]
 
-    def finished_round(self, item: Any, report: RoundReport) -> None:
+    def on_round(self, report: RoundReport) -> None:
         self.rounds += 1
         if self.stop_after is not None and self.rounds >= self.stop_after:
             raise KeyboardInterrupt
-
-    def finished(self, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -101,22 +99,22 @@ def test_an_interrupted_comparison_goes_on(workers: int, tmp_path: Path) -> None
     whole = [r.fingerprint for r in fr.compare(NAMES, workers=workers, **TASK).results]
     how: dict[str, Any] = {**TASK, "workers": workers, "out": tmp_path}
     with pytest.raises(KeyboardInterrupt):
-        fr.compare(NAMES, watch=Log(stop_after=6), **how)
+        fr.compare(NAMES, callbacks=Log(stop_after=6), **how)
     log = Log()
-    again = fr.compare(NAMES, watch=log, **how)
+    again = fr.compare(NAMES, callbacks=log, **how)
     assert [r.fingerprint for r in again.results] == whole
     assert log.rounds < 4 * len(NAMES), "finished rounds are not repeated"
     idle = Log()
-    assert [r.fingerprint for r in fr.compare(NAMES, watch=idle, **how).results] == whole
+    assert [r.fingerprint for r in fr.compare(NAMES, callbacks=idle, **how).results] == whole
     assert idle.rounds == 0
 
 
 def test_whoever_is_told_cannot_keep_an_interrupted_run_from_saving(tmp_path: Path) -> None:
     how: dict[str, Any] = {**TASK, "workers": 2, "out": tmp_path}
     with pytest.raises(KeyboardInterrupt):  # of round 2, and again of 3, which waits behind it
-        fr.compare(["fedavg"], watch=Log(stop_after=2), **how)
+        fr.compare(["fedavg"], callbacks=Log(stop_after=2), **how)
     log = Log()
-    fr.compare(["fedavg"], watch=log, **how)
+    fr.compare(["fedavg"], callbacks=log, **how)
     assert log.rounds == 1
 
 

@@ -57,24 +57,24 @@ class Front:
         self,
         spec: Spec,
         *,
-        observer: Any,
+        callbacks: Any,
         out: str | None,
         prepared: Any,
         track: Any = (),
         analyse: Any = None,
         origin: Any = None,
         profile: bool = False,
+        measuring: Any = None,
     ) -> Any:
         assert prepared.model == spec.model
         assert analyse is None
         self.asked.append((spec, out))
+        (progress,) = callbacks
         if self.rounds:
-            observer.started(plan())
+            progress.on_start(plan())
         for round in range(1, self.rounds + 1):
             metrics = {"accuracy": round / 10, "loss": 1.0 / round} if round != 2 else {}
-            observer.finished_round(
-                types.SimpleNamespace(round=round, metrics=metrics, nonfinite=())
-            )
+            progress.on_round(types.SimpleNamespace(round=round, metrics=metrics, nonfinite=()))
         if self.raises is not None:
             raise self.raises
         return types.SimpleNamespace(summary=lambda: self.summary)

@@ -11,7 +11,7 @@ import pytest
 import fedrift as fr
 from fedrift import algorithms
 from fedrift.engine import recorder
-from fedrift.engine.callbacks import Plan, RoundReport
+from fedrift.engine.callbacks import Passive, Plan
 from tests.support.problems import small_run
 
 WRAPPERS = {"fed3rft", "swa", "wima", "sam", "asam", "serveradam"}
@@ -42,15 +42,12 @@ def test_schedules_that_leave_the_numbers(name: str, schedule: str) -> None:
     assert run.status == ("diverged" if "e-" not in schedule else "done")
 
 
-class Listener:
+class Listener(Passive):
     def __init__(self) -> None:
         self.notes: tuple[str, ...] = ()
 
-    def started(self, plan: Plan) -> None:
+    def on_start(self, plan: Plan) -> None:
         self.notes = plan.notes
-
-    def finished_round(self, report: RoundReport) -> None:
-        return None
 
 
 def stopped(report: fr.RoundReport) -> bool:
@@ -64,12 +61,12 @@ def test_going_on_elsewhere_is_said(tmp_path: Path) -> None:
     path, listener = folder / "env.json", Listener()
     known = json.loads(path.read_text())
     path.write_text(json.dumps({**known, "torch": "1.0", "instructions": "ABACUS"}))
-    small_run("scaffold", out=folder, observer=listener, on_round=stopped, **how)
+    small_run("scaffold", out=folder, callbacks=[listener], on_round=stopped, **how)
     said = [note for note in listener.notes if "was" in note]
     assert len(said) == 1 and "torch was 1.0" in said[0] and "instructions was ABACUS" in said[0]
     kept = json.loads(path.read_text())["resumed"]
     assert [(p["after_round"], p["torch"]) for p in kept] == [(1, known["torch"])]
-    small_run("scaffold", out=folder, observer=listener, **how)
+    small_run("scaffold", out=folder, callbacks=[listener], **how)
     assert not [note for note in listener.notes if "was" in note], "nothing has changed since"
 
 

@@ -10,19 +10,16 @@ import pytest
 
 import fedrift as fr
 from fedrift.engine import plan as room
-from fedrift.engine.callbacks import Plan, RoundReport
+from fedrift.engine.callbacks import Passive, Plan
 from tests.support.problems import small_run
 
 
-class Listener:
+class Listener(Passive):
     def __init__(self) -> None:
         self.plans: list[Plan] = []
 
-    def started(self, plan: Plan) -> None:
+    def on_start(self, plan: Plan) -> None:
         self.plans.append(plan)
-
-    def finished_round(self, report: RoundReport) -> None:
-        return None
 
 
 @pytest.mark.parametrize(
@@ -38,7 +35,7 @@ class Listener:
 )
 def test_the_plan_knows_the_disk(how: dict[str, Any], tmp_path: Path) -> None:
     listener = Listener()
-    small_run("scaffold", out=tmp_path / "run", observer=listener, **how)
+    small_run("scaffold", out=tmp_path / "run", callbacks=[listener], **how)
     took = os.stat(tmp_path / "run" / "clients" / "root.rows").st_size
     said = listener.plans[0].disk_bytes
     assert 0.4 * said <= took <= 1.6 * said, "a small file grows by doubling"
@@ -46,7 +43,7 @@ def test_the_plan_knows_the_disk(how: dict[str, Any], tmp_path: Path) -> None:
 
 def test_an_algorithm_without_client_state_needs_no_disk() -> None:
     listener = Listener()
-    small_run("fedavg", observer=listener)
+    small_run("fedavg", callbacks=[listener])
     assert listener.plans[0].disk_bytes == 0 and listener.plans[0].memory_bytes > 10**8
 
 

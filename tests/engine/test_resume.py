@@ -24,7 +24,7 @@ from fedrift.core.messages import state
 from fedrift.core.optim import SGD
 from fedrift.core.problem import Problem
 from fedrift.core.site import Site
-from fedrift.engine.callbacks import Plan, RoundReport
+from fedrift.engine.callbacks import Passive, Plan, RoundReport
 from fedrift.engine.loop import Engine
 from fedrift.engine.recorder import RunRecorder
 from fedrift.storage import checkpoint
@@ -175,14 +175,11 @@ def test_what_was_passed_over_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     flip(tmp_path / "run" / checkpoint.FILE)
     said: list[str] = []
 
-    class Listener:
-        def started(self, plan: Plan) -> None:
+    class Listener(Passive):
+        def on_start(self, plan: Plan) -> None:
             said.extend(plan.notes)
 
-        def finished_round(self, report: RoundReport) -> None:
-            return None
-
-    small_run("scaffold", out=tmp_path / "run", observer=Listener())
+    small_run("scaffold", out=tmp_path / "run", callbacks=[Listener()])
     assert any(checkpoint.FILE in note and "earlier" in note for note in said)
 
 

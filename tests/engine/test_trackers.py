@@ -1,7 +1,8 @@
-"""TensorBoard and MLflow are told the numbers of the run, also of one that was interrupted."""
+"""TensorBoard, MLflow and W&B are told the numbers of the run, also of one that was interrupted."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def mlflow_runs(file: Path) -> list[Any]:
 def test_mlflow_holds_options_curve_and_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for needed in trackers.NEEDS["mlflow"]:
+    for needed in trackers.TRACKERS["mlflow"].needs:
         pytest.importorskip(needed)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     how: dict[str, Any] = {"out": tmp_path / "run", "track": ["mlflow"]}
@@ -76,6 +77,49 @@ def test_mlflow_holds_options_curve_and_end(
     assert run.data.tags["fedrift.fingerprint"] == made.fingerprint
     curve = {m.step: m.value for m in client.get_metric_history(run.info.run_id, "test/accuracy")}
     assert curve == dict(zip(made.rounds, made.accuracy, strict=True))
+
+
+def wandb_runs(folder: Path) -> list[tuple[str, dict[str, Any], dict[int, float], int]]:
+    """Of every file: the run's id, its settings, its accuracy by round, its exit code."""
+    pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    datastore = pytest.importorskip("wandb.sdk.internal.datastore")
+    found: list[tuple[str, dict[str, Any], dict[int, float], int]] = []
+    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        name, config, curve, code = "", dict[str, Any](), dict[int, float](), -1
+        held = datastore.DataStore()
+        held.open_for_scan(str(file))
+        while (data := held.scan_data()) is not None:
+            record = pb.Record()
+            record.ParseFromString(data)
+            kind = record.WhichOneof("record_type")
+            if kind == "run":
+                name = record.run.run_id
+                config |= {i.key: json.loads(i.value_json) for i in record.run.config.update}
+            elif kind == "history":
+                row = {i.key or i.nested_key[0]: i.value_json for i in record.history.item}
+                curve[record.history.step.num] = float(row["test/accuracy"])
+            elif kind == "exit":
+                code = record.exit.exit_code
+        found.append((name, config, curve, code))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of its own libraries
+def test_wandb_holds_options_curve_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    for key, value in {"MODE": "offline", "ERROR_REPORTING": "false", "SILENT": "true"}.items():
+        monkeypatch.setenv(f"WANDB_{key}", value)
+    how: dict[str, Any] = {"out": tmp_path / "run", "track": f"wandb:{tmp_path / 'logs'}"}
+    with pytest.raises(KeyboardInterrupt):
+        small_run("fedavg", on_round=interrupt, **how)
+    made = small_run("fedavg", **how)
+    small_run("fedavg", **how)  # finished: it is read, and nothing is written twice
+    first, second = wandb_runs(tmp_path / "logs")
+    assert first[0] == second[0], "a resumed run goes on under its id"
+    assert (first[3], second[3]) == (130, 0)
+    assert first[1]["algorithm"] == "fedavg"
+    assert first[2] | second[2] == dict(zip(made.rounds, made.accuracy, strict=True))
 
 
 @pytest.mark.slow
@@ -98,7 +142,7 @@ def test_a_comparison_is_tracked_run_by_run(tmp_path: Path) -> None:
     assert {p.name for p in (tmp_path / "tensorboard").iterdir()} == runs
 
 
-@pytest.mark.parametrize("name", trackers.NEEDS)
+@pytest.mark.parametrize("name", trackers.TRACKERS)
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_a_missing_package_is_one_sentence_with_the_fix(
     name: str,

@@ -215,16 +215,15 @@ def test_who_joins_late_is_known_by_size(tmp_path: Path) -> None:
         if any(x.header.get("round") == 1 for x in envelopes.values()) and len(office.desks) == 3:
             office.join(federation.maker(3))
 
-    class Stopping:
-        def started(self, plan: Any) -> None: ...
-        def finished_round(self, report: fr.RoundReport) -> None:
+    class Stopping(fr.Callback):
+        def on_round(self, report: fr.RoundReport) -> None:
             if report.round == 3:
                 raise Killed
 
     federation.office.before = late
     run = tmp_path / "run"
     with pytest.raises(Killed):
-        federation.run(least=3, out=run, observer=Stopping())
+        federation.run(least=3, out=run, callbacks=[Stopping()])
     assert load(run).clients["sizes"] == sizes
     federation.office.desks.pop(max(federation.office.desks))  # the one that had joined late
     federation.office.before = None

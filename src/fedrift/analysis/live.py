@@ -22,29 +22,17 @@ from fedrift.core.algorithm import EvaluatedModel, Exchange
 from fedrift.core.flat import Vec
 from fedrift.core.messages import pack
 from fedrift.engine import recorder
-from fedrift.engine.callbacks import Analyst, Progress, RoundReport
-from fedrift.engine.execute import Appoint
+from fedrift.engine.callbacks import Callback, Plan, RoundReport
 from fedrift.engine.plan import Task
+from fedrift.engine.result import Result
 from fedrift.figures import clients as pictures
 from fedrift.storage.client_state import Store
 from fedrift.storage.jsonl import Record, dump, encode, replace_bytes
+from fedrift.storage.run_folder import ANALYSIS, load
 
 ENDINGS = ("svg", "png")
 BRIEF = Options(images=500, clients=3, curved=0, steps=30)
 """A run must not wait long for what is measured on the way."""
-
-
-def appointed(plan: LivePlan, watch: Watch | None = None) -> Appoint:
-    """What `session.execute` calls when everything else stands."""
-    return partial(_begin, plan, watch or Unwatched())
-
-
-def _begin(
-    plan: LivePlan, watch: Watch, task: Task, store: Store, folder: Path | None, start: Progress
-) -> Analyst:
-    if folder is None:
-        raise ValueError("a run without a folder cannot keep what is measured")
-    return LiveAnalysis(plan, task, store, folder, start, watch)
 
 
 @dataclass(frozen=True)
@@ -61,38 +49,49 @@ class _InRound:
         self.watch.step()
 
 
-class LiveAnalysis:
+class LiveAnalysis(Callback):
     """Writes one line to `analysis/rounds.jsonl` for every round it looks at."""
 
     def __init__(
-        self,
-        plan: LivePlan,
-        task: Task,
-        store: Store,
-        folder: Path,
-        progress: Progress,
-        watch: Watch,
+        self, plan: LivePlan, task: Task, folder: Path, watch: Watch | None = None
     ) -> None:
-        self.plan, self.task, self.store, self.folder = plan, task, store, folder
-        self.progress, self._watch = progress, watch
+        self.plan, self.task, self.folder = plan, task, folder
+        self._watch = watch or Unwatched()
+        self._store: Store | None = None
+        self._is_on = False
+        self._rows: list[Record] = []
         self._running: dict[int, Running] = {}
         counts = recorder.clients(task.split, task.problem.classes)["counts"]
         self._counts = None if counts is None else np.array(counts, np.float64)
-        self._file = place(folder) / ROUNDS
-        replace_bytes(folder / PLAN, f"{plan}\n".encode())
-        kept = [row for row in observed(folder) if row["round"] <= progress.round]
+        self._file = folder / ANALYSIS / ROUNDS
+
+    def on_start(self, plan: Plan) -> None:
+        """The run's folder stands; what it holds of later rounds will be measured again."""
+        self._is_on = not plan.is_origin  # another task's rounds
+        if not self._is_on:
+            return
+        self._store = plan.states
+        self._rows = list(load(self.folder).rounds) if plan.resumed_from else []
+        place(self.folder)
+        replace_bytes(self.folder / PLAN, f"{self.plan}\n".encode())
+        kept = [row for row in observed(self.folder) if row["round"] <= plan.resumed_from]
         replace_bytes(self._file, "".join(dump(row) + "\n" for row in kept).encode("utf-8"))
 
-    def is_due(self, round: int) -> bool:
-        return self.plan.is_due(round)
+    def looks_at(self, round: int) -> bool:
+        return self._is_on and self.plan.is_due(round)
 
-    def replied(self, exchange: Exchange, client: int, weight: float, up: Any) -> None:
+    def on_reply(self, exchange: Exchange, client: int, weight: float, up: Any) -> None:
         """Called as replies are folded; only sums are kept of them."""
         update = update_of(up)
         if update is not None and "drift" in self.plan.what:
             self._running.setdefault(exchange.round + 1, Running()).add(update, weight)
 
-    def finished_round(self, report: RoundReport) -> None:
+    def on_round(self, report: RoundReport) -> None:
+        if report.metrics:
+            row = {"round": report.round, **report.metrics, "cohort": list(report.cohort)}
+            self._rows.append(row | {"seconds": report.seconds})
+        if not self.looks_at(report.round):
+            return
         line: Record = {"round": report.round}
         for what in self.plan.what:
             found = self._measured(what, report)
@@ -134,7 +133,7 @@ class LiveAnalysis:
         if not accuracy:
             return found
         found["accuracy"] = accuracy
-        history = np.array([row["classes"] for row in self.progress.rows if "classes" in row])
+        history = np.array([row["classes"] for row in self._rows if "classes" in row])
         found["forgetting"] = float(classes.forgetting(history).mean())
         if self._counts is not None:
             share = classes.presence([report.cohort], self._counts)
@@ -147,26 +146,25 @@ class LiveAnalysis:
             name=str(self.task.about["algorithm"]),
             task=self.task,
             round=report.round,
-            shown=self._shown(report.state),
+            shown=self._shown(report),
             state=report.state,
-            buffers=self.progress.buffers,
-            store=self.store,
-            history=tuple(self.progress.rows),
+            buffers=report.buffers,
+            store=self._store,
+            history=tuple(self._rows),
             snapshots={report.round: report.weights},
         )
 
-    def _shown(self, state: Any) -> EvaluatedModel:
-        algorithm, problem = self.task.algorithm, self.task.problem
-        return algorithm.shown(state, problem, self.progress.buffers)[""]
+    def _shown(self, report: RoundReport) -> EvaluatedModel:
+        return self.task.algorithm.shown(report.state, self.task.problem, report.buffers)[""]
 
-    def ended(self) -> None:
+    def on_end(self, result: Result) -> None:
         """The curves of what was seen, as one more finding."""
-        rows = observed(self.folder)
+        rows = observed(self.folder) if self._is_on else []
         if not rows:
             return
         name = str(self.task.about["algorithm"])
         finding = summary(name, rows, self.plan)
-        case = Case(name, self.task, self.progress.round, self._shown(self.progress.state))
+        case = Case(name, self.task, rows[-1]["round"], EvaluatedModel(result.weights))
         keep(case, self.folder, "during", finding, Options(), ENDINGS)
 
 

@@ -94,13 +94,13 @@ def contest(
         from fedrift import comparison
 
         if tune:
-            grid = comparison.tuned(grid, tune, folder, watch, most, begins=watch.restart)
+            grid = comparison.tuned(grid, tune, folder, watch.callbacks, most, begins=watch.restart)
             cells = grid.cells()
             watch.restart(cells)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             replace_text(folder / FILE, grid.to_toml())
-        how = (grid.base.workers, watch, wanted, grid.base.backend)
+        how = (grid.base.workers, watch.callbacks, wanted, grid.base.backend)
         made = comparison.run_grid(cells, folder, *how)
     except KeyboardInterrupt:
         watch.close()

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedrift.cli.console import console
 from fedrift.config.grid import Cell
+from fedrift.engine.callbacks import Callback, Passive
+from fedrift.errors import RunError
 from fedrift.report import numbers
 from fedrift.report.numbers import NOTHING, seconds_text
 from fedrift.report.statistics.estimates import estimate
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-    from fedrift.comparison import Comparison, Item, Outcome
+    from fedrift.comparison import Comparison, Item
     from fedrift.engine.callbacks import Plan, RoundReport
+    from fedrift.engine.result import Result
     from fedrift.report.statistics.measured import Measured
 
 
@@ -148,6 +151,10 @@ class Watcher:
             )
             self._live.start()
 
+    def callbacks(self, item: Item) -> list[Callback]:
+        """Who tells of a run."""
+        return [_OneRun(self, item)]
+
     def started(self, item: Item, plan: Plan) -> None:
         with self._lock:
             self.rounds[_group(item), item.seed] = plan.resumed_from
@@ -160,22 +167,16 @@ class Watcher:
             if "accuracy" in report.metrics:
                 self.last[key] = float(report.metrics["accuracy"])
 
-    def finished(self, outcome: Outcome) -> None:
-        group = _group(outcome.item)
+    def finished(self, item: Item, said: str) -> None:
+        group = _group(item)
         with self._lock:
-            if (group, outcome.item.seed) not in self.rounds:  # it was read, not made
-                self.found += outcome.item.rounds
-            self.rounds[group, outcome.item.seed] = outcome.item.rounds
+            if (group, item.seed) not in self.rounds:  # it was read, not made
+                self.found += item.rounds
+            self.rounds[group, item.seed] = item.rounds
             self.done[group] = self.done.get(group, 0) + 1
             made, left = sum(self.done.values()), self._left()
         if self._shows and self._live is None:
-            axes = "".join(f", {k} {v}" for k, v in outcome.item.axes.items())
-            result = outcome.result
-            said = outcome.error if result is None else result.status
-            if result is not None and result.accuracy:
-                said += f", accuracy {result.accuracy[-1]:.4f}"
-            who = f"{outcome.item.label}{axes}, seed {outcome.item.seed}"
-            line = f"{made} of {self.runs}: {who}: {said}{left if made < self.runs else ''}"
+            line = f"{made} of {self.runs}: {_name(item)}: {said}{left if made < self.runs else ''}"
             console(errors=True).print(line)
 
     def _left(self) -> str:
@@ -204,6 +205,27 @@ class Watcher:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+class _OneRun(Passive):
+    """Tells how one run of the comparison goes."""
+
+    def __init__(self, watcher: Watcher, item: Item) -> None:
+        self._watcher, self._item = watcher, item
+
+    def on_start(self, plan: Plan) -> None:
+        self._watcher.started(self._item, plan)
+
+    def on_round(self, report: RoundReport) -> None:
+        self._watcher.finished_round(self._item, report)
+
+    def on_end(self, result: Result) -> None:
+        accuracy = f", accuracy {result.accuracy[-1]:.4f}" if result.accuracy else ""
+        self._watcher.finished(self._item, f"{result.status}{accuracy}")
+
+    def on_error(self, error: BaseException) -> None:
+        if isinstance(error, RunError):  # the others go on
+            self._watcher.finished(self._item, str(error).splitlines()[0])
 
 
 def watcher(cells: Sequence[Cell], *, silent: bool) -> Watcher:

@@ -185,13 +185,14 @@ def execute(
 
         result = api.run_spec(
             spec,
-            observer=watch,
+            callbacks=[watch],
             out=folder,
             prepared=prepared,
             track=track,
             analyse=analyse,
             origin=origin,
             profile=profile,
+            measuring=watch.measuring,
         )
     except KeyboardInterrupt:
         watch.close()

@@ -17,7 +17,7 @@ from fedrift.presets.relations import shown, spoken
 from fedrift.storage.jsonl import Record
 
 if TYPE_CHECKING:
-    from fedrift.cli.compare_view import Watcher
+    from fedrift.comparison import CallbacksOf
     from fedrift.config.grid import Cell
 
 
@@ -214,12 +214,12 @@ def run(
     tell(f"{preset.title}: {size.name}, about {size.minutes:g} min on two cores. {size.note}")
 
     @contextmanager
-    def watching(cells: Sequence[Cell]) -> Generator[Watcher]:
+    def watching(cells: Sequence[Cell]) -> Generator[CallbacksOf]:
         from fedrift.cli.compare_view import watcher
 
         watch = watcher(cells, silent=quiet)
         try:
-            yield watch
+            yield watch.callbacks
         finally:
             watch.close()
 

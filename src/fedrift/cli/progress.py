@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedrift.cli.console import console, loss_text
 from fedrift.config.spec import Spec
+from fedrift.engine.callbacks import Passive
 from fedrift.report.numbers import bytes_text, seconds_text
 
 if TYPE_CHECKING:
@@ -100,26 +101,28 @@ def watching(*, silent: bool) -> Generator[Watch]:
         watch.close()
 
 
-class Silent:
+class Silent(Passive):
     """Counts rounds and says nothing."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.finished = 0
+        self.measuring: Watch | None = None
+        """Is told of long measurements during the run."""
         self.has_started = False
 
-    def started(self, plan: Plan) -> None:
+    def on_start(self, plan: Plan) -> None:
         self.has_started = True
         self.finished = plan.resumed_from
 
-    def finished_round(self, report: RoundReport) -> None:
+    def on_round(self, report: RoundReport) -> None:
         self.finished = report.round
 
     def close(self) -> None:
         """Leaves the terminal as it was; it can be closed twice."""
 
 
-class Lines:
+class Lines(Passive):
     """One line per evaluated round: for logs and pipes."""
 
     def __init__(self, spec: Spec) -> None:
@@ -136,14 +139,14 @@ class Lines:
     def finished(self) -> int:
         return self.counter.finished
 
-    def started(self, plan: Plan) -> None:
-        self.counter.started(plan)
+    def on_start(self, plan: Plan) -> None:
+        self.counter.on_start(plan)
         self.since = time.perf_counter()
         for name, text in described(self.counter.spec, plan):
             self.screen.print(f"{name:<10} {text}")
 
-    def finished_round(self, report: RoundReport) -> None:
-        self.counter.finished_round(report)
+    def on_round(self, report: RoundReport) -> None:
+        self.counter.on_round(report)
         if text := dropped(report):
             self.screen.print(text)
         if not report.metrics:
@@ -159,7 +162,7 @@ class Lines:
         """Nothing to put back."""
 
 
-class Live:
+class Live(Passive):
     """A bar with the round, the last accuracy and loss, the time passed and the time left."""
 
     def __init__(self, spec: Spec) -> None:
@@ -176,10 +179,10 @@ class Live:
     def finished(self) -> int:
         return self.counter.finished
 
-    def started(self, plan: Plan) -> None:
+    def on_start(self, plan: Plan) -> None:
         from rich.text import Text
 
-        self.counter.started(plan)
+        self.counter.on_start(plan)
         for name, text in described(self.counter.spec, plan):
             self.screen.print(Text.assemble((f"{name:<10} ", "dim"), text))
         self.bar = _bar(self.screen)
@@ -187,8 +190,8 @@ class Live:
         self.bar.add_task("", total=rounds, completed=plan.resumed_from, said="")
         self.bar.start()
 
-    def finished_round(self, report: RoundReport) -> None:
-        self.counter.finished_round(report)
+    def on_round(self, report: RoundReport) -> None:
+        self.counter.on_round(report)
         if self.bar is None:
             return
         if text := dropped(report):

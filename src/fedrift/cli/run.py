@@ -22,7 +22,7 @@ def _flag(panel: str, help: str, metavar: str = "NAME") -> Any:
 
 TRACK = _flag(
     OUTPUT,
-    "Follow it in tensorboard or mlflow too; tensorboard:FOLDER says where. Can be repeated.",
+    "Follow it in tensorboard, mlflow or wandb too; mlflow:FOLDER says where. Can be repeated.",
     "NAME",
 )
 

@@ -47,8 +47,8 @@ def fingerprint_of(record: RunRecord) -> str:
     """Of the weights and rounds as they stand in the folder."""
     import torch
 
-    from fedrift.engine.callbacks import fingerprint
     from fedrift.engine.prepare import prepare
+    from fedrift.engine.result import fingerprint
     from fedrift.engine.task import task_from_spec
 
     weights = record.weights()
@@ -74,7 +74,7 @@ def again(record: RunRecord, rounds: int | None, workers: str | None, quiet: boo
     watch, origin = watcher(spec, silent=quiet), read_origin(record.folder)
     with tempfile.TemporaryDirectory(prefix="fedrift-verify-") as scratch, closing(watch):
         out = None if origin is None else Path(scratch) / "run"
-        result = run_spec(spec, observer=watch, out=out, until=until, origin=origin)
+        result = run_spec(spec, callbacks=[watch], out=out, until=until, origin=origin)
     mine = [row for row in record.rounds if until is None or row["round"] <= until]
     differences = compared(mine, result.metrics)
     if is_whole and result.fingerprint != record.summary["fingerprint"]:

@@ -19,9 +19,9 @@ from fedrift.core.algorithm import Algorithm, Exchange, Outcome, owner_of, resol
 from fedrift.core.evaluation import Done
 from fedrift.core.messages import Packed, pack
 from fedrift.core.site import Site
-from fedrift.engine.callbacks import Finished, Progress, RoundReport, Settings
-from fedrift.engine.history import History
-from fedrift.engine.loop import Engine
+from fedrift.engine.callbacks import OnRound, RoundReport
+from fedrift.engine.history import Finished, History, Progress
+from fedrift.engine.loop import Engine, Settings
 from fedrift.storage.client_state import Store
 
 
@@ -169,7 +169,9 @@ class Inside:
                 eval_every=self.trial.rounds,
                 sizes=self.split.sizes,
             ),
-            History(self.algorithm, self.store, progress, lambda chunks: {}, on_round=note),
+            History(
+                self.algorithm, self.store, progress, lambda chunks: {}, callbacks=[OnRound(note)]
+            ),
         )
         try:
             return engine.run()

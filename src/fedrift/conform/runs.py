@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from fedrift.conform.subject import Subject, subject_of
 from fedrift.core.flat import Vec
 from fedrift.data import arrays
 from fedrift.engine import execute, task
-from fedrift.engine.callbacks import RoundReport
+from fedrift.engine.callbacks import OnRoundFunction, RoundReport, callbacks_of
 from fedrift.engine.result import Result
 
 
@@ -53,7 +52,7 @@ def run(
     workers: int = 0,
     backend: str = "auto",
     out: Path | None = None,
-    on_round: Callable[[RoundReport], bool | None] | None = None,
+    on_round: OnRoundFunction | None = None,
     pool: Pool | None = None,
 ) -> Result:
     """One run of the trial."""
@@ -62,7 +61,7 @@ def run(
         workers=workers,
         backend=backend,
         out=out,
-        on_round=on_round,
+        callbacks=callbacks_of([], on_round),
         pool=pool,
     )
 

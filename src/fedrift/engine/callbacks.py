@@ -1,26 +1,22 @@
-"""What a run tells and keeps: plan, reports, progress, how it ended, fingerprint."""
+"""Watching a run: what is told of it, and who is told."""
 
 from __future__ import annotations
 
-import hashlib
-import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from torch import Tensor
+from fedrift.errors import InputError
 
-from fedrift.core.algorithm import Exchange
-from fedrift.core.faults import Faults
-from fedrift.core.flat import Vec
-from fedrift.core.sampling import Participation
-from fedrift.engine.aggregation import Aggregation
-from fedrift.engine.ledger import Cost, Ledger
-from fedrift.storage.checkpoint import Checkpoint
+if TYPE_CHECKING:  # progress on the command line is a callback, and does not wait for torch
+    from torch import Tensor
 
-Status = Literal["done", "stopped", "diverged"]
-Metrics = dict[str, Any]
+    from fedrift.core.algorithm import Exchange
+    from fedrift.core.flat import Vec
+    from fedrift.engine.ledger import Cost
+    from fedrift.engine.result import Result
+    from fedrift.storage.client_state import Store
 
 
 @dataclass(frozen=True)
@@ -35,6 +31,11 @@ class RoundReport:
     cohort: tuple[int, ...]
     nonfinite: tuple[int, ...]
     seconds: float
+    buffers: tuple[Tensor, ...] = ()
+    """Running statistics that belong to the weights."""
+
+
+OnRoundFunction = Callable[[RoundReport], bool | None]
 
 
 @dataclass(frozen=True)
@@ -50,93 +51,109 @@ class Plan:
     disk_bytes: int
     resumed_from: int = 0
     notes: tuple[str, ...] = ()
+    is_origin: bool = False
+    """These are the first rounds of a fork, which are those of another run."""
+    states: Store | None = None
+    """What clients keep between rounds, to read; None if it is not here."""
 
 
-class Observer(Protocol):
-    """Is told what goes on; cannot change it."""
+class Callback:
+    """Watches a run: subclass it and write the methods you need.
 
-    def started(self, plan: Plan) -> None: ...
-    def finished_round(self, report: RoundReport) -> None: ...
+    What is told has happened and is recorded. A method that raises ends the run, which keeps the
+    rounds it has finished.
+    """
 
+    def on_start(self, plan: Plan) -> None:
+        """Before the first round. A fork starts twice: as its origin, then as itself."""
 
-class Analyst(Protocol):
-    """Measures in some rounds; cannot change the run."""
+    def on_reply(self, exchange: Exchange, client: int, weight: float, up: Any) -> None:
+        """A client's message as it is averaged, not to be kept or changed; if `looks_at` says so.
 
-    def is_due(self, round: int) -> bool: ...
-    def replied(self, exchange: Exchange, client: int, weight: float, up: Any) -> None: ...
-    def finished_round(self, report: RoundReport) -> None: ...
-    def ended(self) -> None: ...
+        `exchange.phase` names the client method, `exchange.round` counts from 0.
+        """
 
+    def on_round(self, report: RoundReport) -> bool | None:
+        """After every round; True stops the run."""
 
-class Recorder(Protocol):
-    """Keeps what must outlive the process."""
+    def on_end(self, result: Result) -> None:
+        """The run has a result. One that was finished before is only read: it had no start."""
 
-    def rounds(self, row: Mapping[str, Any]) -> None: ...
-    def ledger(self, row: Mapping[str, Any]) -> None: ...
-    def is_due(self) -> bool: ...
-    def checkpoint(self, make: Callable[[], Checkpoint]) -> None: ...
+    def on_error(self, error: BaseException) -> None:
+        """The run has ended with an exception: a KeyboardInterrupt if it was interrupted."""
 
+    def looks_at(self, round: int) -> bool:
+        """Whether it must see this round, its replies included, before the next one begins.
 
-@dataclass(frozen=True)
-class Settings:
-    """The engine's part of a run: how long, who, when to look."""
-
-    rounds: int
-    participation: Participation
-    seed: int
-    eval_every: int
-    sizes: np.ndarray
-    faults: Faults | None = None
-    aggregation: Aggregation | None = None
-    until: int | None = None
-    """Stop after so many rounds, although the run as such is longer."""
-    present: Callable[[], np.ndarray | None] = lambda: None
-    """Clients that can be asked now; None: all of them, always."""
-
-    @property
-    def last(self) -> int:
-        return self.rounds if self.until is None else min(self.until, self.rounds)
+        With False the run is faster: the model is evaluated while the next round is under way,
+        and `on_round` is called when that is done.
+        """
+        return True
 
 
-@dataclass
-class Progress:
-    """Where a run stands; what a checkpoint restores."""
+class Passive(Callback):
+    """A callback for which no round waits; `on_round` must not change the weights it is shown."""
 
-    state: Any
-    buffers: tuple[Tensor, ...]
-    round: int = 0
-    counted: set[int] = field(default_factory=set[int])
-    told: set[int] = field(default_factory=set[int])
-    seconds: float = 0.0
-    rows: list[Metrics] = field(default_factory=list)
-    ledger: Ledger = field(default_factory=Ledger)
+    def looks_at(self, round: int) -> bool:
+        return False
 
 
-@dataclass(frozen=True)
-class Finished:
-    """How a run ended."""
+class OnRound(Callback):
+    """A function of a `RoundReport` as a callback."""
 
-    status: Status
-    diverged_at: int | None
-    progress: Progress
-    weights: Vec
-    rest: Mapping[str, Tensor]
-    """Buffers and frozen parameters that the run has moved."""
+    def __init__(self, function: OnRoundFunction) -> None:
+        self._function = function
+
+    def on_round(self, report: RoundReport) -> bool | None:
+        return self._function(report)
 
 
-def fingerprint(weights: Vec, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Short hash of the final weights and of every logged number but timings."""
-    digest = hashlib.sha256(weights.detach().cpu().contiguous().numpy().tobytes())
-    for row in rows:
-        for name in sorted(row):
-            if name != "seconds":
-                digest.update(name.encode() + _bytes(row[name]))
-    return digest.hexdigest()[:16]
+def callbacks_of(
+    given: Sequence[Callback], on_round: OnRoundFunction | None = None
+) -> list[Callback]:
+    """What the user gave, checked; the function comes last."""
+    if not isinstance(given, Sequence):
+        raise InputError(f"callbacks={given!r} must be a list of fedrift.Callback objects")
+    for one in given:
+        if not isinstance(one, Callback):
+            raise InputError(
+                f"callbacks: {one!r} must be an object of a class that inherits fedrift.Callback"
+            )
+    if on_round is not None and not callable(on_round):
+        raise InputError(f"on_round={on_round!r} must be a function of a RoundReport")
+    return [*given, *([] if on_round is None else [OnRound(on_round)])]
 
 
-def _bytes(value: Any) -> bytes:
-    if isinstance(value, (list, tuple)):
-        return b"".join(_bytes(v) for v in value)
-    if isinstance(value, Mapping):
-        return b"".join(str(k).encode() + _bytes(v) for k, v in sorted(value.items()))
-    return struct.pack("<d", value) if isinstance(value, (int, float)) else str(value).encode()
+def writing(callbacks: Sequence[Callback], method: str) -> list[Callback]:
+    """Those that have written a method: nobody else costs anything."""
+    return [one for one in callbacks if getattr(type(one), method) is not getattr(Callback, method)]
+
+
+@contextmanager
+def telling_errors(callbacks: Sequence[Callback]) -> Generator[None]:
+    """Tells everybody of an exception, which stays the one that is raised."""
+    try:
+        yield
+    except BaseException as error:
+        for callback in callbacks:
+            try:
+                callback.on_error(error)
+            except Exception as other:
+                error.add_note(f"{type(callback).__name__}.on_error failed too: {other!r}")
+        raise
+
+
+@contextmanager
+def telling_end(callbacks: Sequence[Callback]) -> Generator[Callable[[Result], Result]]:
+    """Tells everybody how a run ended; the result is given to what this yields."""
+    results: list[Result] = []
+
+    def keep(result: Result) -> Result:
+        results.append(result)
+        return result
+
+    with telling_errors(callbacks):
+        yield keep
+    for result in results:
+        for callback in callbacks:
+            callback.on_end(result)

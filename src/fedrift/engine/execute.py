@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,10 +24,10 @@ from fedrift.core.evaluation import Chunk, Evaluator
 from fedrift.core.flat import map_tree
 from fedrift.core.site import Site
 from fedrift.engine import recorder
-from fedrift.engine.callbacks import Analyst, Finished, Observer, Progress, RoundReport, Settings
-from fedrift.engine.history import History
+from fedrift.engine.callbacks import Callback, telling_end
+from fedrift.engine.history import Finished, History, Progress
 from fedrift.engine.ledger import Ledger
-from fedrift.engine.loop import Engine
+from fedrift.engine.loop import Engine, Settings
 from fedrift.engine.plan import Task, check_fits, cost_of, plan, workers_for
 from fedrift.engine.result import Result
 from fedrift.engine.resume import check_fit, full, identity_of, is_complete, resume
@@ -127,8 +128,6 @@ def one_thread() -> Generator[None]:
         torch.set_rng_state(state)
 
 
-Appoint = Callable[[Task, Store, Path | None, Progress], Analyst]
-"""Makes the one who measures during a run, from what the run consists of."""
 
 
 def execute(
@@ -137,10 +136,8 @@ def execute(
     workers: int | str = "auto",
     backend: str = "auto",
     out: Path | None = None,
-    observer: Observer | None = None,
-    on_round: Callable[[RoundReport], bool | None] | None = None,
+    callbacks: Sequence[Callback] = (),
     pool: Pool | None = None,
-    appoint: Appoint | None = None,
     until: int | None = None,
     origin: tuple[Task, int] | None = None,
     place: Place | None = None,
@@ -152,7 +149,7 @@ def execute(
     needs a folder to hand its state over.
     """
     # Several runs share a pool and one generator: whoever made the pool restores it, not each run.
-    with one_thread() if pool is None else nullcontext():
+    with telling_end(callbacks) as ended, one_thread() if pool is None else nullcontext():
         torch.set_num_threads(1)
         _check(task)
         if origin is not None:
@@ -179,12 +176,12 @@ def execute(
             )
         try:
             if folder is not None and again and is_complete(folder):
-                return reread(task, folder)
+                return ended(reread(task, folder))
             start = partial(
                 _execute,
                 number=number,
                 kind=backend,
-                observer=observer,
+                callbacks=callbacks,
                 pool=pool,
                 place=place,
                 meter=Meter(is_on=profile),
@@ -192,13 +189,13 @@ def execute(
             if origin is not None and folder is not None:
                 first, at = origin[0], origin[1] if until is None else min(origin[1], until)
                 _check(first)
-                ended = start(first, folder, again, on_round=None, until=at, is_part=True)
-                if ended is not None:  # it diverged on the way
-                    return ended
+                result = start(first, folder, again, until=at, is_origin=True)
+                if result is not None:  # it diverged on the way
+                    return ended(result)
                 again = True
-            ended = start(task, folder, again, on_round=on_round, until=until, appoint=appoint)
-            assert ended is not None
-            return ended
+            result = start(task, folder, again, until=until)
+            assert result is not None
+            return ended(result)
         finally:
             if folder is not None:
                 folder.close()
@@ -217,16 +214,14 @@ def _execute(
     again: bool,
     number: int,
     kind: str,
-    observer: Observer | None,
-    on_round: Callable[[RoundReport], bool | None] | None,
+    callbacks: Sequence[Callback],
     pool: Pool | None,
     until: int | None = None,
-    is_part: bool = False,
-    appoint: Appoint | None = None,
+    is_origin: bool = False,
     place: Place | None = None,
     meter: Meter = OFF,
 ) -> Result | None:
-    """None if it was only a part of a run, and that part has been done."""
+    """None if it was only the origin of a fork, and its rounds have been done."""
     problem = task.problem
     site = TimedSite if meter.is_on else Site
     visitor = Visitor(task.algorithm, problem, task.split, task.augment, site)
@@ -240,10 +235,10 @@ def _execute(
     if task.test is not None:
         evaluator = Evaluator(problem, *task.test, evaluation.evaluate_chunk, bool(task.metrics))
     progress, said = resume(task, store, folder, again)
-    if is_part and until is not None and progress.round >= until:
+    if is_origin and until is not None and progress.round >= until:
         store.close()
         return None
-    planned = plan(task, store, number, progress.round, said)
+    planned = replace(plan(task, store, number, progress.round, said), is_origin=is_origin)
     try:
         check_fits(planned, Path(store.scratch), folder is not None)
     except InputError:
@@ -251,12 +246,9 @@ def _execute(
         if folder is not None and not again:  # the fix may be wanted in the same folder
             folder.withdraw()
         raise
-    if observer is not None:
-        observer.started(planned)
-    analyst = None
+    for callback in callbacks:
+        callback.on_start(planned)
     if rows is not None:
-        where = None if folder is None else folder.path
-        analyst = None if appoint is None else appoint(task, rows, where, progress)
         at, cost = address_of(kind), cost_of(task)
         chosen = made(kind, RunParts(visitor, rows, evaluator, cost, number, at, pool, meter))
     else:
@@ -268,9 +260,7 @@ def _execute(
         progress,
         lambda chunks: combined(task, chunks),
         recorder=None if folder is None else recorder.RunRecorder(folder),
-        observer=observer,
-        on_round=on_round,
-        analyst=analyst,
+        callbacks=callbacks,
         meter=meter,
     )
     settings = Settings(
@@ -289,8 +279,6 @@ def _execute(
         finished = engine.run()
         engine.save()
         meter.ended(number)
-        if analyst is not None:
-            analyst.ended()
     except BaseException as error:
         with suppress(Exception):  # the first error is the one to tell
             engine.interrupted(evaluator)
@@ -300,7 +288,7 @@ def _execute(
     finally:
         chosen.close()
         store.close()
-    if is_part and finished.status == "stopped":
+    if is_origin and finished.status == "stopped":
         return None
     result = result_of(task, finished, folder, meter.rounds)
     if folder is not None:

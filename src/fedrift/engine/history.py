@@ -7,21 +7,62 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from fedrift.backends.profiling import OFF, Meter
-from fedrift.core.algorithm import Algorithm
+from fedrift.core.algorithm import Algorithm, Exchange, Watch
 from fedrift.core.evaluation import Chunk, Done, Pending
 from fedrift.core.flat import Vec
-from fedrift.engine.callbacks import Analyst, Metrics, Observer, Progress, Recorder, RoundReport
-from fedrift.engine.ledger import Cost, Entry
+from fedrift.engine.callbacks import Callback, RoundReport, writing
+from fedrift.engine.ledger import Cost, Entry, Ledger
+from fedrift.engine.result import Status
 from fedrift.storage.checkpoint import Checkpoint
 from fedrift.storage.client_state import States
+
+Metrics = dict[str, Any]
+
+
+@dataclass
+class Progress:
+    """Where a run stands; what a checkpoint restores."""
+
+    state: Any
+    buffers: tuple[Tensor, ...]
+    round: int = 0
+    counted: set[int] = field(default_factory=set[int])
+    told: set[int] = field(default_factory=set[int])
+    seconds: float = 0.0
+    rows: list[Metrics] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a run ended."""
+
+    status: Status
+    diverged_at: int | None
+    progress: Progress
+    weights: Vec
+    rest: Mapping[str, Tensor]
+    """Buffers and frozen parameters that the run has moved."""
+
+
+class Recorder(Protocol):
+    """Keeps what must outlive the process. It is no callback: a checkpoint holds more than they
+    are told, and whatever they are told is recorded before."""
+
+    def rounds(self, row: Mapping[str, Any]) -> None: ...
+    def ledger(self, row: Mapping[str, Any]) -> None: ...
+    def is_due(self) -> bool: ...
+    def checkpoint(self, make: Callable[[], Checkpoint]) -> None: ...
+
 
 # Steps that belong together: Ctrl-C waits until they are done.
 
@@ -58,7 +99,6 @@ class PendingRound:
     report: RoundReport
     entries: list[Entry]
     pending: dict[str, Pending]
-    buffers: tuple[Tensor, ...]
     before: tuple[Any, tuple[Tensor, ...]]
     """State and buffers to end with if the evaluation is not finite."""
 
@@ -74,33 +114,41 @@ class History:
         combine: Callable[[Sequence[Chunk]], Metrics],
         *,
         recorder: Recorder | None = None,
-        observer: Observer | None = None,
-        on_round: Callable[[RoundReport], bool | None] | None = None,
-        analyst: Analyst | None = None,
+        callbacks: Sequence[Callback] = (),
         meter: Meter = OFF,
     ) -> None:
         self._algorithm, self._store, self._combine = algorithm, store, combine
-        self.progress, self.recorder, self.observer = progress, recorder, observer
-        self.on_round, self.analyst, self._meter = on_round, analyst, meter
+        self.progress, self.recorder, self._meter = progress, recorder, meter
+        self._told = writing(callbacks, "on_round")
+        self._shown = writing(callbacks, "on_reply")
         self.entries: list[Entry] = []
         self.waiting: deque[PendingRound] = deque()
         self.is_stopped = False
-        """`on_round` has asked to stop."""
+        """A callback has asked to stop."""
         self._total = progress.ledger.total
         self._clock = time.perf_counter() - progress.seconds
 
     def looks(self, t: int) -> bool:
         """Somebody wants to see this round before the next one begins."""
-        return self.on_round is not None or self.examines(t)
+        return any(one.looks_at(t + 1) for one in self._told)
 
-    def examines(self, t: int) -> bool:
-        return self.analyst is not None and self.analyst.is_due(t + 1)
+    def watch(self, exchange: Exchange) -> Watch | None:
+        """Whoever sees the replies of an exchange; None if nobody looks."""
+        due = [one for one in self._shown if one.looks_at(exchange.round + 1)]
+        return partial(_show, due, exchange) if due else None
 
     @property
     def must_save(self) -> bool:
         return self.recorder is not None and self.recorder.is_due()
 
-    def report(self, t: int, weights: Vec, state: Any, cohort: tuple[int, ...]) -> RoundReport:
+    def report(
+        self,
+        t: int,
+        weights: Vec,
+        state: Any,
+        cohort: tuple[int, ...],
+        buffers: tuple[Tensor, ...],
+    ) -> RoundReport:
         return RoundReport(
             round=t + 1,
             weights=weights,
@@ -110,14 +158,13 @@ class History:
             cohort=cohort,
             nonfinite=tuple(c for e in self.entries for c in e.nonfinite),
             seconds=time.perf_counter() - self._clock,
+            buffers=buffers,
         )
 
-    def wait(
-        self, report: RoundReport, pending: dict[str, Pending], buffers: tuple[Tensor, ...]
-    ) -> PendingRound:
+    def wait(self, report: RoundReport, pending: dict[str, Pending]) -> PendingRound:
         """A round is over; its evaluation may not be."""
         before = self.progress.state, self.progress.buffers
-        waiting = PendingRound(report, self.entries, pending, buffers, before)
+        waiting = PendingRound(report, self.entries, pending, before)
         self.waiting.append(waiting)
         self.entries = []
         return waiting
@@ -136,8 +183,6 @@ class History:
             with defer_interrupts():
                 self.waiting.popleft()  # only now: an interruption must not lose the round
                 self._record(report, waiting.entries)
-            if self.analyst is not None and self.analyst.is_due(report.round):
-                self.analyst.finished_round(report)
             (tell or self._tell)(report)
             if not math.isfinite(metrics.get("loss", 0.0)):
                 return waiting
@@ -156,11 +201,11 @@ class History:
             self._tell(report)
 
     def _tell(self, report: RoundReport) -> None:
-        if self.observer is not None:
-            self.observer.finished_round(report)
-        if self.on_round is not None:
-            copied = replace(report, weights=report.weights.clone())
-            self.is_stopped = bool(self.on_round(copied)) or self.is_stopped
+        for one in self._told:
+            seen = report
+            if one.looks_at(report.round):  # it may do with its weights what it likes
+                seen = replace(report, weights=report.weights.clone())
+            self.is_stopped = bool(one.on_round(seen)) or self.is_stopped
 
     def _record(self, report: RoundReport, entries: Sequence[Entry]) -> None:
         metrics = report.metrics
@@ -213,3 +258,8 @@ class History:
             seconds=progress.seconds,
             sums={path: table.sums for path, table in self._store.tables.items()},
         )
+
+
+def _show(due: Sequence[Callback], exchange: Exchange, client: int, weight: float, up: Any) -> None:
+    for one in due:
+        one.on_reply(exchange, client, weight, up)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,25 +13,37 @@ from fedrift.backends.backend import Backend
 from fedrift.backends.profiling import OFF, Meter
 from fedrift.core.algorithm import Algorithm, Cohort, Exchange, NoReply, Outcome
 from fedrift.core.evaluation import Chunk, Done, Evaluator, Pending
-from fedrift.core.faults import RoundFaults
+from fedrift.core.faults import Faults, RoundFaults
 from fedrift.core.flat import Vec, is_finite
 from fedrift.core.problem import Problem
-from fedrift.engine.callbacks import (
-    Finished,
-    Observer,
-    Plan,
-    Progress,
-    RoundReport,
-    Settings,
-    Status,
-    fingerprint,
-)
-from fedrift.engine.history import History, PendingRound, defer_interrupts
+from fedrift.core.sampling import Participation
+from fedrift.engine.aggregation import Aggregation
+from fedrift.engine.history import Finished, History, PendingRound, defer_interrupts
 from fedrift.engine.ledger import entry_of
+from fedrift.engine.result import Status
 from fedrift.errors import is_overflow
 from fedrift.storage.client_state import States
 
-__all__ = ["Engine", "Finished", "Observer", "Plan", "Progress", "RoundReport", "fingerprint"]
+
+@dataclass(frozen=True)
+class Settings:
+    """The engine's part of a run: how long, who, when to look."""
+
+    rounds: int
+    participation: Participation
+    seed: int
+    eval_every: int
+    sizes: np.ndarray
+    faults: Faults | None = None
+    aggregation: Aggregation | None = None
+    until: int | None = None
+    """Stop after so many rounds, although the run as such is longer."""
+    present: Callable[[], np.ndarray | None] = lambda: None
+    """Clients that can be asked now; None: all of them, always."""
+
+    @property
+    def last(self) -> int:
+        return self.rounds if self.until is None else min(self.until, self.rounds)
 
 
 class Engine:
@@ -68,12 +79,13 @@ class Engine:
                 return self._diverged(bad)
             if is_lost:
                 self.store.discard()
-                history.wait(history.report(t, weights, new, cohort), {}, buffers)
+                history.wait(history.report(t, weights, new, cohort, buffers), {})
                 history.settle()
                 return self._finished("diverged", t + 1)
             self._accept(t, weights, new, buffers, cohort)
             saves, is_last = history.must_save, t + 1 == self.settings.last
-            if is_last or saves or history.looks(t) or not self._most_waiting:
+            must_tell = history.looks(t) or history.is_stopped
+            if is_last or saves or must_tell or not self._most_waiting:
                 bad = history.settle()
                 if bad is not None:
                     return self._diverged(bad)
@@ -89,9 +101,9 @@ class Engine:
     ) -> None:
         """The round counts from here on; its evaluation may still be interrupted."""
         due = (t + 1) % self.settings.eval_every == 0 or t + 1 == self.settings.rounds
-        report = self.history.report(t, weights, new, cohort)
+        report = self.history.report(t, weights, new, cohort, buffers)
         with defer_interrupts():
-            waiting = self.history.wait(report, {"": Done([])} if due else {}, buffers)
+            waiting = self.history.wait(report, {"": Done([])} if due else {})
             self.store.commit()
             self.progress.state, self.progress.buffers = new, buffers
             self.progress.round = t + 1
@@ -121,8 +133,8 @@ class Engine:
         def evaluated(waiting: PendingRound) -> dict[str, Sequence[Chunk]]:
             if alone is None:
                 return {}
-            state = waiting.report.state
-            shown = self.algorithm.shown(state, self.problem, waiting.buffers)
+            state, buffers = waiting.report.state, waiting.report.buffers
+            shown = self.algorithm.shown(state, self.problem, buffers)
             return {name: alone.chunks(model) for name, model in shown.items()}
 
         self.history.close_early(evaluated)
@@ -197,9 +209,9 @@ class Engine:
         return [next(c for c in range(len(self.settings.sizes)) if self._works(c, 0))]
 
     def _deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
-        analyst = self.history.analyst
-        if analyst is not None and self.history.examines(exchange.round):
-            exchange = replace(exchange, watch=partial(analyst.replied, exchange))
+        watch = self.history.watch(exchange)
+        if watch is not None:
+            exchange = replace(exchange, watch=watch)
         dropped: tuple[int, ...] = ()
         if self.settings.faults is not None:
             trouble = self.settings.faults.at(exchange.seed, exchange.round, clients)

@@ -322,6 +322,7 @@ def plan(
         disk_bytes=store.row_bytes() * rows_of(task),
         resumed_from=resumed_from,
         notes=(*task.notes, *said),
+        states=store if isinstance(store, Store) else None,
     )
 
 

@@ -19,7 +19,6 @@ from fedrift.config.spec import Spec
 from fedrift.core.algorithm import Algorithm
 from fedrift.core.problem import Problem
 from fedrift.data.split import Split
-from fedrift.engine.callbacks import Progress
 from fedrift.errors import InputError
 from fedrift.storage import checkpoint
 from fedrift.storage.checkpoint import Checkpoint
@@ -96,17 +95,6 @@ def find(
         except ValueError as error:
             notes.append(f"{name} cannot be used ({error}); going on from an earlier state")
     return None, tuple(notes)
-
-
-def check_point(point: Checkpoint, start: Progress, rounds: int, population: int) -> None:
-    """ValueError if a checkpoint cannot be one of this run, whoever wrote it."""
-    if not 0 <= point.round <= rounds:
-        raise ValueError(f"it is of round {point.round}")
-    forms = [(b.shape, b.dtype) for b in point.buffers]
-    if forms != [(b.shape, b.dtype) for b in start.buffers]:
-        raise ValueError("its running statistics have another form")
-    if not all(0 <= client < population for client in (*point.counted, *point.told)):
-        raise ValueError("it names clients that do not exist")
 
 
 MOST_COUNTS = 1_000_000  # numbers; a larger table of labels is left out

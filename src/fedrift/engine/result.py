@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from fedrift.config.spec import Spec
 from fedrift.core.flat import Vec
 from fedrift.core.problem import Problem
-from fedrift.engine.callbacks import Status, fingerprint
 from fedrift.engine.ledger import Ledger
 from fedrift.storage.run_folder import RunRecord
+
+Status = Literal["done", "stopped", "diverged"]
+
+
+def fingerprint(weights: Vec, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Short hash of the final weights and of every logged number but timings."""
+    digest = hashlib.sha256(weights.detach().cpu().contiguous().numpy().tobytes())
+    for row in rows:
+        for name in sorted(row):
+            if name != "seconds":
+                digest.update(name.encode() + _bytes(row[name]))
+    return digest.hexdigest()[:16]
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, (list, tuple)):
+        return b"".join(_bytes(v) for v in value)
+    if isinstance(value, Mapping):
+        return b"".join(str(k).encode() + _bytes(v) for k, v in sorted(value.items()))
+    return struct.pack("<d", value) if isinstance(value, (int, float)) else str(value).encode()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from fedrift.core.algorithm import parts
 from fedrift.core.messages import pack
 from fedrift.engine import recorder
-from fedrift.engine.callbacks import Progress
+from fedrift.engine.history import Progress
 from fedrift.engine.ledger import Ledger
 from fedrift.engine.plan import Task
 from fedrift.errors import InputError
@@ -53,6 +53,17 @@ def full(place: str, folder: RunFolder | None) -> str:
     )
 
 
+def _check_point(point: Checkpoint, start: Progress, rounds: int, population: int) -> None:
+    """ValueError if a checkpoint cannot be one of this run, whoever wrote it."""
+    if not 0 <= point.round <= rounds:
+        raise ValueError(f"it is of round {point.round}")
+    forms = [(b.shape, b.dtype) for b in point.buffers]
+    if forms != [(b.shape, b.dtype) for b in start.buffers]:
+        raise ValueError("its running statistics have another form")
+    if not all(0 <= client < population for client in (*point.counted, *point.told)):
+        raise ValueError("it names clients that do not exist")
+
+
 def _check_model(task: Task, point: Checkpoint) -> None:
     """ValueError if no model can be had from a checkpoint; its hash may be right all the same."""
     w0 = task.problem.w0
@@ -75,7 +86,7 @@ def resume(
         return start, ()
 
     def accept(point: Checkpoint) -> None:
-        recorder.check_point(point, start, task.rounds, task.problem.population)
+        _check_point(point, start, task.rounds, task.problem.population)
         _check_model(task, point)
         store.restore(point.rows, point.sums)
 

@@ -92,21 +92,20 @@ def server_app(folder: str | Path, test: LoadTest) -> ServerApp:
         out = Path(str(config["out"])) if config.get("out") else None
         teller = EventLog(charter, out, log.info)
         try:
-            result = serve(
+            serve(
                 charter,
                 FlowerPost(grid),
                 test=test(charter, config),
                 out=None if out is None else out / "run",
                 least=int(config.get("min-nodes") or 0) or None,
                 deadline=float(config.get("deadline") or DEADLINE),
-                observer=teller,
+                callbacks=[teller],
                 note=teller.note,
                 around=_masks(grid) if config.get("secagg") else None,
             )
         except Exception as error:
-            teller.failed(f"{type(error).__name__}: {error}")
+            teller.failed(error)
             raise
-        teller.finished(result.summary())
 
     app.main()(main)
     return app

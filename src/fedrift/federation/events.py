@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedrift.engine.callbacks import Plan, RoundReport
+from fedrift.engine.callbacks import Callback, Plan, RoundReport
+from fedrift.engine.result import Result
 from fedrift.federation.config import FederationConfig
 
 EVENTS = "federation.jsonl"
 
 
-class EventLog:
-    """An observer of rounds and of what goes on between server and nodes."""
+class EventLog(Callback):
+    """Tells of rounds and of what goes on between server and nodes."""
 
     def __init__(
         self, charter: FederationConfig, folder: Path | None, say: Callable[[str], None]
@@ -24,7 +25,7 @@ class EventLog:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
-    def started(self, plan: Plan) -> None:
+    def on_start(self, plan: Plan) -> None:
         self._tell(
             {
                 "event": "started",
@@ -36,18 +37,19 @@ class EventLog:
             }
         )
 
-    def finished_round(self, report: RoundReport) -> None:
+    def on_round(self, report: RoundReport) -> None:
         row: dict[str, Any] = {"event": "round", "round": report.round, "seconds": report.seconds}
         row |= {k: v for k, v in report.metrics.items() if isinstance(v, (int, float))}
         row |= {"asked": len(report.cohort), "up": report.cost.bytes_up}
         self._tell(row)
 
-    def finished(self, summary: Mapping[str, Any]) -> None:
-        plain = {k: v for k, v in summary.items() if isinstance(v, (int, float, str))}
+    def on_end(self, result: Result) -> None:
+        plain = {k: v for k, v in result.summary().items() if isinstance(v, (int, float, str))}
         self._tell({"event": "finished", **plain})
 
-    def failed(self, text: str) -> None:
-        self._tell({"event": "failed", "text": text})
+    def failed(self, error: Exception) -> None:
+        """Also of what went wrong before there was a run."""
+        self._tell({"event": "failed", "text": f"{type(error).__name__}: {error}"})
 
     def note(self, text: str) -> None:
         self._tell({"event": "note", "text": text})

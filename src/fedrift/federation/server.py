@@ -14,7 +14,7 @@ from fedrift.backends.visit import Visitor
 from fedrift.core.algorithm import Signature, parts
 from fedrift.core.evaluation import Evaluator
 from fedrift.engine import execute, recorder
-from fedrift.engine.callbacks import Observer, RoundReport
+from fedrift.engine.callbacks import Callback
 from fedrift.engine.plan import Task
 from fedrift.engine.result import Result
 from fedrift.errors import InputError
@@ -109,7 +109,7 @@ def serve(
     out: Path | None = None,
     least: int | None = None,
     deadline: float = DEADLINE,
-    observer: Observer | None = None,
+    callbacks: Sequence[Callback] = (),
     note: Callable[[str], None] = lambda text: None,
     around: Around | None = None,
 ) -> Result:
@@ -141,8 +141,4 @@ def serve(
     task.split.sizes = membership.sizes  # filled in as nodes come
     task = replace(task, problem=replace(task.problem, samples=int(membership.sizes.sum())))
     place = AtNodes(task, post, membership, sizes, deadline, note, around)
-    return execute.execute(task, out=out, observer=observer, on_round=_at_once, place=place)
-
-
-def _at_once(report: RoundReport) -> None:
-    """Being there makes the engine tell of a round before it begins the next."""
+    return execute.execute(task, out=out, callbacks=callbacks, place=place)

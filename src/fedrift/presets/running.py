@@ -21,7 +21,7 @@ from fedrift.presets.preset import Part, Preset, Size
 from fedrift.storage.jsonl import Record, dump, read_file, replace_text
 
 if TYPE_CHECKING:
-    from fedrift.comparison import Watch
+    from fedrift.comparison import CallbacksOf
 
 
 # Processor time, which other work on the machine does not lengthen as it does that of a clock.
@@ -57,7 +57,7 @@ def _processes() -> dict[int, tuple[int, int]]:
 
 
 FINDINGS, COMPARISON, ELAPSED = "findings.json", "compare.toml", "elapsed.json"
-Watching = Callable[[Sequence[Cell]], "AbstractContextManager[Watch | None]"]
+Watching = Callable[[Sequence[Cell]], "AbstractContextManager[CallbacksOf | None]"]
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,9 @@ def _compare(
     if starts_workers(grid.base.backend, grid.base.workers):
         prestart()
     replace_text(place / COMPARISON, grid.to_toml())
-    with watching(cells) as watch:
+    with watching(cells) as callbacks:
         made = comparison.run_grid(
-            cells, place, grid.base.workers, watch, backend=grid.base.backend
+            cells, place, grid.base.workers, callbacks, backend=grid.base.backend
         )
     failed = next((o for o in made.outcomes if o.result is None), None)
     if failed is not None:

@@ -15,12 +15,12 @@ from fedrift.analysis.case import Case
 from fedrift.analysis.examine import draw_file
 from fedrift.analysis.saved import load as saved
 from fedrift.api import settled
-from fedrift.comparison import Item, Loader, Outcome, Runner
+from fedrift.comparison import Item, Loader, Runner
 from fedrift.config.grid import seeds_of, slug
 from fedrift.config.spec import Spec
 from fedrift.data import datasets
 from fedrift.data.samples import DataSet
-from fedrift.engine.callbacks import Plan, RoundReport
+from fedrift.engine.callbacks import Passive
 from fedrift.engine.result import Result
 from fedrift.errors import InputError, RunError, unknown
 from fedrift.figures.style import colour, legend, names, panels
@@ -54,31 +54,26 @@ def cores(settings: Mapping[str, Any]) -> int:
     return backends.cores() if number == "auto" else max(1, int(number))
 
 
-class _Told:
-    """Tells of every run that has ended."""
+class _Told(Passive):
+    """Tells of a run that has ended."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, tell: Tell, item: Item) -> None:
+        self._tell, self._who = tell, f"{item.label}, seed {item.seed}"
 
-    def started(self, item: Item, plan: Plan) -> None:
-        return None
+    def on_end(self, result: Result) -> None:
+        accuracy = f", accuracy {100 * result.accuracy[-1]:.1f} %" if result.accuracy else ""
+        self._tell(f"{self._who}: {result.status}{accuracy}")
 
-    def finished_round(self, item: Item, report: RoundReport) -> None:
-        return None
-
-    def finished(self, outcome: Outcome) -> None:
-        result = outcome.result
-        how = outcome.error if result is None else result.status
-        if result is not None and result.accuracy:
-            how += f", accuracy {100 * result.accuracy[-1]:.1f} %"
-        self._tell(f"{outcome.item.label}, seed {outcome.item.seed}: {how}")
+    def on_error(self, error: BaseException) -> None:
+        if isinstance(error, RunError):  # the others go on
+            self._tell(f"{self._who}: {str(error).splitlines()[0]}")
 
 
 def run_all(items: Sequence[Item], settings: Mapping[str, Any], tell: Tell) -> list[Result]:
     """All runs on one pool, in the order given; those that are in their folders are read."""
     number = settings["workers"]
     workers = backends.cores() if number == "auto" else int(number)
-    outcomes = Runner(workers, _Told(tell)).run(items)
+    outcomes = Runner(workers, lambda item: [_Told(tell, item)]).run(items)
     for outcome in outcomes:
         if outcome.result is None:
             raise RunError(f"{outcome.item.label}: {outcome.error}")
