@@ -131,7 +131,7 @@ class Runner:
             result = following(
                 self.track,
                 _name(item),
-                task.spec.said(),
+                task.spec.to_dict(),
                 item.folder,
                 _Observer(item, self.watch),
                 lambda seen: execute(observer=seen),
