@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,52 +17,22 @@ from fedrift import backends
 from fedrift.comparison import CallbacksOf, Comparison, Item, Runner
 from fedrift.config.analyses import LivePlan, during
 from fedrift.config.grid import seeds_of, slug
-from fedrift.config.spec import Spec
+from fedrift.config.spec import FIELDS, Spec
 from fedrift.core.algorithm import local_of
-from fedrift.data import arrays
 from fedrift.engine import execute as session
-from fedrift.engine import task, validate
+from fedrift.engine import task
 from fedrift.engine.build import AlgorithmLike, instance, text_of
 from fedrift.engine.callbacks import Callback, RoundReport, callbacks_of
 from fedrift.engine.plan import Task, UserMetric
 from fedrift.engine.prepare import Prepared, prepare
 from fedrift.engine.result import Result
-from fedrift.engine.task import dtype_of, factory_of, lists, plain, where, work
+from fedrift.engine.task import where, work
 from fedrift.engine.trackers import tracks
 from fedrift.errors import InputError, unknown
 from fedrift.storage.fork import Origin
 
 if TYPE_CHECKING:
     from fedrift.analysis.rehearsal import Watch
-
-USUAL = "default"  # the batch size that the algorithm has of its own
-LOCAL = ("epochs", "steps", "lr", "momentum", "weight_decay", "clip", "schedule")
-SETTINGS: dict[str, Any] = {
-    "model": None,
-    "clients": None,
-    "test": None,
-    "loss": None,
-    "metrics": None,
-    "rounds": None,
-    "per_round": None,
-    "fraction": None,
-    "participants": None,
-    "sampling": "fixed",
-    **dict.fromkeys(LOCAL),
-    "batch_size": USUAL,
-    "weights": None,
-    "augment": None,
-    "dtype": "float32",
-    "device": "cpu",
-    "stack": "auto",
-    "seed": 0,
-    "eval_every": 1,
-    "head": None,
-    "faults": None,
-    "aggregate": None,
-    "privacy": None,
-}
-"""What decides the result of a run besides the algorithm, with the defaults."""
 
 
 def run(
@@ -141,13 +112,13 @@ def run(
     analyse: what to measure on the way, such as "every=10,what=drift,classes"; needs `out`.
     profile: note where the time of every round goes, in `Result.profile`.
     """
-    settings = {key: value for key, value in locals().items() if key in SETTINGS}
+    settings = {key: value for key, value in locals().items() if key in TASK}
     given = callbacks_of(callbacks, on_round)
     wanted, folder = tracks(track), None if out is None else Path(out)
-    made = settled(algorithm, settings)
+    made = task_of(algorithm, settings)
     made = replace(made, spec=where(made.spec, workers, backend))
     name = slug(f"{made.about['algorithm']}-s{made.seed}" if folder is None else folder.name)
-    trackers = [one.follow(name, made.spec.said(), folder) for one in wanted]
+    trackers = [one.follow(name, made.spec.to_dict(), folder) for one in wanted]
     return session.execute(
         made,
         workers=workers,
@@ -172,48 +143,24 @@ def _live(
     return [LiveAnalysis(plan, made, out, measuring)]
 
 
-def settled(algorithm: AlgorithmLike, given_: Mapping[str, Any]) -> Task:
-    said = {key: plain(given_.get(key, default)) for key, default in SETTINGS.items()}
+OBJECTS = ("model", "clients", "test", "loss", "metrics")
+TASK = tuple(
+    key
+    for key in inspect.signature(run).parameters
+    if key in (*FIELDS, *OBJECTS) and key not in ("algorithm", "workers", "backend", "out")
+)
+"""The arguments of `run` that decide its result, besides the algorithm."""
+
+
+def task_of(algorithm: AlgorithmLike, settings: Mapping[str, Any]) -> session.Task:
+    """What these arguments of `run` describe."""
     for key in ("model", "clients", "rounds"):
-        if said[key] is None:
+        if settings.get(key) is None:
             raise InputError(f"{key} is missing")
-    for key in ("rounds", "eval_every"):
-        validate.whole_number(said[key], key)
-    local = {key: said[key] for key in LOCAL}
-    if said["batch_size"] != USUAL:
-        local["batch_size"] = None if said["batch_size"] == "full" else said["batch_size"]
-    kind, schedule = dtype_of(said["dtype"]), lists(said["participants"])
-    held = arrays.gather(said["clients"], kind)
-    test = None if said["test"] is None else arrays.pair(said["test"], kind, "test")
-    return task.make_task(
-        algorithm,
-        factory_of(said["model"], held, test),
-        held,
-        test,
-        local,
-        rounds=said["rounds"],
-        who={
-            "per_round": said["per_round"],
-            "fraction": said["fraction"],
-            "participants": schedule,
-            "sampling": said["sampling"],
-        },
-        weights=said["weights"],
-        loss=said["loss"],
-        metrics=said["metrics"] or {},
-        augment=said["augment"],
-        dtype=kind,
-        device=said["device"],
-        stack=said["stack"],
-        seed=said["seed"],
-        eval_every=said["eval_every"],
-        head=said["head"],
-        faults=said["faults"],
-        aggregate=said["aggregate"],
-        privacy=said["privacy"],
-        remarks=validate.unused(schedule, said["rounds"]),
-        spec=None,
-    )
+    objects = {key: value for key, value in settings.items() if key in OBJECTS}
+    said = {key: value for key, value in settings.items() if key not in OBJECTS}
+    spec = task.spec_from_call(algorithm, said)
+    return task.make_task(spec, task.objects_from_call(algorithm, spec.dtype, **objects))
 
 
 def run_spec(
@@ -241,7 +188,7 @@ def run_spec(
     made = task.task_from_spec(spec, ready)
     before = None if origin is None else (task.task_from_spec(origin.spec, ready), origin.at)
     name = slug(f"{spec.algorithm}-s{spec.seed}" if folder is None else folder.name)
-    trackers = [one.follow(name, made.spec.said(), folder) for one in wanted]
+    trackers = [one.follow(name, made.spec.to_dict(), folder) for one in wanted]
     return session.execute(
         made,
         until=until,
@@ -283,8 +230,8 @@ def compare(
         runs are under way side by side, each in a thread of its own.
     """
     for key in settings:
-        if key not in SETTINGS or key == "seed":
-            raise unknown("argument of compare", key, [k for k in SETTINGS if k != "seed"])
+        if key not in TASK or key == "seed":
+            raise unknown("argument of compare", key, [k for k in TASK if k != "seed"])
     numbers = seeds_of(list(seeds) if isinstance(seeds, Sequence) else seeds)
     if workers != "auto" and (not isinstance(workers, int) or workers < 0):
         raise InputError(f"workers={workers!r} must be 'auto' or a whole number")
@@ -299,7 +246,7 @@ def compare(
     for seed in numbers:
         for label, algorithm in entrants.items():
             place = None if folder is None else folder / "runs" / f"{places[label]}-s{seed}"
-            make = partial(settled, algorithm, {**settings, "seed": seed})
+            make = partial(task_of, algorithm, {**settings, "seed": seed})
             shown = "" if label == algorithm else label
             items.append(Item(label, {}, seed, make, place, settings.get("rounds", 0), shown))
     number = backends.cores() if workers == "auto" else int(workers)

@@ -96,7 +96,7 @@ class Runner:
         try:
             with telling_errors(given), self._building:  # initial weights: torch's one generator
                 task = item.make()
-            settings = task.spec.said()
+            settings = task.spec.to_dict()
             trackers = [one.follow(_name(item), settings, item.folder) for one in self.track]
             result = session.execute(
                 task,

@@ -198,7 +198,7 @@ def pools() -> Generator[list[Pool]]:
 def test_the_same_bits_wherever_it_runs(text: str, pools: list[Pool]) -> None:
     own: dict[str, Any] = {} if text == "diloco" else {"lr": 0.05}
     settings = {**USUAL, "model": MODELS["mlp"], "lr": None, **own}
-    task = api.settled(text, settings)
+    task = api.task_of(text, settings)
     runs = [execute.execute(task, pool=pool) for pool in pools]
     runs += [execute.execute(task, workers=0, backend=kind) for kind in ("auto", "wire")]
     assert len({run.fingerprint for run in runs}) == 1
@@ -223,7 +223,7 @@ def test_clients_that_are_made_when_visited(counter: Counter) -> None:
     x, y = (torch.from_numpy(part) for part in make(0))
     weights: list[Tensor] = []
     for how in ("on", "off"):
-        task = api.settled("scaffold", {**USUAL, "model": MODELS["mlp"], "stack": how})
+        task = api.task_of("scaffold", {**USUAL, "model": MODELS["mlp"], "stack": how})
         task = replace(task, split=Split(x, y, (), make=make, sizes=sizes))
         weights.append(execute.execute(task, workers=0).weights)
     assert torch.allclose(weights[0], weights[1], rtol=0, atol=1e-6)
@@ -303,7 +303,7 @@ def test_large_batches_of_large_models_are_off_unless_asked(
 
 
 def test_groups_are_a_rule_of_model_and_cohort() -> None:
-    problem = api.settled("fedavg", {**USUAL, "model": MODELS["logistic"]}).problem
+    problem = api.task_of("fedavg", {**USUAL, "model": MODELS["logistic"]}).problem
     stacks = scheduler.scheduler_for(problem)
     assert stacks is not None
     sizes = np.full(100, 60)

@@ -154,7 +154,7 @@ def test_workers_find_it_too(beside: Path, capsys: pytest.CaptureFixture[str]) -
 def test_in_python(beside: Path) -> None:
     plain = small_run("fedavg")
     assert small_run("own_things:Mine").fingerprint == plain.fingerprint
-    with pytest.raises(fr.InputError, match=r"lr=0.1 and Mine\(local=Local"):
+    with pytest.raises(fr.InputError, match=r"batch_size=16 and Mine\(local=Local"):
         small_run("own_things:SLOW")
 
 

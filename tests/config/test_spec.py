@@ -299,4 +299,4 @@ def test_any_values_are_accepted_or_refused(values: dict[str, object]) -> None:
         spec.validate()
     except InputError:
         return
-    assert Spec.of(spec.said()) == spec
+    assert Spec.of(spec.to_dict()) == spec

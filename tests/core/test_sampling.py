@@ -99,7 +99,7 @@ def test_a_schedule_is_followed_to_the_letter() -> None:
     kind=st.sampled_from(["fixed", "bernoulli", "cyclic"]),
 )
 def test_those_who_were_counted_are_not_drawn_again(
-    n: int, seed: int, counted: set[int], kind: str
+    n: int, seed: int, counted: set[int], kind: Any
 ) -> None:
     left = np.setdiff1d(np.arange(n), list(counted))
     cohort = participation(n, 1, fraction=0.3, sampling=kind).draw(0, seed, left)
@@ -108,27 +108,27 @@ def test_those_who_were_counted_are_not_drawn_again(
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"per_round": 0}, "per_round=0"),
-    ({"per_round": 8}, "per_round=8.*7"),
-    ({"per_round": -1}, "per_round=-1"),
+    ({"per_round": 0}, "per_round must be .*at least 1, not 0"),
+    ({"per_round": 8}, "per_round is 8 but there are only 7 clients"),
+    ({"per_round": -1}, "per_round must be .*at least 1, not -1"),
     ({"per_round": 2.5}, "per_round"),
     ({"per_round": "3"}, "per_round"),
     ({"per_round": True}, "per_round"),
-    ({"fraction": 0.0}, "fraction=0.0"),
-    ({"fraction": 1.01}, "fraction=1.01"),
-    ({"fraction": float("nan")}, "fraction=nan"),
+    ({"fraction": 0.0}, "fraction must be a number above 0.*, not 0.0"),
+    ({"fraction": 1.01}, "fraction must be .*at most 1, not 1.01"),
+    ({"fraction": float("nan")}, "fraction must be .*, not nan"),
     ({"fraction": "half"}, "fraction"),
-    ({"per_round": 2, "fraction": 0.5}, "per_round=2 and fraction=0.5"),
-    ({"sampling": "cyclical"}, "sampling='cyclical'"),
+    ({"per_round": 2, "fraction": 0.5}, r"per_round \(2\) and fraction \(0.5\)"),
+    ({"sampling": "cyclical"}, "unknown sampling 'cyclical'"),
     ({"participants": [[0], [1]]}, "participants lists 2 rounds"),
     ({"participants": [[7]] * 5}, "participants.*client 7"),
-    ({"participants": [[-1]] * 5}, "participants.*client -1"),
+    ({"participants": [[-1]] * 5}, "participants must be .*client numbers.*-1"),
     ({"participants": [[0, 0]] * 5}, "participants.*twice"),
     ({"participants": [["a"]] * 5}, "participants"),
     ({"participants": [[0.5]] * 5}, "participants"),
     ({"participants": 5}, "participants"),
     ({"participants": [0, 1, 2, 3, 4]}, "participants"),
-    ({"participants": [[0]] * 5, "per_round": 1}, "participants and per_round"),
+    ({"participants": [[0]] * 5, "per_round": 1}, r"participants \(.*\) and per_round \(1\)"),
     ({"participants": [[0]] * 5, "sampling": "cyclic"}, "sampling"),
 ]
 

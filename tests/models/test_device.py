@@ -53,7 +53,7 @@ def one_device() -> Generator[None]:
 def away(model: Any) -> tuple[Problem, Any]:
     """A task whose model and samples are on the other device."""
     settings = {"model": model, "clients": uneven_clients(), "test": blobs(20), "rounds": 1}
-    task = api.settled("fedavg", {**settings, "lr": 0.1, "batch_size": 16})
+    task = api.task_of("fedavg", {**settings, "lr": 0.1, "batch_size": 16})
     problem = replace(task.problem, device="meta", _bound=[])
     return problem, task.split.with_data(task.split.x.to("meta"), task.split.y.to("meta"))
 
@@ -101,7 +101,7 @@ def test_dropout_and_images_stay_on_their_device() -> None:
     x, y = torch.randn(20, 1, 16, 16), torch.arange(20) % 4
     settings: dict[str, Any] = {"model": models.factory("cnn", (1, 16, 16), 4)}
     settings |= {"clients": [(x, y)], "rounds": 1, "lr": 0.1}
-    task = api.settled("fedavg", settings)
+    task = api.task_of("fedavg", settings)
     problem = replace(task.problem, device="meta", _bound=[])
     split = task.split.with_data(task.split.x.to("meta"), task.split.y.to("meta"))
     site = Site(problem, split.view(0), client=0, round=0, seed=0)

@@ -88,7 +88,7 @@ def comparison(root: Path) -> Path:
     (root / "compare.toml").write_text(COMPARISON)
     cells = grids.from_toml(root / "compare.toml").cells()
     for cell in cells[1:]:
-        run_folder(root / "runs" / cell.slug, **cell.spec.said())
+        run_folder(root / "runs" / cell.slug, **cell.spec.to_dict())
     run_folder(root / "runs" / "older", algorithm="fedsam")
     return root
 

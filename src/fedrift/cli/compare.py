@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +12,7 @@ import typer
 from fedrift.cli.compare_view import findings, remarks, table, watcher
 from fedrift.cli.console import console
 from fedrift.cli.launch import INTERRUPTED
-from fedrift.cli.run import TRACK, run
+from fedrift.cli.run import TRACK, said, with_settings
 from fedrift.config.backends import starts_workers
 from fedrift.config.grid import Entrant, Grid, from_toml, seeds_of
 from fedrift.config.spec import FIELDS, Spec
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 # Starts a comparison, shows it while it runs, and prints its table.
 
 FILE = "compare.toml"
-# Flags whose text may hold commas of its own are repeated instead: --partition A --partition B.
-NUMBERS = "alpha clients per_round fraction batch_size lr momentum weight_decay clip rounds"
 
 
 def gathered(
@@ -42,15 +38,15 @@ def gathered(
     grid = Grid((), Spec()) if file is None else from_toml(file)
     values: dict[str, list[Any]] = {}
     for key, texts in flags.items():
-        pieces = [
-            t for text in texts for t in (text.split(",") if key in NUMBERS.split() else [text])
-        ]
+        field = FIELDS[key]
         if key == "augment":  # several augmentations belong to one run
             values[key] = [tuple(texts)]
             continue
-        values[key] = [FIELDS[key].read(FIELDS[key].parse(p, key), key) for p in pieces]
-    said = {k: v for k, v in grid.base.said().items() if file is not None}
-    base = Spec.of({**said, **{k: v[0] for k, v in values.items() if len(v) == 1}})
+        # Flags whose text may hold commas of its own are repeated: --partition A --partition B.
+        pieces = [p for text in texts for p in (text.split(",") if field.is_number else [text])]
+        values[key] = [field.read(field.parse(p, key), key) for p in pieces]
+    known = {k: v for k, v in grid.base.to_dict().items() if file is not None}
+    base = Spec.of({**known, **{k: v[0] for k, v in values.items() if len(v) == 1}})
     axes = {k: v for k, v in grid.axes.items() if k not in values}
     axes |= {k: v for k, v in values.items() if len(v) > 1}
     chosen = tuple(Entrant(a) for a in algorithms) or grid.entrants
@@ -146,7 +142,6 @@ def _show(made: Comparison, *, as_json: bool) -> None:
 
 
 GRID = "The comparison"
-OWN = ("algorithm", "spec", "out", "as_json", "quiet", "seed", "track")
 
 
 def compare(
@@ -206,10 +201,7 @@ def compare(
     [cyan]fedrift compare fedavg fedprox:mu=0.3 --partition dirichlet --alpha 0.1,1[/cyan]
     [cyan]fedrift compare fedavg fedsam --tune lr=0.01,0.03,0.1 --seeds 3 --out runs/tuned[/cyan]
     """
-    pass
-
-    flags = {key: value for key, value in options.items() if value not in (None, [], False)}
-    grid = gathered(algorithms or [], flags, seeds, spec)
+    grid = gathered(algorithms or [], said(options), seeds, spec)
     contest(
         grid,
         tune or [],
@@ -221,24 +213,4 @@ def compare(
     )
 
 
-def _with_the_flags_of_run() -> None:
-    """Give the command every flag of `run`, each of which may be repeated: they exist once."""
-    own = inspect.signature(compare)
-    fixed = [p for p in own.parameters.values() if p.name != "options"]
-    hints = typing.get_type_hints(compare, include_extras=True)
-    kinds: Mapping[str, Any] = typing.get_type_hints(run, include_extras=True)
-    added: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(run).parameters.items():
-        if name in OWN:
-            continue
-        info = kinds[name].__metadata__[0]
-        kind = Annotated[list[str] | None, info]
-        hints[name] = kind
-        added.append(parameter.replace(annotation=kind, default=None))
-    hints.pop("options", None)
-    annotated = [p.replace(annotation=hints[p.name]) for p in fixed]
-    compare.__signature__ = own.replace(parameters=[*annotated, *added])  # type: ignore[attr-defined]
-    compare.__annotations__ = hints
-
-
-_with_the_flags_of_run()
+with_settings(compare, ["algorithm", "seed", "out"], repeated=True, after="quiet")

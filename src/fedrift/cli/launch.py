@@ -16,7 +16,7 @@ from fedrift.cli.progress import Watcher, watcher
 from fedrift.config.analyses import LivePlan, during
 from fedrift.config.backends import starts_workers
 from fedrift.config.own_code import foreign
-from fedrift.config.spec import FIELDS, Spec, read_toml
+from fedrift.config.spec import FIELDS, Spec, read_toml, replaced_by
 from fedrift.engine.trackers import tracks
 from fedrift.errors import InputError
 from fedrift.report.numbers import bytes_text, seconds_text
@@ -78,14 +78,6 @@ def _milliseconds(seconds: float) -> str:
 
 INTERRUPTED = 130
 IN_PYTHON = "python"  # stands for data and model that were given as objects
-# A flag takes the place of what says the same in another way in the file.
-RIVALS = {
-    "per_round": ("fraction", "participants"),
-    "fraction": ("per_round",),
-    "participants": ("per_round", "rounds"),
-    "epochs": ("steps",),
-    "steps": ("epochs",),
-}
 
 
 def chosen(flags: Mapping[str, object], file: Path | None) -> Spec:
@@ -96,10 +88,8 @@ def chosen(flags: Mapping[str, object], file: Path | None) -> Spec:
         for key, text in flags.items()
         if key in FIELDS
     }
-    for key in given:
-        for other in RIVALS.get(key, ()):
-            values.pop(other, None)
-    return Spec.of({**values, **given})
+    gone = replaced_by(given)  # a flag takes the place of what says the same in another way
+    return Spec.of({**{k: v for k, v in values.items() if k not in gone}, **given})
 
 
 def start(

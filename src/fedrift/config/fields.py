@@ -25,6 +25,12 @@ class Field:
 
     read: Read
     parse: Parse
+    shown: str = "NAME"
+    """What stands for the value in help."""
+    is_number: bool = False
+    """Several may be written with commas between them."""
+    is_list: bool = False
+    """One name alone may stand for the list of it, on the command line and in Python."""
 
 
 def refuse(value: object, field: str, expected: str) -> InputError:
@@ -44,7 +50,7 @@ def whole(low: int, high: int = MOST) -> Field:
             raise refuse(value, field, f"a whole number of at most {high}")
         return value
 
-    return Field(read, lambda text, field: to_number(text, field, int, expected))
+    return Field(read, lambda text, field: to_number(text, field, int, expected), "N", True)
 
 
 def real(
@@ -63,10 +69,11 @@ def real(
             raise refuse(value, field, expected)
         return float(value)
 
-    return Field(read, lambda text, field: to_number(text, field, float, expected))
+    parse: Parse = lambda text, field: to_number(text, field, float, expected)  # noqa: E731
+    return Field(read, parse, "NUMBER", True)
 
 
-def text() -> Field:
+def text(shown: str = "NAME") -> Field:
     def read(value: object, field: str) -> str:
         if not isinstance(value, str) or not value.strip():
             raise refuse(value, field, "a text")
@@ -74,7 +81,7 @@ def text() -> Field:
             raise refuse(value, field, "a text without zero bytes")
         return value
 
-    return Field(read, as_is)
+    return Field(read, as_is, shown)
 
 
 def named() -> Field:
@@ -97,7 +104,7 @@ def choice(*names: str) -> Field:
             raise refuse(value, field, f"one of {', '.join(names)}")
         return value
 
-    return Field(read, as_is)
+    return Field(read, as_is, "|".join(names))
 
 
 def backend() -> Field:
@@ -113,7 +120,7 @@ def backend() -> Field:
             raise unknown(field, value, names)
         return value
 
-    return Field(read, as_is)
+    return Field(read, as_is, "|".join(public_names()))
 
 
 def workers() -> Field:
@@ -125,7 +132,7 @@ def workers() -> Field:
         most = f"'auto' or a whole number from 0 (in-process) to {MOST_WORKERS}"
         raise refuse(value, field, most)
 
-    return Field(read, int_or_text)
+    return Field(read, int_or_text, "auto|N")
 
 
 def device() -> Field:
@@ -145,7 +152,7 @@ def names() -> Field:
     def read(value: object, field: str) -> tuple[str, ...]:
         return tuple(str(one.read(item, field)) for item in items(value, field, expected))
 
-    return Field(read, lambda text, _: [text])
+    return Field(read, lambda text, _: [text], is_list=True)
 
 
 def is_int(value: object) -> TypeGuard[int]:
@@ -219,7 +226,16 @@ def amount() -> Field:
         numbers = [to_number(piece, field, int, expected) for piece in text.split(",")]
         return numbers[0] if len(numbers) == 1 else numbers
 
-    return Field(read, parse)
+    return Field(read, parse, "N")
+
+
+def check_length(work: object, field: str, clients: int) -> None:
+    """Local work that is listed has an entry for every client."""
+    if isinstance(work, tuple) and len(cast("tuple[int, ...]", work)) != clients:
+        number = len(cast("tuple[int, ...]", work))
+        raise InputError(
+            f"{field} lists {number} entries for {clients} clients; give one per client"
+        )
 
 
 def uniform(text: str, field: str) -> tuple[int, int]:
@@ -244,7 +260,7 @@ def batch() -> Field:
             raise refuse(value, field, "a whole number of at least 1, or 'full' (the whole client)")
         return value
 
-    return Field(read, int_or_text)
+    return Field(read, int_or_text, "N", True)
 
 
 @dataclass(frozen=True)
@@ -321,4 +337,4 @@ def cohorts() -> Field:
             for group in text.split("|")
         ]
 
-    return Field(read, parse)
+    return Field(read, parse, "LISTS")

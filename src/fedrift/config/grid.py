@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from fedrift.config.spec import FIELDS, Spec, read_toml
+from fedrift.config.spec import AXES, FIELDS, Spec, read_toml
 from fedrift.errors import InputError
 from fedrift.grammar import parse
 
@@ -63,7 +63,6 @@ class Tuned:
 
 
 MOST_RUNS = 10_000
-NOT_AXES = ("algorithm", "seed", "out", "workers", "backend", "data_dir", "device", "stack")
 
 
 def slug(text: str) -> str:
@@ -136,7 +135,7 @@ class Grid:
             if clash:
                 raise InputError(f"{clash} varies in the grid and is set for '{entrant.name}'")
             given = {**axes, **entrant.settings, "algorithm": entrant.algorithm, "seed": seed}
-            spec = Spec.of({**self.base.said(), **given})
+            spec = Spec.of({**self.base.to_dict(), **given})
             spec.validate()
             cells.append(Cell(entrant, axes, spec))
         return cells
@@ -160,7 +159,7 @@ class Grid:
         document.add("algorithms", [_written(e) for e in self.entrants])
         document.add("seeds", list(self.seeds))
         left_out = {"algorithm", "seed", *self.axes}
-        for key, value in self.base.said().items():
+        for key, value in self.base.to_dict().items():
             if key not in left_out:
                 document.add(key, list(value) if isinstance(value, tuple) else value)
         if self.axes:
@@ -193,7 +192,7 @@ def of(values: Mapping[str, object]) -> Grid:
         raise InputError(f"grid must be a table of lists, not {table!r}")
     axes: dict[str, Sequence[Any]] = {}
     for key, listed in table.items():
-        if key not in FIELDS or key in NOT_AXES:
+        if key not in AXES:
             raise InputError(f"grid: '{key}' is no option that can vary in a grid")
         axes[key] = [FIELDS[key].read(v, f"grid.{key}") for v in _items(listed, f"grid.{key}")]
         if key in given:
@@ -218,7 +217,7 @@ def _entrant(value: object) -> Entrant:
         raise InputError(f"algorithms: tuned must be a list of options, not {tuned!r}")
     settings = {k: v for k, v in value.items() if k not in ("name", "label", "tuned")}
     for key in settings:
-        if key not in FIELDS or key in NOT_AXES:
+        if key not in AXES:
             raise InputError(f"algorithms: '{key}' is no option of a run that can be set here")
     return Entrant(value["name"], settings, str(value.get("label", "")), tuple(tuned))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedrift.config import catalogue, fields, models
 from fedrift.config.privacy import parse_aggregate, parse_privacy
@@ -37,46 +37,41 @@ def read_toml(path: Path) -> dict[str, object]:
         raise InputError(f"spec '{path}' is not valid TOML: {error}") from None
 
 
+# One declaration for each setting of a run: everything else is read from it.
+
+TASK, WHO, LOCAL = "Data and model", "Who takes part", "Local work"
+FAULTS, HOW, OUTPUT = "Faults and protection", "How it runs", "Output"
+GROUPS = (TASK, WHO, LOCAL, FAULTS, HOW, OUTPUT)
+"""The panels of the command line's help, in order."""
+
 USUAL_CLIENTS = 10
 
-FIELDS: dict[str, fields.Field] = {
-    "algorithm": fields.named(),
-    "data": fields.named(),
-    "data_dir": fields.text(),
-    "partition": fields.named(),
-    "alpha": fields.real(),
-    "shift": fields.named(),
-    "clients": fields.whole(1),
-    "model": fields.named(),
-    "head": fields.text(),
-    "loss": fields.named(),
-    "rounds": fields.whole(1),
-    "per_round": fields.whole(1),
-    "fraction": fields.real(above=True, high=1.0),
-    "sampling": fields.choice("fixed", "bernoulli", "cyclic"),
-    "participants": fields.cohorts(),
-    "epochs": fields.amount(),
-    "steps": fields.amount(),
-    "batch_size": fields.batch(),
-    "lr": fields.real(above=True),
-    "momentum": fields.real(below=1.0),
-    "weight_decay": fields.real(),
-    "clip": fields.real(above=True),
-    "schedule": fields.schedule(),
-    "weights": fields.choice("samples", "uniform"),
-    "augment": fields.names(),
-    "faults": fields.names(),
-    "aggregate": fields.named(),
-    "privacy": fields.named(),
-    "dtype": fields.choice("float32", "float64"),
-    "device": fields.device(),
-    "stack": fields.choice("auto", "off", "on"),
-    "workers": fields.workers(),
-    "backend": fields.backend(),
-    "seed": fields.whole(0, fields.LARGEST_SEED),
-    "eval_every": fields.whole(1),
-    "out": fields.text(),
-}
+
+@dataclass(frozen=True)
+class Setting:
+    """What a setting accepts, and how it is presented and combined."""
+
+    field: fields.Field
+    group: str
+    help: str
+    varies: bool
+    """It can be an axis of a comparison, and be set for one algorithm of it."""
+    not_with: str
+    """A setting that says the same in another way."""
+
+
+def setting(
+    default: object,
+    field: fields.Field,
+    group: str,
+    help: str,
+    *,
+    varies: bool = True,
+    not_with: str = "",
+) -> Any:
+    """A field of `Spec` with its declaration."""
+    about = Setting(field, group, help, varies, not_with)
+    return dataclasses.field(default=default, metadata={"setting": about})
 
 
 @dataclass(frozen=True)
@@ -86,42 +81,160 @@ class Spec:
     `batch_size` is a number or "full", the whole client.
     """
 
-    algorithm: str = "fedavg"
-    data: str = "digits"
-    data_dir: str | None = None
-    partition: str = "dirichlet:0.5"
-    alpha: float | None = None
-    shift: str | None = None
-    clients: int | None = None
-    model: str | None = None
-    head: str | None = None
-    loss: str | None = None
-    rounds: int = 20
-    per_round: int | None = None
-    fraction: float | None = None
-    sampling: str = "fixed"
-    participants: tuple[tuple[int, ...], ...] | None = None
-    epochs: int | str | tuple[int, ...] | None = None
-    steps: int | str | tuple[int, ...] | None = None
-    batch_size: int | str | None = None
-    lr: float | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
-    clip: float | None = None
-    schedule: str | None = None
-    weights: str | None = None
-    augment: tuple[str, ...] = ()
-    faults: tuple[str, ...] = ()
-    aggregate: str | None = None
-    privacy: str | None = None
-    dtype: str = "float32"
-    device: str = "cpu"
-    stack: str = "auto"
-    workers: int | str = "auto"
-    backend: str = "auto"
-    seed: int = 0
-    eval_every: int = 1
-    out: str | None = None
+    algorithm: str = setting(
+        "fedavg", fields.named(), TASK, "A name with its options.", varies=False
+    )
+    data: str = setting(
+        "digits", fields.named(), TASK, "Data set: digits unless said; see: fedrift list data."
+    )
+    data_dir: str | None = setting(
+        None,
+        fields.text("FOLDER"),
+        TASK,
+        "Where data files are looked for first; else in FEDRIFT_DATA.",
+        varies=False,
+    )
+    partition: str = setting(
+        "dirichlet:0.5",
+        fields.named(),
+        TASK,
+        "How data are divided: dirichlet:0.5 unless said; see: fedrift list partitions.",
+    )
+    alpha: float | None = setting(
+        None, fields.real(), TASK, "Takes the place of the alpha in a Dirichlet partition."
+    )
+    shift: str | None = setting(
+        None, fields.named(), TASK, "Inputs differ by client: rotation:45, noise:0.5, contrast:0.5."
+    )
+    clients: int | None = setting(None, fields.whole(1), WHO, "Number of clients (10).")
+    model: str | None = setting(
+        None,
+        fields.named(),
+        TASK,
+        "cnn if the images are large enough, else mlp; see: fedrift list models.",
+    )
+    head: str | None = setting(None, fields.text(), TASK, "The last layer of your own model.")
+    loss: str | None = setting(
+        None,
+        fields.named(),
+        TASK,
+        "cross_entropy, mse, l1, bce or module:function (cross_entropy).",
+    )
+    rounds: int = setting(20, fields.whole(1), HOW, "Number of rounds (20).")
+    per_round: int | None = setting(
+        None, fields.whole(1), WHO, "Clients in each round (all).", not_with="fraction"
+    )
+    fraction: float | None = setting(
+        None, fields.real(above=True, high=1.0), WHO, "The same as a share of all clients."
+    )
+    sampling: Literal["fixed", "bernoulli", "cyclic"] = setting(
+        "fixed", fields.choice("fixed", "bernoulli", "cyclic"), WHO, "How they are drawn (fixed)."
+    )
+    participants: tuple[tuple[int, ...], ...] | None = setting(
+        None,
+        fields.cohorts(),
+        WHO,
+        "Exactly who, round by round: 0,3|1,2|0,4.",
+        not_with="per_round",
+    )
+    epochs: int | str | tuple[int, ...] | None = setting(
+        None,
+        fields.amount(),
+        LOCAL,
+        "Passes over a client's data (1): a number, one per client 1,3,2, or uniform:2,5.",
+        not_with="steps",
+    )
+    steps: int | str | tuple[int, ...] | None = setting(
+        None, fields.amount(), LOCAL, "Minibatch steps instead of epochs, said in the same ways."
+    )
+    batch_size: int | str | None = setting(
+        None,
+        fields.batch(),
+        LOCAL,
+        "Samples in a minibatch (64), or full: all that the client has.",
+    )
+    lr: float | None = setting(None, fields.real(above=True), LOCAL, "Learning rate (0.1).")
+    momentum: float | None = setting(
+        None, fields.real(below=1.0), LOCAL, "Momentum of the local steps (0)."
+    )
+    weight_decay: float | None = setting(None, fields.real(), LOCAL, "L2 weight decay (0).")
+    clip: float | None = setting(
+        None, fields.real(above=True), LOCAL, "Largest norm of a step (none)."
+    )
+    schedule: str | None = setting(
+        None, fields.schedule(), LOCAL, "Rate over rounds: exp:0.9, step:10,factor=0.5, cosine."
+    )
+    weights: str | None = setting(
+        None,
+        fields.choice("samples", "uniform"),
+        WHO,
+        "How replies are averaged (as the algorithm says).",
+    )
+    augment: tuple[str, ...] = setting(
+        (), fields.names(), TASK, "Such as crop:4 or flip; can be given several times."
+    )
+    faults: tuple[str, ...] = setting(
+        (),
+        fields.names(),
+        FAULTS,
+        "dropout:0.1, stragglers:0.3,late=partial or corrupt:0.2; can be repeated.",
+    )
+    aggregate: str | None = setting(
+        None,
+        fields.named(),
+        FAULTS,
+        "In place of the mean: median, trimmed:0.1, krum:2 or multikrum:2.",
+    )
+    privacy: str | None = setting(
+        None,
+        fields.named(),
+        FAULTS,
+        "Clip and noise what clients send: gaussian:NOISE,clip=LENGTH,delta=1e-5.",
+    )
+    dtype: str = setting(
+        "float32", fields.choice("float32", "float64"), HOW, "Precision (float32)."
+    )
+    device: str = setting(
+        "cpu", fields.device(), HOW, "cpu, cuda, cuda:1 or mps (cpu).", varies=False
+    )
+    stack: Literal["auto", "off", "on"] = setting(
+        "auto",
+        fields.choice("auto", "off", "on"),
+        HOW,
+        "Train small models many clients at once (auto).",
+        varies=False,
+    )
+    workers: int | str = setting(
+        "auto",
+        fields.workers(),
+        HOW,
+        "Worker processes (auto: one per core); 0: none, in this process.",
+        varies=False,
+    )
+    backend: str = setting(
+        "auto",
+        fields.backend(),
+        HOW,
+        "Where clients run (auto); ray:ADDRESS is a cluster.",
+        varies=False,
+    )
+    seed: int = setting(
+        0,
+        fields.whole(0, fields.LARGEST_SEED),
+        HOW,
+        "Fixes every random choice (0).",
+        varies=False,
+    )
+    eval_every: int = setting(
+        1, fields.whole(1), HOW, "Evaluate every N-th round, and the last (1)."
+    )
+    out: str | None = setting(
+        None,
+        fields.text("FOLDER"),
+        OUTPUT,
+        "New folder for curve, ledger and weights; else nothing is written.",
+        varies=False,
+    )
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Spec:
@@ -144,14 +257,18 @@ class Spec:
         import tomlkit
 
         document = tomlkit.document()
-        for key, value in self.said().items():
+        for key, value in self.to_dict().items():
             document.add(key, list(value) if isinstance(value, tuple) else value)
         return tomlkit.dumps(document)
 
-    def said(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The fields that have a value, in order."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {key: value for key, value in values.items() if value is not None and value != ()}
+
+    def local_work(self) -> dict[str, Any]:
+        """What is said of the local steps."""
+        return {key: value for key, value in self.to_dict().items() if key in LOCAL_WORK}
 
     @property
     def wanted_clients(self) -> int | None:
@@ -168,26 +285,23 @@ class Spec:
 
     def validate(self) -> None:
         """Refuses, in one sentence and without importing torch, what can be known beforehand."""
-        for key, value in self.said().items():
+        for key, value in self.to_dict().items():
             FIELDS[key].read(value, key)
-        self._check_pairs()
-        self._check_participation()
+        self.check_clients(self.wanted_clients)
         catalogue.check(self.algorithm_named)
         _check_names(self)
 
-    def _check_pairs(self) -> None:
+    def check_clients(self, clients: int | None) -> None:
+        """Refuses what does not go together; None: how many clients there are is not known yet."""
         for one, other in EXCLUSIVE:
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise InputError(
                     f"{one} ({fields.shown(getattr(self, one))}) and {other} "
                     f"({fields.shown(getattr(self, other))}) are both given; keep one"
                 )
-
-    def _check_participation(self) -> None:
-        clients = self.wanted_clients
         if self.participants is not None:
             self._check_schedule(self.participants, clients)
-        if clients is None:  # known only once the data are divided
+        if clients is None:
             return
         if self.per_round is not None and self.per_round > clients:
             raise InputError(
@@ -195,11 +309,7 @@ class Spec:
                 f"use at most {clients}"
             )
         for key in ("epochs", "steps"):
-            work = getattr(self, key)
-            if isinstance(work, tuple) and len(work) != clients:
-                raise InputError(
-                    f"{key} lists {len(work)} entries for {clients} clients; give one per client"
-                )
+            fields.check_length(getattr(self, key), key, clients)
 
     def _check_schedule(self, rounds: tuple[tuple[int, ...], ...], clients: int | None) -> None:
         if self.sampling != "fixed":
@@ -219,7 +329,18 @@ class Spec:
                 )
 
 
-EXCLUSIVE = (("per_round", "fraction"), ("epochs", "steps"), ("participants", "per_round"))
+SETTINGS: dict[str, Setting] = {f.name: f.metadata["setting"] for f in dataclasses.fields(Spec)}
+FIELDS = {name: one.field for name, one in SETTINGS.items()}
+LOCAL_WORK = tuple(name for name, one in SETTINGS.items() if one.group == LOCAL)
+AXES = tuple(name for name, one in SETTINGS.items() if one.varies)
+EXCLUSIVE = tuple((name, one.not_with) for name, one in SETTINGS.items() if one.not_with)
+
+
+def replaced_by(keys: Collection[str]) -> set[str]:
+    """What gives way where these are said anew: rivals, and the rounds of a schedule of clients."""
+    both = (*EXCLUSIVE, *((b, a) for a, b in EXCLUSIVE))
+    rounds = {"rounds"} if "participants" in keys else set[str]()
+    return {other for one, other in both if one in keys} | rounds
 
 
 def _brings_clients(partition: Named) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedrift.config import catalogue
-from fedrift.config.grid import NOT_AXES, Entrant, Grid
-from fedrift.config.spec import FIELDS, Spec
+from fedrift.config.grid import Entrant, Grid
+from fedrift.config.spec import AXES, FIELDS, Spec
 from fedrift.errors import InputError
 from fedrift.grammar import Named, parse
 
@@ -72,7 +72,7 @@ def searches(grid: Grid, tune: Sequence[str], budget: int | None = None) -> list
 def first_setting(grid: Grid) -> Spec:
     """Where tuning takes place: the first value of every axis, the first seed."""
     first = {key: values[0] for key, values in grid.axes.items()}
-    return Spec.of({**grid.base.said(), **first, "seed": grid.seeds[0]})
+    return Spec.of({**grid.base.to_dict(), **first, "seed": grid.seeds[0]})
 
 
 def rungs(candidates: int, full: int, budget: int | None = None) -> tuple[Rung, ...]:
@@ -109,7 +109,7 @@ def _candidates(entrant: Entrant, options: Mapping[str, Sequence[str]]) -> tuple
     named = parse(entrant.algorithm, "algorithm")
     catalogue.check(named)
     own = {key: owner for key in options if (owner := _owner(named, key)) is not None}
-    fields = [k for k in options if k not in own and k in FIELDS and k not in (*NOT_AXES, "rounds")]
+    fields = [k for k in options if k not in own and k in AXES and k != "rounds"]
     free = [k for k in own if k not in own[k].options]
     free += [k for k in fields if k not in entrant.settings]
     found: list[Entrant] = []

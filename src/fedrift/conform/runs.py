@@ -9,7 +9,6 @@ from fedrift.backends.pool import Pool
 from fedrift.conform.problem import Trial
 from fedrift.conform.subject import Subject, subject_of
 from fedrift.core.flat import Vec
-from fedrift.data import arrays
 from fedrift.engine import execute, task
 from fedrift.engine.callbacks import OnRoundFunction, RoundReport, callbacks_of
 from fedrift.engine.result import Result
@@ -18,31 +17,16 @@ from fedrift.engine.result import Result
 def settled(what: Subject | str, trial: Trial) -> execute.Task:
     """The trial with everything decided but where it is computed."""
     subject = subject_of(what) if isinstance(what, str) else what
-    dtype = task.DTYPES[trial.dtype]
-    return task.make_task(
-        subject.make(trial.local, trial.rounds),
-        trial.model,
-        arrays.gather(list(trial.clients), dtype),
-        None if trial.test is None else arrays.pair(trial.test, dtype, "test"),
-        {},
-        rounds=trial.rounds,
-        who={
-            "per_round": trial.per_round,
-            "fraction": trial.fraction,
-            "participants": trial.participants and [list(p) for p in trial.participants],
-            "sampling": trial.sampling,
-        },
-        weights=None,
-        loss=trial.loss,
-        metrics={},
-        augment=trial.augment,
-        dtype=dtype,
-        device="cpu",
-        seed=trial.seed,
-        eval_every=1,
-        head=None,
-        spec=None,
-    )
+    algorithm = subject.make(trial.local, trial.rounds)
+    settings = {key: getattr(trial, key) for key in SETTINGS}
+    objects = {key: getattr(trial, key) for key in ("model", "test", "loss")}
+    spec = task.spec_from_call(algorithm, settings)
+    clients = list(trial.clients)
+    made = task.objects_from_call(algorithm, spec.dtype, clients=clients, **objects)
+    return task.make_task(spec, made)
+
+
+SETTINGS = "rounds per_round fraction participants sampling augment dtype seed".split()
 
 
 def run(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from fedrift.errors import InputError
 from fedrift.rng import generator
 
 TRIES = 1000
@@ -89,24 +89,15 @@ def participation(
     *,
     per_round: int | None = None,
     fraction: float | None = None,
-    participants: list[list[int]] | None = None,
-    sampling: str = "fixed",
+    participants: Sequence[Sequence[int]] | None = None,
+    sampling: Kind = "fixed",
 ) -> Participation:
-    """Check and settle the options of a run; nothing given means everybody."""
-    if fraction is not None and not (_is_number(fraction) and 0.0 < fraction <= 1.0):
-        raise InputError(f"fraction={fraction!r} must be a number above 0 and at most 1")
+    """Settle the options of a run, which are checked; nothing given means everybody."""
     if participants is not None:
-        if sampling != "fixed":
-            raise InputError(f"sampling='{sampling}' has no meaning with participants; drop one")
-        return _explicit(population, rounds, participants, fraction, per_round)
-    if per_round is not None and fraction is not None:
-        raise InputError(f"per_round={per_round} and fraction={fraction}: give one of them")
-    if per_round is not None and not (_is_whole(per_round) and 1 <= per_round <= population):
-        raise InputError(
-            f"per_round={per_round!r} must be a whole number from 1 to {population}, the clients"
-        )
-    if sampling not in ("fixed", "bernoulli", "cyclic"):
-        raise InputError(f"sampling='{sampling}' must be fixed, bernoulli or cyclic")
+        schedule = tuple(tuple(sorted(ids)) for ids in participants[:rounds])
+        mean = sum(map(len, schedule)) / max(1, len(schedule))
+        share = mean / population if fraction is None else fraction
+        return Participation(population, "explicit", max(1, round(mean)), share, schedule)
     if per_round is not None:
         size, share = per_round, per_round / population
     else:
@@ -114,45 +105,3 @@ def participation(
         size = max(1, int(share * population + 1e-9))
     constant = share if sampling == "bernoulli" or fraction is not None else size / population
     return Participation(population, sampling, size, constant)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, float) or _is_whole(value)
-
-
-def _explicit(
-    population: int,
-    rounds: int,
-    participants: list[list[int]],
-    fraction: float | None,
-    per_round: int | None,
-) -> Participation:
-    if per_round is not None:
-        raise InputError("participants and per_round: the schedule says who takes part; drop one")
-    listed = isinstance(participants, (list, tuple))
-    if not listed or not all(isinstance(ids, (list, tuple)) for ids in participants):
-        raise InputError(f"participants={participants!r} must be a list of lists, one a round")
-    if len(participants) < rounds:
-        raise InputError(
-            f"participants lists {len(participants)} rounds, but rounds={rounds}: one list a round"
-        )
-    schedule: list[tuple[int, ...]] = []
-    for t, names in enumerate(participants[:rounds]):
-        strange = next((i for i in names if not _is_whole(i)), None)
-        if strange is not None:
-            raise InputError(f"participants[{t}] names {strange!r}; client ids are whole numbers")
-        ids = sorted(int(i) for i in names)
-        wrong = [i for i in ids if not 0 <= i < population]
-        if wrong or len(set(ids)) != len(ids):
-            what = f"client {wrong[0]}" if wrong else "a client twice"
-            raise InputError(
-                f"participants[{t}] names {what}; client ids run from 0 to {population - 1}"
-            )
-        schedule.append(tuple(ids))
-    mean = sum(map(len, schedule)) / max(1, len(schedule))
-    share = mean / population if fraction is None else fraction
-    return Participation(population, "explicit", max(1, round(mean)), share, tuple(schedule))

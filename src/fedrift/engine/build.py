@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from fedrift.algorithms import NAMES
 from fedrift.config import catalogue
 from fedrift.config.catalogue import COMPARE, NOUNS, Kind
@@ -96,22 +94,10 @@ def kind_of(hint: Any) -> Kind | None:
     return None
 
 
-LOCAL_SETTINGS = ("epochs", "steps", "batch_size", "lr", "momentum", "weight_decay", "clip")
-
-
 def amount(value: Any, field: str) -> Amount:
     """An int, a list with one entry per client, or `uniform:2,5`."""
     if isinstance(value, str):
         return Draw(*uniform(value, field))
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, bool) or not isinstance(value, (int, list, tuple)):
-        raise InputError(f"{field}={value!r} must be a whole number, a list or 'uniform:2,5'")
-    entries = [value] if isinstance(value, int) else list(value)
-    if any(isinstance(e, bool) or not isinstance(e, int) or e < 0 for e in entries):
-        raise InputError(f"{field}={value!r} must hold whole numbers of at least 0")
-    if isinstance(value, int) and value < 1:
-        raise InputError(f"{field}={value} must be at least 1")
     return value if isinstance(value, int) else tuple(value)
 
 
@@ -134,7 +120,8 @@ def local(default: Local, given: Mapping[str, Any], rounds: int) -> Local:
         if given.get(name) is not None:
             changes = {"epochs": None, "steps": None, name: amount(given[name], name)}
     if "batch_size" in given:
-        changes["batch_size"] = given["batch_size"]
+        size = given["batch_size"]
+        changes["batch_size"] = None if size == "full" else size
     if given.get("clip") is not None:
         changes["clip"] = given["clip"]
     rate = given.get("lr")
@@ -206,26 +193,6 @@ def default_of(field: Field[Any]) -> Any:
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
-def check_numbers(given: Mapping[str, Any]) -> None:
-    """Refuse impossible local settings of the Python front door."""
-    lowest = {"lr": 0.0, "clip": 0.0, "momentum": None, "weight_decay": None}
-    for name, above in lowest.items():
-        value = given.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-            raise InputError(f"{name}={value!r} must be a number")
-        if (above is not None and value <= above) or value < 0 or value == float("inf"):
-            raise InputError(f"{name}={value} must be {'above' if above == 0.0 else 'at least'} 0")
-    if given.get("momentum") is not None and given["momentum"] >= 1:
-        raise InputError(f"momentum={given['momentum']} must be below 1")
-    if given.get("epochs") is not None and given.get("steps") is not None:
-        raise InputError("epochs and steps are both given: keep one")
-    size = given.get("batch_size")
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        raise InputError(f"batch_size={size!r} must be a whole number of at least 1, or None")
-
-
 # Who runs: an algorithm from its text, its class or an object, with the run's local settings.
 
 AlgorithmLike: TypeAlias = str | Algorithm[Any, Any] | type[Algorithm[Any, Any]]
@@ -236,16 +203,15 @@ PLAIN = re.compile(r"[\w.+-]+")
 
 
 def build_algorithm(
-    given: AlgorithmLike, local: Mapping[str, Any], weights: str | None, rounds: int
+    spec: Spec, given: Algorithm[Any, Any] | None = None
 ) -> tuple[Algorithm[Any, Any], str]:
-    """The algorithm with the run's settings inside, and its text."""
-    if isinstance(given, str):
-        named = Spec(algorithm=given, weights=weights).algorithm_named
-        return build(named, local, rounds), str(named)
-    made = instance(given)
-    made = filled(made, local, rounds)
-    if weights is not None:
-        made = _weighted(made, weights)
+    """The algorithm of the spec, or the one given, with the run's settings inside, and its text."""
+    if given is None:
+        named = spec.algorithm_named
+        return build(named, spec.local_work(), spec.rounds), str(named)
+    made = filled(given, spec.local_work(), spec.rounds)
+    if spec.weights is not None:
+        made = _weighted(made, spec.weights)
     return made, text_of(made)
 
 
@@ -271,8 +237,6 @@ def _weighted(made: Algorithm[Any, Any], weights: str) -> Algorithm[Any, Any]:
             return replace(made, **{field.name: _weighted(inner, weights)})  # type: ignore[type-var]
     name = type(made).__name__
     known = {field.name: field for field in fields(made)}  # type: ignore[arg-type]
-    if weights not in ("samples", "uniform"):
-        raise InputError(f"weights={weights!r} must be 'samples' or 'uniform'")
     if "weights" not in known:
         raise InputError(
             f"weights={weights!r}: {name} has no field 'weights'; add one, or leave it"

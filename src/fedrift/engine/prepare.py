@@ -10,7 +10,6 @@ import numpy as np
 from fedrift.config.models import VALUE_LOSSES as VALUES
 from fedrift.config.models import choose, fits
 from fedrift.config.spec import Spec
-from fedrift.core.sampling import participation
 from fedrift.data import datasets
 from fedrift.data.assignment import Partition
 from fedrift.data.partition import partition
@@ -53,7 +52,7 @@ def prepare(spec: Spec, data: DataSet | None = None) -> Prepared:
         users=data.users,
         alpha=spec.alpha,
     )
-    _check_clients(spec, made.clients)
+    spec.check_clients(made.clients)
     if spec.clients is not None and spec.clients != made.clients:
         raise InputError(
             f"clients is {spec.clients}, but partition '{made.name}' makes one client per user, "
@@ -77,25 +76,7 @@ def _generated(spec: Spec, data: DataSet, clients: int) -> Prepared:
                 f"{key} '{getattr(spec, key)}': {clients:,} clients are made one by one as they "
                 f"are visited; use {f'partition {usual}' if usual else f'no {key}'}"
             )
-    _check_clients(spec, clients)
+    spec.check_clients(clients)
     model = spec.model or "mlp"
     choose(model, data.x.shape[1:])
     return Prepared(data, Partition("natural", (), spec.seed), data.x, model)
-
-
-def _check_clients(spec: Spec, clients: int) -> None:
-    """What depends on the number of clients, which the partition may have decided."""
-    schedule = None if spec.participants is None else [list(one) for one in spec.participants]
-    participation(
-        clients,
-        spec.rounds,
-        per_round=spec.per_round,
-        fraction=spec.fraction,
-        participants=schedule,
-        sampling=spec.sampling,
-    )
-    for key, work in (("epochs", spec.epochs), ("steps", spec.steps)):
-        if isinstance(work, tuple) and len(work) != clients:
-            raise InputError(
-                f"{key} lists {len(work)} entries for {clients} clients; give one per client"
-            )

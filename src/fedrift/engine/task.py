@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,16 +16,16 @@ from fedrift import models
 from fedrift.backends.stacking.scheduler import scheduler_for
 from fedrift.config import models as model_names
 from fedrift.config.spec import FIELDS, Spec
-from fedrift.core.algorithm import local_of
+from fedrift.core.algorithm import Algorithm, local_of
 from fedrift.core.faults import parse_faults
 from fedrift.core.flat import copied, map_tree, take
-from fedrift.core.local import Draw, Local
+from fedrift.core.local import Amount, Draw, Local
 from fedrift.core.optim import SGD, Exponential, Staircase
 from fedrift.core.problem import Problem, define
-from fedrift.core.sampling import participation
+from fedrift.core.sampling import Participation, participation
 from fedrift.data import arrays
 from fedrift.data.arrays import SHIFTED
-from fedrift.data.augment import mixed_loss, parse_augment
+from fedrift.data.augment import Augment, mixed_loss, parse_augment
 from fedrift.data.split import Split
 from fedrift.engine import aggregation as guard
 from fedrift.engine import build, validate
@@ -84,36 +85,66 @@ def _are_labels(y: Any) -> bool:
     return is_list and not y.is_floating_point()
 
 
-def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
-    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
-        return dtype
-    if dtype not in DTYPES:
-        raise InputError(f"dtype={dtype!r} must be 'float32' or 'float64'")
-    return DTYPES[dtype]  # type: ignore[index]
+@dataclass(frozen=True)
+class Objects:
+    """What a spec can only name: the model, the clients' data, functions, perhaps the algorithm."""
+
+    model: Callable[[], nn.Module]
+    clients: Split
+    test: tuple[Any, Any] | None = None
+    loss: Callable[[Any, Any], Tensor] | None = None
+    metrics: Mapping[str, UserMetric] = field(default_factory=dict[str, UserMetric])
+    algorithm: Algorithm[Any, Any] | None = None
+    """In place of the spec's."""
+    black: tuple[float, ...] = ()
+    """What black has become in each channel of the samples, for crops."""
+    notes: tuple[str, ...] = ()
+
+
+def objects_from_call(
+    algorithm: build.AlgorithmLike,
+    dtype: str,
+    *,
+    model: str | Callable[[], nn.Module] | nn.Module,
+    clients: Any,
+    test: Any = None,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    metrics: Mapping[str, UserMetric] | None = None,
+) -> Objects:
+    """The user's objects, checked, in the run's dtype."""
+    validate.check_functions(loss, metrics or {})
+    given = None if isinstance(algorithm, str) else build.instance(algorithm)
+    held = arrays.gather(clients, DTYPES[dtype])
+    tried = None if test is None else arrays.pair(test, DTYPES[dtype], "test")
+    return Objects(factory_of(model, held, tried), held, tried, loss, metrics or {}, given)
+
+
+def spec_from_call(algorithm: build.AlgorithmLike, settings: Mapping[str, Any]) -> Spec:
+    """The settings of a call in Python as a spec; what is None was not said."""
+    said: dict[str, Any] = {**IN_PYTHON, "partition": IN_PYTHON["data"]}
+    for key, value in {**settings, "algorithm": algorithm}.items():
+        value = plain(value)
+        if key == "batch_size":
+            value = "full" if value is None else None if value == USUAL else value
+        if isinstance(value, str) and FIELDS[key].is_list:
+            value = [value]
+        if value is not None and (key != "algorithm" or isinstance(value, str)):
+            said[key] = value
+    return Spec.of(said)
+
+
+USUAL = "default"  # the batch size that the algorithm has of its own
 
 
 def plain(value: Any) -> Any:
-    """numpy's numbers as Python's own."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def lists(schedule: Any) -> Any:
-    """A schedule of participants as plain lists."""
-    if isinstance(schedule, (np.ndarray, Tensor)):
-        return schedule.tolist()
-    if not isinstance(schedule, Sequence) or isinstance(schedule, str):
-        return schedule
-    return [_list(ids) for ids in schedule]
-
-
-def _list(ids: Any) -> Any:
-    if isinstance(ids, (np.ndarray, Tensor)):
-        return ids.tolist()
-    return (
-        [i.item() if isinstance(i, Tensor) else i for i in ids]
-        if isinstance(ids, Sequence)
-        else ids
-    )
+    """numpy's and torch's numbers, arrays and names as Python's own."""
+    if isinstance(value, (np.ndarray, np.generic, Tensor)):
+        return value.tolist()
+    if isinstance(value, (torch.dtype, torch.device)):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(one) for one in value]  # type: ignore[reportUnknownVariableType]
+    return value
 
 
 # What the spec of a run can say of a call in Python, so that reports and folders know it.
@@ -121,22 +152,20 @@ def _list(ids: Any) -> Any:
 MOST_PARTICIPANTS = 20_000  # numbers; a longer schedule is left to the call
 
 
-def spec_from_call(values: Mapping[str, Any], division: str) -> Spec:
-    """A spec with every value that one can hold; functions and arrays are left to the call.
-
-    `division` is the note of the clients' split; empty for clients that were given one by one.
-    """
-    scheme, _, shift = division.partition(SHIFTED)
-    divided = {"partition": scheme or IN_PYTHON["data"], "shift": shift or None}
-    said: dict[str, Any] = {}
-    for key, value in {**values, **divided}.items():
-        if value is None or value == ():
-            continue
-        try:
-            said[key] = FIELDS[key].read(_plain(value, key), key)
-        except InputError:
-            continue
-    return Spec.of(said | IN_PYTHON)
+def recorded(spec: Spec, objects: Objects, made: Algorithm[Any, Any], name: str) -> Spec:
+    """The spec with what the objects tell, as far as one can hold it."""
+    scheme, _, shift = objects.clients.note.partition(SHIFTED)
+    told = {"algorithm": name, "clients": len(objects.clients), "partition": scheme, "shift": shift}
+    told |= {"loss": losses.name_of(objects.loss)}
+    if objects.algorithm is not None:
+        told = {**work(local_of(made)), **spec.local_work(), **told}
+    said: dict[str, Any] = {"weights": None}  # in the algorithm's text
+    for key, value in told.items():
+        with suppress(InputError):
+            said |= {key: FIELDS[key].read(value, key)} if value else {}
+    if spec.participants is not None and sum(map(len, spec.participants)) > MOST_PARTICIPANTS:
+        said["participants"] = None
+    return replace(spec, **said)
 
 
 def where(spec: Spec, workers: object, backend: object) -> Spec:
@@ -148,26 +177,8 @@ def where(spec: Spec, workers: object, backend: object) -> Spec:
         return spec
 
 
-def _plain(value: Any, key: str) -> Any:
-    if key in ("augment", "faults") and isinstance(value, str):
-        return [value]
-    if key == "dtype":
-        return str(value).removeprefix("torch.")
-    if key == "participants" and sum(map(len, value)) > MOST_PARTICIPANTS:
-        raise InputError(f"participants holds more than {MOST_PARTICIPANTS} numbers")
-    if isinstance(value, Draw):
-        return f"uniform:{value.low},{value.high}"
-    return list(value) if isinstance(value, tuple) else value
-
-
-def given_work(local: Mapping[str, Any]) -> dict[str, Any]:
-    """The local work that the call names; no batch size means all of the client's samples."""
-    whole = {"batch_size": "full"} if local.get("batch_size", 0) is None else {}
-    return {key: value for key, value in {**local, **whole}.items() if value is not None}
-
-
 def work(local: Local | None) -> dict[str, Any]:
-    """The local work of an algorithm that was given as an object."""
+    """The local work of an algorithm that was given as an object, as settings say it."""
     if local is None:
         return {}
     optimizer = local.optimizer
@@ -177,13 +188,17 @@ def work(local: Local | None) -> dict[str, Any]:
         else {}
     )
     return {
-        "epochs": local.epochs if local.steps is None else None,
-        "steps": local.steps,
+        "epochs": _amount(local.epochs) if local.steps is None else None,
+        "steps": _amount(local.steps),
         "batch_size": "full" if local.batch_size is None else local.batch_size,
         **_rate(local.lr),
         "clip": local.clip,
         **decays,
     }
+
+
+def _amount(amount: Amount | None) -> int | str | tuple[int, ...] | None:
+    return f"uniform:{amount.low},{amount.high}" if isinstance(amount, Draw) else amount
 
 
 def _rate(lr: Any) -> dict[str, Any]:
@@ -195,6 +210,9 @@ def _rate(lr: Any) -> dict[str, Any]:
     return {"lr": lr} if isinstance(lr, (int, float)) else {}
 
 
+# The task itself: of a spec on named data, and of any spec with objects.
+
+
 def task_from_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task:
     """The task a spec describes, on data that are loaded and divided."""
     data, kind, held = ready.data, DTYPES[spec.dtype], tensors or Tensors()
@@ -204,163 +222,78 @@ def task_from_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) 
     whole = Split(x, y, ready.partition.parts, scheme)
     if lazy is not None:
         whole = Split(x, y, (), scheme, lazy.make, lazy.sizes)
-    test = held.of(data.x_test, kind, floats), held.of(data.y_test, kind)
-    black = tuple(-m / s for m, s in zip(data.mean, data.std, strict=True))
     was = (data.mean, data.std) if data.mean else None
-    make = models.factory(ready.model, ready.x.shape[1:], data.classes, was)
-    remarks = validate.gaps(data.y, data.classes)
-    return of_split(replace(spec, model=ready.model), make, whole, test, black, remarks)
-
-
-def of_split(
-    spec: Spec,
-    make: Callable[[], nn.Module],
-    whole: Split,
-    test: tuple[Any, Any] | None,
-    black: tuple[float, ...],
-    remarks: tuple[str, ...] = (),
-) -> Task:
-    """The task a spec describes, on clients' data that are there."""
-    local: dict[str, Any] = {
-        name: getattr(spec, name)
-        for name in ("epochs", "steps", "lr", "momentum", "weight_decay", "clip", "schedule")
-    }
-    if spec.batch_size is not None:
-        local["batch_size"] = None if spec.batch_size == "full" else spec.batch_size
-    return make_task(
-        spec.algorithm,
-        make,
+    objects = Objects(
+        models.factory(ready.model, ready.x.shape[1:], data.classes, was),
         whole,
-        test,
-        local,
-        rounds=spec.rounds,
-        who={
-            "per_round": spec.per_round,
-            "fraction": spec.fraction,
-            "participants": spec.participants and [list(p) for p in spec.participants],
-            "sampling": spec.sampling,
-        },
-        weights=spec.weights,
-        loss=losses.of(spec.loss),
-        metrics={},
-        augment=spec.augment,
-        dtype=DTYPES[spec.dtype],
-        device=spec.device,
-        stack=spec.stack,
-        seed=spec.seed,
-        eval_every=spec.eval_every,
-        head=spec.head,
-        faults=spec.faults,
-        aggregate=spec.aggregate,
-        privacy=spec.privacy,
-        spec=spec,
-        black=black,
-        remarks=remarks,
+        (held.of(data.x_test, kind, floats), held.of(data.y_test, kind)),
+        losses.of(spec.loss),
+        black=tuple(-m / s for m, s in zip(data.mean, data.std, strict=True)),
+        notes=validate.gaps(data.y, data.classes),
     )
+    return make_task(replace(spec, model=ready.model), objects)
 
 
-def make_task(
-    algorithm: build.AlgorithmLike,
-    make: Callable[[], nn.Module],
-    held: Split,
-    test: tuple[Any, Any] | None,
-    local: Mapping[str, Any],
-    *,
-    rounds: int,
-    who: Mapping[str, Any],
-    weights: str | None,
-    loss: Callable[[Any, Any], Tensor] | None,
-    metrics: Mapping[str, UserMetric],
-    augment: Sequence[str] | str | None,
-    dtype: torch.dtype,
-    device: str,
-    seed: int,
-    eval_every: int,
-    head: str | None,
-    spec: Spec | None,
-    stack: str = "auto",
-    faults: Sequence[str] | str | None = None,
-    aggregate: str | None = None,
-    privacy: str | None = None,
-    black: tuple[float, ...] = (),
-    remarks: tuple[str, ...] = (),
-) -> Task:
-    """Everything both front doors share: checks, the model bound to its data, the algorithm."""
-    build.check_numbers(local)
-    validate.check_device(device)
-    chosen_stack = validate.stack_of(stack)
-    validate.check_kinds(loss, metrics, local.get("schedule"), augment)
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed={seed!r} must be a whole number of at least 0")
-    chosen = participation(len(held), rounds, **who)
-    validate.per_client(local, len(held))
-    changes = parse_augment(augment)
-    if changes.crop is not None and black:
-        changes = replace(changes, crop=replace(changes.crop, black=black))
-    changes.check(held.x, held.y)
-    objective = loss if loss is not None else nn.functional.cross_entropy
+def make_task(spec: Spec, objects: Objects) -> Task:
+    """The task of a spec and its objects: the model bound to its data, the algorithm made.
+
+    A spec whose model is "python" gets what the objects tell.
+    """
+    held, rounds = objects.clients, spec.rounds
+    spec.check_clients(len(held))
+    validate.check_device(spec.device)
+    chosen = participation_of(spec, len(held))
+    changes = _augment(spec, objects)
+    loss = objects.loss if objects.loss is not None else nn.functional.cross_entropy
     describe = partial(
         define,
-        loss=mixed_loss(objective) if changes.mixup is not None else objective,
-        init_seed=torch_seed(seed, "init"),
+        loss=mixed_loss(loss) if changes.mixup is not None else loss,
+        init_seed=torch_seed(spec.seed, "init"),
         population=len(held),
         participation=chosen.share,
         samples=int(held.sizes.sum()),
         is_full=chosen.is_full,
         rounds=rounds,
-        dtype=dtype,
-        device=device,
-        stack=chosen_stack,
-        head=head,
+        dtype=DTYPES[spec.dtype],
+        device=spec.device,
+        stack=spec.stack,
+        head=spec.head,
         classification=validate.has_labels(held.y),
     )
-    labels = partial(validate.check_labels, strict=loss is None)
-    problem, held, test, notes = bind(partial(describe, make), held, test, labels, device)
+    labels = partial(validate.check_labels, strict=objects.loss is None)
+    problem, held, test, notes = bind(
+        partial(describe, objects.model), held, objects.test, labels, spec.device
+    )
 
     def describe_again(make: Callable[[], nn.Module], head: str) -> Problem:
         first = held.first(2)
         probe = map_tree(lambda t: t.cpu(), (take(held.x, first), take(held.y, first)))
         return describe(make, head=head, probe=probe)
 
-    made, name = build.build_algorithm(algorithm, local, weights, rounds)
-    used = local_of(made)
-    if used is not None:
-        validate.per_client({"epochs": used.epochs, "steps": used.steps}, len(held))
-    if used is not None and used.batch_size == 1 and problem.model.has_batch_norm:
-        raise InputError("batch_size=1 gives batch normalisation nothing to average; use 2 or more")
+    made, name = build.build_algorithm(spec, objects.algorithm)
+    validate.check_local(local_of(made), len(held), problem)
     problem = made.adapt(problem, describe_again)
     made = made.prepare(problem)
     if problem.stack == "on":
         scheduler_for(problem)  # refuses a model that is to be stacked and cannot be
-    trouble = parse_faults(faults)
+    trouble = parse_faults(spec.faults)
     if trouble is not None:
         guard.check_faults(trouble, made)
     chosen, aggregation, promise = guard.check_protection(
-        aggregate, privacy, made, problem, chosen, rounds
+        spec.aggregate, spec.privacy, made, problem, chosen, rounds
     )
-    about: dict[str, Any] = {"algorithm": name, "rounds": rounds, "seed": seed}
+    about: dict[str, Any] = {"algorithm": name, "rounds": rounds, "seed": spec.seed}
     if promise is not None:
-        about |= {"privacy": privacy, "epsilon": promise.epsilon, "delta": promise.delta}
+        about |= {"privacy": spec.privacy, "epsilon": promise.epsilon, "delta": promise.delta}
         notes = (*notes, f"privacy: {promise}")
-    if spec is None:
-        more: dict[str, Any] = {
-            "augment": augment,
-            "dtype": dtype,
-            "device": device,
-            "stack": stack,
-            "eval_every": eval_every,
-        }
-        by_hand = given_work(local)
-        if not isinstance(algorithm, str):
-            by_hand = {**work(used), **by_hand}
-            about["algorithm_object"] = build.written(made)
-        more |= {"clients": len(held), "head": head, "loss": losses.name_of(loss)}
-        more |= {"faults": faults, "aggregate": aggregate, "privacy": privacy}
-        values = {**about, **by_hand, **who, **more}
-        kept = spec_from_call({k: v for k, v in values.items() if k in FIELDS}, held.note)
+    if objects.algorithm is not None:
+        about["algorithm_object"] = build.written(made)
+    if spec.model == IN_PYTHON["model"]:
+        kept = recorded(spec, objects, made, name)
     else:
         kept = spec
         about |= {k: getattr(spec, k) for k in ("data", "partition", "alpha", "model")}
+    said = (*objects.notes, *_unused(spec), *notes)
     return Task(
         algorithm=made,
         problem=problem,
@@ -368,13 +301,41 @@ def make_task(
         test=test,
         participation=chosen,
         rounds=rounds,
-        seed=seed,
-        eval_every=eval_every,
+        seed=spec.seed,
+        eval_every=spec.eval_every,
         spec=kept,
         about=about,
         augment=changes if changes else None,
-        metrics={key: validate.measured(key, measure) for key, measure in metrics.items()},
-        notes=(*remarks, *notes, *(() if test is not None else (validate.UNSEEN,))),
+        metrics={k: validate.measured(k, measure) for k, measure in objects.metrics.items()},
+        notes=said if test is not None else (*said, validate.UNSEEN),
         faults=trouble,
         aggregation=aggregation,
     )
+
+
+def participation_of(spec: Spec, clients: int) -> Participation:
+    """Who takes part, of so many clients."""
+    return participation(
+        clients,
+        spec.rounds,
+        per_round=spec.per_round,
+        fraction=spec.fraction,
+        participants=spec.participants,
+        sampling=spec.sampling,
+    )
+
+
+def _augment(spec: Spec, objects: Objects) -> Augment:
+    changes = parse_augment(spec.augment)
+    if changes.crop is not None and objects.black:
+        changes = replace(changes, crop=replace(changes.crop, black=objects.black))
+    changes.check(objects.clients.x, objects.clients.y)
+    return changes
+
+
+def _unused(spec: Spec) -> tuple[str, ...]:
+    """What to say of a schedule for more rounds than there are."""
+    number = len(spec.participants or ())
+    if number <= spec.rounds:
+        return ()
+    return (f"participants lists {number} rounds; only the first {spec.rounds} are used",)

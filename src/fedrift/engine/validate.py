@@ -1,17 +1,19 @@
-"""What the front door refuses: arguments of the wrong kind, devices, labels, lists."""
+"""What only a run's objects can tell: functions, devices, labels, a model that fits its data."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, cast, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedrift.config.fields import check_length
 from fedrift.core.flat import count, map_tree, take
-from fedrift.core.problem import Problem, Stack
+from fedrift.core.local import Local
+from fedrift.core.problem import Problem
 from fedrift.data import arrays
 from fedrift.data.split import Split
 from fedrift.errors import InputError
@@ -30,7 +32,7 @@ COLUMNS = (
 )
 
 
-def check_kinds(loss: Any, metrics: Any, schedule: Any, augment: Any) -> None:
+def check_functions(loss: Any, metrics: Any) -> None:
     if loss is not None and not callable(loss):
         raise InputError(f"loss={loss!r} must be a function of output and target")
     if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
@@ -38,11 +40,6 @@ def check_kinds(loss: Any, metrics: Any, schedule: Any, augment: Any) -> None:
     taken = next((name for name in metrics if name in COLUMNS), None)
     if taken is not None:
         raise InputError(f"metrics: '{taken}' is a column of every run; choose another name")
-    if schedule is not None and not isinstance(schedule, str):
-        raise InputError(f"schedule={schedule!r} must be a text such as 'exp:0.9'")
-    texts = [augment] if isinstance(augment, str) else augment or []
-    if not isinstance(texts, (list, tuple)) or not all(isinstance(t, str) for t in texts):
-        raise InputError(f"augment={augment!r} must be a list of texts such as ['crop:4', 'flip']")
 
 
 UNSEEN = "nothing is evaluated: give test=(x, y), or look at RoundReport.weights in on_round"
@@ -76,20 +73,19 @@ def measured(name: str, measure: Callable[[Any, Any], Any]) -> Callable[[Any, An
 
 
 def check_device(name: str) -> None:
-    try:
-        kind = torch.device(name).type
-    except (RuntimeError, TypeError):
-        raise InputError(f"device={name!r} must be cpu, cuda, cuda:1 or mps") from None
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
-    if not there.get(kind, False):
+    if not there[torch.device(name).type]:
         raise InputError(f"device={name!r} is not available here; use cpu")
 
 
-def stack_of(name: Any) -> Stack:
-    found = next((one for one in get_args(Stack) if one == name), None)
-    if found is None:
-        raise InputError(f"stack={name!r} must be auto, off or on")
-    return found
+def check_local(local: Local | None, clients: int, problem: Problem) -> None:
+    """Whether the algorithm's local work, which may be an object's own, suits clients and model."""
+    if local is None:
+        return
+    for name in ("epochs", "steps"):
+        check_length(getattr(local, name), name, clients)
+    if local.batch_size == 1 and problem.model.has_batch_norm:
+        raise InputError("batch_size=1 gives batch normalisation nothing to average; use 2 or more")
 
 
 def has_labels(y: Any) -> bool:
@@ -148,21 +144,6 @@ def classes_axis(problem: Problem, x: Any) -> str:
     return f"; dimension 1 of the output ({shape}) is taken as classes: transpose it if need be"
 
 
-def unused(schedule: Any, rounds: int) -> tuple[str, ...]:
-    """What to say of a schedule for more rounds than there are."""
-    number = len(cast("list[Any]", schedule)) if isinstance(schedule, list) else 0
-    if number <= rounds:
-        return ()
-    return (f"participants lists {number} rounds; only the first {rounds} are used",)
-
-
-def per_client(local: Mapping[str, Any], clients: int) -> None:
-    for name in ("epochs", "steps"):
-        value = local.get(name)
-        if isinstance(value, (list, tuple)) and len(value) != clients:
-            raise InputError(f"{name} lists {len(value)} entries for {clients} clients; one each")
-
-
 def try_loss(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
     """Refuse, before the first round, a model, targets and a loss that do not fit together."""
     try:
@@ -182,11 +163,6 @@ def try_loss(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
             f"{field}: no loss can be computed from the model's output for two samples and the "
             f"targets {labels}: {error}{classes_axis(problem, probe[0])}"
         ) from error
-
-
-def whole_number(value: Any, field: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{field}={value!r} must be a whole number of at least 1")
 
 
 # A model bound to its data: tried on two samples, in the memory format that suits it.

@@ -79,7 +79,7 @@ class FederationConfig:
         """The file, which stands for itself."""
         import tomlkit
 
-        said = {k: v for k, v in self.spec.said().items() if k not in NOT_HERE}
+        said = {k: v for k, v in self.spec.to_dict().items() if k not in NOT_HERE}
         document = tomlkit.parse(Spec.of(said).to_toml())
         for key in NOT_HERE if self.named else (*NOT_HERE, "data", "partition"):
             document.pop(key, None)
@@ -99,7 +99,7 @@ class FederationConfig:
         wanted = {k: v for k, v in said.items() if k in FIELDS and k not in NOT_HERE and v != ""}
         if not wanted:
             return self
-        spec = Spec.of({**self.spec.said(), **wanted})
+        spec = Spec.of({**self.spec.to_dict(), **wanted})
         spec.validate()
         new = [code for code in foreign(spec) if code not in foreign(self.spec)]
         if new:  # whoever starts the app must not choose what a site imports

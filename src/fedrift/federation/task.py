@@ -18,9 +18,11 @@ from fedrift.data.split import Split
 from fedrift.engine import task
 from fedrift.engine.plan import Task
 from fedrift.engine.recorder import IN_PYTHON
+from fedrift.engine.task import Objects
 from fedrift.errors import InputError
 from fedrift.federation.config import FederationConfig
 from fedrift.federation.node import Node
+from fedrift.models import losses
 from fedrift.storage.shared_memory import is_channels_last
 
 PROTOCOL = 2  # of the envelopes; ends that differ do not talk
@@ -39,7 +41,8 @@ def settled(charter: FederationConfig, test: tuple[Any, Any] | None = None) -> T
     was = (charter.mean, charter.std) if charter.mean else None
     make = models.factory(spec.model or "mlp", charter.shape, charter.classes, was)
     held = None if test is None else tensors(charter, *test)
-    return task.of_split(spec, make, probe, held, charter.black)
+    objects = Objects(make, probe, held, losses.of(spec.loss), black=charter.black)
+    return task.make_task(spec, objects)
 
 
 def tensors(charter: FederationConfig, x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ from fedrift.config import catalogue
 from fedrift.config.catalogue import spell
 from fedrift.config.grid import Cell as GridCell
 from fedrift.config.grid import Tuned
-from fedrift.config.spec import Spec
+from fedrift.config.spec import LOCAL_WORK, Spec
 from fedrift.errors import InputError
 from fedrift.grammar import Named, parse
 from fedrift.report.analyses import Analysed
@@ -19,7 +19,7 @@ from fedrift.report.markup import copied, folded, html_table, items, said, secti
 from fedrift.report.numbers import count_text, figure, listed, plural
 from fedrift.report.statistics.estimates import final
 from fedrift.report.statistics.findings import Findings
-from fedrift.report.statistics.grouping import IN_PYTHON, LOCAL_WORK, Group, spelled
+from fedrift.report.statistics.grouping import IN_PYTHON, Group, spelled
 from fedrift.report.tables import Cell, Table, measure, text
 from fedrift.report.workings import Working
 
@@ -105,7 +105,7 @@ def options_of(findings: Findings) -> list[tuple[str, str, Mapping[str, str]]]:
 def described(spec: Spec) -> dict[str, str]:
     """The options of a run; the algorithm's own, with its defaults, as one text."""
     hidden = {"seed", "algorithm", *(["partition"] if spec.data == IN_PYTHON else [])}
-    found = {k: _text(v) for k, v in spec.said().items() if k not in hidden}
+    found = {k: _text(v) for k, v in spec.to_dict().items() if k not in hidden}
     return {"algorithm options": _own(parse(spec.algorithm, "algorithm")), **found}
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from fedrift.config.spec import FIELDS, Spec, read_toml
+from fedrift.config.spec import FIELDS, Spec, read_toml, replaced_by
 from fedrift.errors import InputError, unknown
 from fedrift.storage.run_folder import ORIGIN
 
@@ -32,7 +32,7 @@ class Origin:
 
         document, table = tomlkit.document(), tomlkit.table()
         document.add("at_round", self.at)
-        for key, value in replace(self.spec, out=None).said().items():
+        for key, value in replace(self.spec, out=None).to_dict().items():
             table.add(key, list(value) if isinstance(value, tuple) else value)
         document.add("spec", table)
         return tomlkit.dumps(document)
@@ -60,18 +60,13 @@ def forked(spec: Spec, at: int, changes: Mapping[str, str]) -> tuple[Spec, Origi
         if key not in FIELDS:
             raise unknown("key", key, [k for k in FIELDS if k not in FIXED])
         values[key] = FIELDS[key].parse(text, key)
-    said = {k: v for k, v in replace(spec, out=None).said().items() if k not in _rivals(values)}
+    gone = replaced_by(values) - {*FIXED}
+    said = {k: v for k, v in replace(spec, out=None).to_dict().items() if k not in gone}
     new = Spec.of({**said, **values})
     new.validate()
     if new.rounds <= _round(at, spec):
         raise InputError(f"--at-round {at} leaves nothing to do of {new.rounds} rounds; --set more")
     return new, Origin(replace(spec, out=None), at)
-
-
-def _rivals(values: Mapping[str, object]) -> set[str]:
-    """What says the same in another way gives way."""
-    pairs = (("per_round", "fraction"), ("epochs", "steps"))
-    return {b for pair in pairs for a, b in (pair, pair[::-1]) if a in values}
 
 
 def _round(at: object, spec: Spec) -> int:

@@ -14,7 +14,7 @@ from fedrift import backends
 from fedrift.analysis.case import Case
 from fedrift.analysis.examine import draw_file
 from fedrift.analysis.saved import load as saved
-from fedrift.api import settled
+from fedrift.api import task_of
 from fedrift.comparison import Item, Loader, Runner
 from fedrift.config.grid import seeds_of, slug
 from fedrift.config.spec import Spec
@@ -95,7 +95,7 @@ def from_spec(label: str, spec: Spec, folder: Path, loader: Loader) -> Item:
 
 def from_objects(label: str, algorithm: str, folder: Path, seed: int, **said: Any) -> Item:
     """A run on data and a model that are at hand; what is said is as for `fedrift.run`."""
-    make = partial(settled, algorithm, {**said, "seed": seed})
+    make = partial(task_of, algorithm, {**said, "seed": seed})
     return Item(
         label,
         {},

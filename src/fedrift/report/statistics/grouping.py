@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from fedrift.config.spec import Spec
+from fedrift.config.spec import LOCAL_WORK, SETTINGS, Spec
 from fedrift.errors import InputError
 from fedrift.grammar import Named, parse
 from fedrift.report.statistics.measured import Measured
 
 # What methods and settings are called: as short as tells them apart.
 
-LOCAL_WORK = "epochs steps batch_size lr momentum weight_decay clip schedule".split()
-TASK = "clients model head shift rounds augment dtype device stack eval_every".split()
+# Told by the columns of their own, or without a say in the result.
+_SHOWN = "algorithm data partition alpha per_round fraction sampling participants weights".split()
+_WHERE = "data_dir seed workers backend out".split()
+TASK = [key for key in SETTINGS if key not in (*LOCAL_WORK, *_SHOWN, *_WHERE)]
 IN_PYTHON = "python"  # stands for data that were given as objects
 
 Options = tuple[tuple[str, Any], ...]
