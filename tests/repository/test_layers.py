@@ -38,6 +38,16 @@ def test_imports_have_no_cycle() -> None:
     assert cycle(Graph(PACKAGE)) == []
 
 
+def test_algorithms_have_one_import() -> None:
+    """`from fedrift.core import …`, and another algorithm to build on; never a module of core."""
+    graph = Graph(PACKAGE)
+    for name, module in graph.modules.items():
+        if first(name) == "algorithms":
+            sources = {source for source, _ in module.imports() if first(source) == FRONT_DOOR}
+            others = {s for s in sources if not s.startswith("fedrift.algorithms.")}
+            assert others <= {"fedrift.core"}, name
+
+
 def test_help_and_bad_input_do_not_import_torch() -> None:
     assert heavy(Graph(PACKAGE)) == []
 
@@ -62,9 +72,9 @@ def test_no_package_hides_a_public_function() -> None:
 
 
 def planted(root: Path, **sources: str) -> Graph:
-    """A package with the given sources; `__` in a name is a folder."""
+    """A package with the given sources; the first `__` in a name ends a folder."""
     for name, source in sources.items():
-        path = root / f"{name.replace('__', '/')}.py"
+        path = root / f"{name.replace('__', '/', 1)}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source)
     return Graph(root)
@@ -120,3 +130,16 @@ def test_a_planted_torch_import_is_found(tmp_path: Path) -> None:
         data__assignment="from fedrift.core.flat import Vec",
     )
     assert heavy(graph) == ["data.partition imports torch through core.flat"]
+
+
+def test_a_name_that_a_package_hands_on_is_followed_to_its_home(tmp_path: Path) -> None:
+    graph = planted(
+        tmp_path,
+        core____init__="if TYPE_CHECKING:\n    from fedrift.core.flat import Vec",
+        core__flat="import torch",
+        core__faults="",
+        grammar="from fedrift.core import Vec",
+        figures__style="from fedrift.core import faults",
+    )
+    assert graph.inside("grammar") == {"core.flat"}
+    assert heavy(graph) == ["grammar imports torch through core.flat"]

@@ -147,7 +147,16 @@ class Module:
 
     def imports(self, eager: bool = False) -> Iterator[tuple[str, str]]:
         """Every import as (absolute module, name taken from it); eager: only at import time."""
-        for node in when_imported(self.tree) if eager else ast.walk(self.tree):
+        return self._imports(when_imported(self.tree) if eager else ast.walk(self.tree))
+
+    def handed_on(self) -> dict[str, str]:
+        """Name → home of what a package fetches when it is asked for it: its imports for the type
+        checker."""
+        blocks = [node for node in self.tree.body if self.is_package and is_for_checker(node)]
+        return {name: home for block in blocks for home, name in self._imports(ast.walk(block))}
+
+    def _imports(self, nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
+        for node in nodes:
             if isinstance(node, ast.Import):
                 yield from ((alias.name, "") for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -168,10 +177,14 @@ def when_imported(node: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+        if is_for_checker(child):
             continue
         yield child
         yield from when_imported(child)
+
+
+def is_for_checker(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
 class Graph:
@@ -193,10 +206,15 @@ class Graph:
         return {first(source) for source, _ in self.modules[name].imports(eager)} - {FRONT_DOOR}
 
     def target(self, source: str, taken: str) -> str:
-        """`from a import b` means module a.b if there is one, else a."""
+        """`from a import b` means module a.b if there is one, else b's home if a hands it on, else
+        a."""
         inside = source.removeprefix(FRONT_DOOR).strip(".")
         longer = f"{inside}.{taken}".strip(".")
-        return longer if longer in self.modules else inside or FRONT_DOOR
+        if longer in self.modules:
+            return longer
+        package = self.modules.get(inside or FRONT_DOOR)
+        homes = {} if package is None else package.handed_on()
+        return self.target(homes[taken], taken) if taken in homes else inside or FRONT_DOOR
 
     def needs(self, name: str) -> set[str]:
         """All modules that run when one is imported, enclosing packages included."""

@@ -25,7 +25,7 @@ from fedrift.algorithms.scaffold import Scaffold
 from fedrift.algorithms.swa import SWA
 from fedrift.algorithms.wima import WiMA
 from fedrift.algorithms.wrappers import with_asam, with_sam, with_server_adam
-from fedrift.core.algorithm import Algorithm
+from fedrift.core import Algorithm
 
 NAMES: dict[str, Callable[..., Algorithm[Any, Any]]] = {
     "fedsgd": FedSGD,

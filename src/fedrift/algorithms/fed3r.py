@@ -17,12 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift.core.algorithm import Algorithm, Cohort, Redefine, Sampling, Weights
-from fedrift.core.flat import Vec
-from fedrift.core.messages import Mean, Sum, message, shaped, state
-from fedrift.core.problem import Problem
-from fedrift.core.site import Site
-from fedrift.errors import InputError
+from fedrift.core import Algorithm, Cohort, Mean, Problem, Site, Vec, Weights, message, state
+from fedrift.core import InputError, Redefine, Sampling, Sum, shaped
 
 # Random features (Rahimi, Recht, NeurIPS 2007) between a model's body and its head, for Fed3R-RF.
 

@@ -15,12 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fedrift.algorithms.fed3r import Fed3R
-from fedrift.core.algorithm import Algorithm, Cohort, Redefine, Sampling
-from fedrift.core.flat import Vec
-from fedrift.core.local import Local
-from fedrift.core.messages import Mean, message, shaped, state
-from fedrift.core.problem import Part, Problem
-from fedrift.core.site import Site
+from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, message, state
+from fedrift.core import Part, Redefine, Sampling, shaped
 
 GRID = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 LOSSES: Any = shaped(torch.float64, lambda f, p: (len(GRID),))

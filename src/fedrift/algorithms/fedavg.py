@@ -7,13 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedrift.core.algorithm import Algorithm, Cohort, Weights
-from fedrift.core.flat import Vec
-from fedrift.core.local import Local
-from fedrift.core.messages import Mean, message, state
-from fedrift.core.optim import SGD, Optimizer, OptState, apply
-from fedrift.core.problem import Problem
-from fedrift.core.site import Site
+from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, Weights, message, state
+from fedrift.core import SGD, Optimizer, OptState, apply
 
 
 @message

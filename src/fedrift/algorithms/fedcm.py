@@ -11,13 +11,8 @@ from typing import Annotated
 
 import torch
 
-from fedrift.core.algorithm import Algorithm, Cohort, Weights, refuse_memory
-from fedrift.core.flat import Vec
-from fedrift.core.local import Local
-from fedrift.core.messages import Mean, derived, message, state
-from fedrift.core.pieces import Blend
-from fedrift.core.problem import Problem
-from fedrift.core.site import Site
+from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, Weights, message, state
+from fedrift.core import Blend, derived, refuse_memory
 
 
 @message

@@ -9,13 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedrift.core.algorithm import Algorithm, Cohort, Weights
-from fedrift.core.flat import Vec, norm, unit
-from fedrift.core.local import Local
-from fedrift.core.messages import Mean, Sum, message, state
-from fedrift.core.pieces import Step
-from fedrift.core.problem import Problem
-from fedrift.core.site import Site
+from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, Weights, message, state
+from fedrift.core import Step, Sum, norm, unit
 
 
 @message

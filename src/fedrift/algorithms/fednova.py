@@ -9,15 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from fedrift.core.algorithm import Algorithm, Cohort, Weights
-from fedrift.core.flat import Vec
-from fedrift.core.local import Local
-from fedrift.core.messages import Mean, message, state
-from fedrift.core.optim import SGD, OptState, apply, rate
-from fedrift.core.pieces import Prox
-from fedrift.core.problem import Problem
-from fedrift.core.site import Site
-from fedrift.errors import InputError
+from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, Weights, message, state
+from fedrift.core import SGD, InputError, OptState, Prox, apply, rate
 
 
 @message

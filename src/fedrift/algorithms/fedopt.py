@@ -10,9 +10,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fedrift.algorithms.fedavg import FedAvg
-from fedrift.core.algorithm import Weights
-from fedrift.core.local import Local
-from fedrift.core.optim import SGD, Adagrad, Adam
+from fedrift.core import SGD, Adagrad, Adam, Local, Weights
 
 Positive = Annotated[float, "> 0"]
 Decay = Annotated[float, ">= 0", "< 1"]

@@ -10,9 +10,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from fedrift.algorithms.fedavg import FedAvg
-from fedrift.core.algorithm import Weights
-from fedrift.core.local import Local
-from fedrift.core.pieces import Prox
+from fedrift.core import Local, Prox, Weights
 
 
 def fedprox(

@@ -10,13 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedrift.core.algorithm import Algorithm, Cohort, Weights
-from fedrift.core.flat import Vec
-from fedrift.core.local import Local, clip_
-from fedrift.core.messages import Mean, message, state
-from fedrift.core.optim import SGD, rate
-from fedrift.core.problem import Problem
-from fedrift.core.site import Site
+from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, Weights, message, state
+from fedrift.core import SGD, clip_, rate
 
 
 @message

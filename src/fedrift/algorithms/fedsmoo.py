@@ -12,13 +12,8 @@ from typing import Annotated
 import torch
 
 from fedrift.algorithms.feddyn import server_step
-from fedrift.core.algorithm import Algorithm, Cohort, Weights, uniform_only
-from fedrift.core.flat import Vec, norm, unit
-from fedrift.core.local import Local
-from fedrift.core.messages import Mean, message, state
-from fedrift.core.pieces import Linear, Prox, Step
-from fedrift.core.problem import Problem
-from fedrift.core.site import Site
+from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, Weights, message, state
+from fedrift.core import Linear, Prox, Step, norm, uniform_only, unit
 
 
 @message

@@ -10,9 +10,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from fedrift.algorithms.feddyn import FedDyn
-from fedrift.core.algorithm import Weights
-from fedrift.core.local import Local
-from fedrift.core.pieces import Extra
+from fedrift.core import Extra, Local, Weights
 
 
 def fedspeed(

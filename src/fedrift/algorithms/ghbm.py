@@ -12,13 +12,8 @@ from typing import Annotated, Literal
 
 import torch
 
-from fedrift.core.algorithm import Algorithm, Cohort, Weights, refuse_memory
-from fedrift.core.flat import Vec
-from fedrift.core.local import Local
-from fedrift.core.messages import Mean, message, state
-from fedrift.core.pieces import Linear, Prox
-from fedrift.core.problem import Problem
-from fedrift.core.site import Site
+from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, Weights, message, state
+from fedrift.core import Linear, Prox, refuse_memory
 
 WHY = "momentum would multiply β by the length of its memory"
 

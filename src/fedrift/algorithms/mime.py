@@ -11,14 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from fedrift.core.algorithm import Algorithm, Cohort, Weights, refuse_memory
-from fedrift.core.flat import Vec
-from fedrift.core.local import Local
-from fedrift.core.messages import Mean, message, state
-from fedrift.core.optim import SGD, Momentum, OptState, advance
-from fedrift.core.pieces import SVRG
-from fedrift.core.problem import Problem
-from fedrift.core.site import Site
+from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, Weights, message, state
+from fedrift.core import SGD, SVRG, Momentum, OptState, advance, refuse_memory
 
 Form = Literal["ema", "heavy_ball"]
 Beta = Annotated[float, ">= 0", "< 1"]

@@ -10,9 +10,7 @@ from typing import Annotated
 from fedrift.algorithms.fedavg import FedAvg
 from fedrift.algorithms.fedcm import FedCM
 from fedrift.algorithms.scaffold import Scaffold
-from fedrift.core.algorithm import Weights
-from fedrift.core.local import Local
-from fedrift.core.pieces import ASAM, SAM
+from fedrift.core import ASAM, SAM, Local, Weights
 
 Radius = Annotated[float, ">= 0"]
 

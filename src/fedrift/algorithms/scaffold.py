@@ -13,15 +13,8 @@ from typing import Annotated, Literal
 
 import torch
 
-from fedrift.core.algorithm import Algorithm, Cohort, Weights
-from fedrift.core.flat import Vec
-from fedrift.core.local import Local, Run
-from fedrift.core.messages import Mean, message, state
-from fedrift.core.optim import SGD, Optimizer, OptState, apply
-from fedrift.core.pieces import Linear, Plain
-from fedrift.core.problem import Problem
-from fedrift.core.site import Site
-from fedrift.errors import InputError
+from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, Weights, message, state
+from fedrift.core import SGD, InputError, Linear, Optimizer, OptState, Plain, Run, apply
 
 
 @message

@@ -10,11 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fedrift.algorithms.wrappers import Wrapper
-from fedrift.core.algorithm import Algorithm, Cohort, map_local
-from fedrift.core.flat import Vec
-from fedrift.core.messages import state
-from fedrift.core.optim import Schedule, rate
-from fedrift.core.problem import Problem
+from fedrift.core import Algorithm, Cohort, Problem, Schedule, Vec, map_local, rate, state
 
 
 @dataclass(frozen=True)

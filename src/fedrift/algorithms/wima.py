@@ -8,10 +8,7 @@ from typing import Annotated, Any
 import torch
 
 from fedrift.algorithms.wrappers import Wrapper
-from fedrift.core.algorithm import Algorithm, Cohort
-from fedrift.core.flat import Vec
-from fedrift.core.messages import state
-from fedrift.core.problem import Problem
+from fedrift.core import Algorithm, Cohort, Problem, Vec, state
 
 
 @state

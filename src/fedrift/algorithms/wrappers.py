@@ -8,12 +8,8 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from fedrift.core.algorithm import Algorithm, Redefine, Sampling, local_of, map_local, parts
-from fedrift.core.local import Local
-from fedrift.core.optim import Adam
-from fedrift.core.pieces import ASAM, SAM, Gradient, Plain
-from fedrift.core.problem import Problem
-from fedrift.errors import InputError
+from fedrift.core import Algorithm, Local, Problem, Redefine, Sampling, local_of, map_local, parts
+from fedrift.core import ASAM, SAM, Adam, Gradient, InputError, Plain
 
 
 class Wrapper(Algorithm[Any, Any]):
