@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedrift import backends
 from fedrift.comparison import Comparison, Item, Runner, Watch
-from fedrift.config.analyses import LivePlan, during
+from fedrift.config.analyses import LivePlan, parse_live_plan
 from fedrift.config.grid import seeds_of, slug
 from fedrift.config.spec import Spec
 from fedrift.core.algorithm import local_of
@@ -170,7 +170,7 @@ def _appointed(
         raise InputError(f"analyse='{analyse}' needs a folder for what it finds; give out")
     from fedrift.analysis.live import appointed
 
-    plan = during(analyse) if isinstance(analyse, str) else analyse
+    plan = parse_live_plan(analyse) if isinstance(analyse, str) else analyse
     return appointed(plan, getattr(observer, "measuring", None))
 
 

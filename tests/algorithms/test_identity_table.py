@@ -11,7 +11,7 @@ from fedrift.algorithms import NAMES
 from fedrift.conform import closed_form, identities
 from fedrift.conform.identities import ROWS, Row
 from fedrift.conform.problem import Trial, classifier, pooled, uneven_quadratic
-from fedrift.conform.runs import path, settled
+from fedrift.conform.runs import make_task, path
 
 # Left and right of the equivalence matrix of the specification, by name.
 MATRIX = [
@@ -127,7 +127,7 @@ def descent(trial: Trial, rounds: int) -> torch.Tensor:
     x, y = pooled(trial).clients[0]
     x = x.double()
     y = y.double() if y.is_floating_point() else y
-    task = settled("fedsgd", trial)
+    task = make_task("fedsgd", trial)
     module = task.problem.module(task.problem.w0, {})
     objective = trial.loss or torch.nn.functional.cross_entropy
     for _ in range(rounds):

@@ -13,9 +13,9 @@ import pytest
 from fedrift.config.spec import Spec
 from fedrift.errors import InputError
 from fedrift.report.statistics import costs, estimates
-from fedrift.report.statistics.findings import find
-from fedrift.report.statistics.grouping import Group, group
-from fedrift.report.statistics.measured import Measured, measured
+from fedrift.report.statistics.findings import make_findings
+from fedrift.report.statistics.grouping import Group, group_runs
+from fedrift.report.statistics.measured import Measured, measure_run
 from fedrift.storage.run_folder import RunRecord
 
 
@@ -40,7 +40,7 @@ def run(values: list[float], name: str = "run", status: str = "done", **options:
     spec = Spec.of({"rounds": len(values), **options})
     held = {"sizes": [4, 4, 0], "counts": [[4, 0], [1, 3], [0, 0]], "scheme": "x"}
     record = RunRecord(Path(name), spec, lines, [], {}, {"status": status}, (), held)
-    return measured(record, name)
+    return measure_run(record, name)
 
 
 def seeds(*finals: float, algorithm: str = "fedavg", **options: Any) -> list[Measured]:
@@ -52,7 +52,7 @@ def seeds(*finals: float, algorithm: str = "fedavg", **options: Any) -> list[Mea
 
 
 def only(runs: list[Measured]) -> Group:
-    (found,) = group(runs).groups
+    (found,) = group_runs(runs).groups
     return found
 
 
@@ -89,20 +89,20 @@ def test_the_last_rounds_are_averaged() -> None:
     assert estimates.final(one, 2) == pytest.approx(0.7)
     assert estimates.final(one, None) == pytest.approx(0.8)  # a tenth of four rounds is one
     assert estimates.best(run([0.1, 0.9, 0.3])) == pytest.approx(0.9)
-    assert estimates.counted(run([0.5] * 60), None) == 6
-    assert estimates.counted(run([0.5] * 2000), None) == 100
+    assert estimates.rounds_averaged(run([0.5] * 60), None) == 6
+    assert estimates.rounds_averaged(run([0.5] * 2000), None) == 100
 
 
 def test_more_rounds_than_there_are_is_refused() -> None:
     with pytest.raises(InputError, match="last is 5, but 'run' has only 2 evaluated rounds"):
-        find([run([0.1, 0.2])], last=5)
+        make_findings([run([0.1, 0.2])], last=5)
     with pytest.raises(InputError, match="last must be"):
-        find([run([0.1, 0.2])], last=0)
+        make_findings([run([0.1, 0.2])], last=0)
 
 
 def test_groups_are_all_that_is_equal_but_the_seed() -> None:
     runs = seeds(0.5, 0.6) + seeds(0.7, 0.8, algorithm="scaffold") + seeds(0.9, lr=0.3)
-    found = group(runs)
+    found = group_runs(runs)
     assert [(g.method, g.seeds) for g in found.groups] == [
         ("fedavg lr=as usual", (0, 1)),
         ("scaffold", (0, 1)),
@@ -128,13 +128,13 @@ def test_settings_are_named_by_what_differs_and_sorted_by_number() -> None:
         for a in (10.0, 0.5, 2.0)
         for p in (2, 1)
     ]
-    found = group(runs).settings
+    found = group_runs(runs).settings
     assert [s.label for s in found[:3]] == [
         "dirichlet 0.5 · 1 of 3 clients",
         "dirichlet 2 · 1 of 3 clients",
         "dirichlet 10 · 1 of 3 clients",
     ]
-    assert [s.label for s in group(runs[::2]).settings] == [
+    assert [s.label for s in group_runs(runs[::2]).settings] == [
         "dirichlet 0.5",
         "dirichlet 2",
         "dirichlet 10",
@@ -147,39 +147,39 @@ def test_options_that_vary_with_the_setting_do_not_split_a_method() -> None:
         run([0.5], "a", algorithm="fedprox:mu=0.1", alpha=0.1, lr=0.1),
         run([0.5], "b", algorithm="fedprox:mu=1", alpha=1.0, lr=0.2),
     ]
-    assert group(runs).methods == ("fedprox (options by setting)",)
+    assert group_runs(runs).methods == ("fedprox (options by setting)",)
 
 
 def test_the_same_run_twice_counts_once() -> None:
     one, other = run([0.5], "a"), run([0.6], "b")
-    found = group([replace(one, fingerprint="1"), replace(other, fingerprint="2")])
+    found = group_runs([replace(one, fingerprint="1"), replace(other, fingerprint="2")])
     assert [r.name for r in found.runs] == ["a"]
     assert found.problems == (
         "'b' is left out: 'a' has the same options and seed, but another fingerprint",
     )
     waiting = replace(one, status="unfinished")
-    assert [r.name for r in group([waiting, other]).runs] == ["b"]
+    assert [r.name for r in group_runs([waiting, other]).runs] == ["b"]
 
 
 def test_different_data_sets_are_refused() -> None:
     with pytest.raises(InputError, match=r"different data sets \(digits, mnist\)"):
-        group([run([0.5], "a", data="digits"), run([0.5], "b", data="mnist")])
+        group_runs([run([0.5], "a", data="digits"), run([0.5], "b", data="mnist")])
     other = replace(run([0.5], "b", seed=1), samples=99)
     with pytest.raises(InputError, match="'a' and 'b' were evaluated on different test sets"):
-        group([run([0.5], "a"), other])
+        group_runs([run([0.5], "a"), other])
     with pytest.raises(InputError, match="no run to report on"):
-        group([])
+        group_runs([])
 
 
 def test_differences_are_taken_seed_by_seed_over_common_seeds() -> None:
     mine, base = only(seeds(0.6, 0.7, 0.8, algorithm="scaffold")), only(seeds(0.5, 0.6))
-    found = estimates.paired(mine, base, 1)
+    found = estimates.paired_difference(mine, base, 1)
     assert found is not None
     assert (found.n, found.mean) == (2, pytest.approx(0.1))
     assert found.std == pytest.approx(0, abs=1e-12)
     assert found.is_free_of_zero
     stranger = only([run([0.5], "x", seed=9)])
-    assert estimates.paired(mine, stranger, 1) is None
+    assert estimates.paired_difference(mine, stranger, 1) is None
 
 
 def test_a_run_at_chance_or_infinite_is_marked() -> None:
@@ -211,23 +211,23 @@ def test_costs_to_a_target() -> None:
 @pytest.mark.parametrize("target", [0.0, -1.0, 1.5, math.nan])
 def test_a_target_that_is_no_accuracy_is_refused(target: float) -> None:
     with pytest.raises(InputError, match="target must be an accuracy"):
-        find([run([0.5])], target=target)
+        make_findings([run([0.5])], target=target)
 
 
 def test_without_a_target_it_is_what_the_baseline_ends_with() -> None:
-    found = find(seeds(0.70, 0.72) + seeds(0.8, 0.8, algorithm="scaffold"), last=1)
+    found = make_findings(seeds(0.70, 0.72) + seeds(0.8, 0.8, algorithm="scaffold"), last=1)
     (targets,) = [{one.target.value for one in found.all if one.target}]
     assert targets == {0.71}
 
 
 def test_the_baseline_is_fedavg_or_the_one_named() -> None:
     runs = seeds(0.5, algorithm="scaffold") + seeds(0.5) + seeds(0.5, algorithm="fedprox:mu=0.1")
-    assert find(runs).baseline == "fedavg"
-    assert find(runs).methods[0] == "fedavg"
-    assert find(runs, baseline="fedprox").baseline == "fedprox:mu=0.1"
-    assert find(runs[:1]).baseline == "scaffold"
+    assert make_findings(runs).baseline == "fedavg"
+    assert make_findings(runs).methods[0] == "fedavg"
+    assert make_findings(runs, baseline="fedprox").baseline == "fedprox:mu=0.1"
+    assert make_findings(runs[:1]).baseline == "scaffold"
     with pytest.raises(InputError, match="unknown baseline 'fedagv': did you mean 'fedavg'"):
-        find(runs, baseline="fedagv")
+        make_findings(runs, baseline="fedagv")
 
 
 def test_expected_accuracy_of_clients_follows_their_labels() -> None:

@@ -12,9 +12,9 @@ import pytest
 from fedrift.config.spec import Spec
 from fedrift.errors import InputError
 from fedrift.report.statistics import costs
-from fedrift.report.statistics.findings import Findings, find, rows
-from fedrift.report.statistics.grouping import group
-from fedrift.report.statistics.measured import Measured, measured
+from fedrift.report.statistics.findings import Findings, as_records, make_findings
+from fedrift.report.statistics.grouping import group_runs
+from fedrift.report.statistics.measured import Measured, measure_run
 from fedrift.storage import run_folder as results
 from fedrift.storage.jsonl import dump
 from fedrift.storage.run_folder import RunRecord
@@ -22,11 +22,11 @@ from tests.support.run_folders import grid, run_folder
 
 
 def loaded(root: Path) -> list[Measured]:
-    return [measured(results.load(p), p.name) for p in sorted(root.iterdir())]
+    return [measure_run(results.load(p), p.name) for p in sorted(root.iterdir())]
 
 
 def found_in(root: Path, **options: Any) -> Findings:
-    return find(loaded(root), **options)
+    return make_findings(loaded(root), **options)
 
 
 def test_unequal_budgets_and_the_axis_that_is_fair(tmp_path: Path) -> None:
@@ -48,9 +48,11 @@ def test_unequal_budgets_and_the_axis_that_is_fair(tmp_path: Path) -> None:
 def test_clients_that_differ_between_methods_are_noticed(tmp_path: Path) -> None:
     grid(tmp_path, ("fedavg", "scaffold"), (0.1,), 1)
     runs = loaded(tmp_path)
-    assert costs.differing_cohorts(group(runs).groups) == []
+    assert costs.differing_cohorts(group_runs(runs).groups) == []
     moved = replace(runs[1], cohorts=runs[1].cohorts[::-1])
-    assert costs.differing_cohorts(group([runs[0], moved]).groups) == [("fedavg", "scaffold", 0)]
+    assert costs.differing_cohorts(group_runs([runs[0], moved]).groups) == [
+        ("fedavg", "scaffold", 0)
+    ]
 
 
 def test_ranks_and_rows(tmp_path: Path) -> None:
@@ -61,7 +63,7 @@ def test_ranks_and_rows(tmp_path: Path) -> None:
     assert best.method == "scaffold"
     assert best.difference is not None
     assert best.difference.n == 3
-    listed = rows(found)
+    listed = as_records(found)
     assert len(listed) == 6
     assert {row["rank"] for row in listed} == {1, 2, 3}
     assert dump(listed)  # plain values only
@@ -106,19 +108,19 @@ def test_what_is_no_number_is_refused_in_one_sentence(change: dict[str, Any], sa
     line = {"round": 1, "loss": 1.0, "n": 2, "accuracy": 0.5, "classes": [0.5, 0.5], **change}
     record = RunRecord(Path("r"), Spec(), [line], [], {}, {"status": "done"}, ())
     with pytest.raises(InputError, match=f"'r' is damaged.*{said}"):
-        measured(record, "r")
+        measure_run(record, "r")
 
 
 def test_an_older_version_without_costs_is_told_and_used() -> None:
     line = {"round": 1, "loss": 1.0, "accuracy": 0.5}
     record = RunRecord(Path("r"), Spec(), [line], [], {}, {"status": "done"}, ())
-    found = measured(record, "r")
+    found = measure_run(record, "r")
     assert "an older version wrote it" in found.problems[0]
     assert np.isnan(found.bytes).all()
-    assert find([found]).all[0].score.final.mean == 0.5
+    assert make_findings([found]).all[0].score.final.mean == 0.5
     empty = RunRecord(Path("r"), Spec(), [], [], {}, {}, ())
     with pytest.raises(InputError, match="'r' holds no evaluated round"):
-        measured(empty, "r")
+        measure_run(empty, "r")
 
 
 def test_a_run_that_failed_before_its_first_evaluation_counts_as_failed(tmp_path: Path) -> None:
@@ -129,11 +131,11 @@ def test_a_run_that_failed_before_its_first_evaluation_counts_as_failed(tmp_path
         if seed == 1:
             (place / results.ROUNDS).write_text("")
             (place / results.SUMMARY).write_text('{"status": "diverged", "diverged_at": 1}')
-    runs = [measured(results.load(p), p.name) for p in sorted(tmp_path.iterdir())]
-    found = find(runs)
+    runs = [measure_run(results.load(p), p.name) for p in sorted(tmp_path.iterdir())]
+    found = make_findings(runs)
     score = found.all[0].score
     assert found.all[0].method == "fedavg"
     assert score.why == "1 of 3 seeds became infinite"
     assert not score.counts
-    alone = find([run for run in runs if run.is_blank])
+    alone = make_findings([run for run in runs if run.is_blank])
     assert alone.all[0].score.failed

@@ -14,9 +14,9 @@ from torch import Tensor
 from fedrift.analysis import classes
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
 from fedrift.analysis.drift import Running, against_gradients, client_lengths, server_lengths
-from fedrift.analysis.examine import MEASURES, keep
+from fedrift.analysis.examine import MEASURES, write_finding
 from fedrift.analysis.rehearsal import Unwatched, Watch
-from fedrift.analysis.saved import ROUNDS, keep_weights, observed, place
+from fedrift.analysis.saved import ROUNDS, analysis_folder, keep_weights, read_observed
 from fedrift.config.analyses import PLAN, LivePlan
 from fedrift.core.algorithm import EvaluatedModel, Exchange
 from fedrift.core.flat import Vec
@@ -78,9 +78,9 @@ class LiveAnalysis:
         self._running: dict[int, Running] = {}
         counts = recorder.clients(task.split, task.problem.classes)["counts"]
         self._counts = None if counts is None else np.array(counts, np.float64)
-        self._file = place(folder) / ROUNDS
+        self._file = analysis_folder(folder) / ROUNDS
         replace_bytes(folder / PLAN, f"{plan}\n".encode())
-        kept = [row for row in observed(folder) if row["round"] <= progress.round]
+        kept = [row for row in read_observed(folder) if row["round"] <= progress.round]
         replace_bytes(self._file, "".join(dump(row) + "\n" for row in kept).encode("utf-8"))
 
     def is_due(self, round: int) -> bool:
@@ -139,7 +139,9 @@ class LiveAnalysis:
         if self._counts is not None:
             share = classes.presence([report.cohort], self._counts)
             found["presence"] = share[0].tolist()
-            found["lift"] = classes.recency(np.array([accuracy]), classes.held(share))["lift"]
+            found["lift"] = classes.recency(np.array([accuracy]), classes.held_classes(share))[
+                "lift"
+            ]
         return found
 
     def _case(self, report: RoundReport) -> Case:
@@ -165,7 +167,7 @@ class LiveAnalysis:
 
     def ended(self) -> None:
         """The curves of what was seen, as one more finding."""
-        rows = observed(self.folder)
+        rows = read_observed(self.folder)
         if not rows:
             return
         name = str(self.task.about["algorithm"])
@@ -174,7 +176,7 @@ class LiveAnalysis:
             self.task.algorithm.model(self.progress.state), self.progress.buffers
         )
         case = Case(name, self.task, self.progress.round, shown)
-        keep(case, self.folder, "during", finding, Options(), ENDINGS)
+        write_finding(case, self.folder, "during", finding, Options(), ENDINGS)
 
 
 def update_of(up: Any) -> Vec | None:
@@ -197,6 +199,10 @@ def summary(name: str, rows: Sequence[Record], plan: LivePlan) -> Finding:
             f"Local models ended {drift[0]['distance']:.4g} away from the global one in the first "
             f"and {drift[-1]['distance']:.4g} in the last of these rounds."
         )
-    drawn = {key: draw for key, draw in pictures.DRAWN.items() if pictures.has(key, rows)}
+    drawn = {
+        key: draw
+        for key, draw in pictures.LIVE_FIGURES.items()
+        if pictures.has_numbers_for(key, rows)
+    }
     figures = {key: partial(draw, runs={name: numbers}) for key, draw in drawn.items()}
     return replace(Finding("LivePlan the run", tuple(said), numbers), figures=figures)

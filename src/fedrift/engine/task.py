@@ -199,7 +199,7 @@ def task_from_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) 
     """The task a spec describes, on data that are loaded and divided."""
     data, kind, held = ready.data, DTYPES[spec.dtype], tensors or Tensors()
     scheme = spec.partition if spec.alpha is None else f"{spec.partition}, alpha {spec.alpha:g}"
-    floats = model_names.choose(ready.model).attribute is None
+    floats = model_names.choose_model(ready.model).attribute is None
     x, y, lazy = held.of(ready.x, kind, floats), held.of(data.y, kind), data.generated
     whole = Split(x, y, ready.partition.parts, scheme)
     if lazy is not None:
@@ -241,7 +241,7 @@ def of_split(
             "sampling": spec.sampling,
         },
         weights=spec.weights,
-        loss=losses.of(spec.loss),
+        loss=losses.loss_by_name(spec.loss),
         metrics={},
         augment=spec.augment,
         dtype=DTYPES[spec.dtype],
