@@ -28,7 +28,7 @@ import fedrift
 from fedrift.config.spec import Spec
 from fedrift.engine.prepare import prepare
 from fedrift.federation.config import FederationConfig
-from fedrift.federation.demo import Loopback, lay_out
+from fedrift.federation.demo import Loopback, write_layout
 from fedrift.federation.events import EVENTS
 from fedrift.federation.membership import PAUSE
 from fedrift.federation.template import write_app
@@ -99,7 +99,7 @@ class Bench:
         """Seconds from the end of each round to the end of the next, of both apps."""
         spec = Spec.of({"data": "digits", "clients": self.nodes, "rounds": rounds // turns + 1})
         ready, empty = prepare(spec), self.home / "empty"
-        laid = lay_out(self.home / "here", spec, ready, DEADLINE)
+        laid = write_layout(self.home / "here", spec, ready, DEADLINE)
         write_app(empty, FederationConfig.of(spec, ready), DEADLINE)
         for name, text in (("client", CLIENT), ("server", SERVER)):
             (empty / "federated" / f"{name}.py").write_text(text, encoding="utf-8")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedrift.config import catalogue
 from fedrift.engine.build import build
-from fedrift.federation.visibility import Sight, can_be_masked, phases, sights
+from fedrift.federation.visibility import VisibleField, can_be_masked, phases, visible_fields
 
 PAGE = Path(__file__).resolve().parent / "visible.md"
 INNER = "fedavg"
@@ -43,7 +43,7 @@ COLUMNS = (
 )
 
 
-def listed(rows: list[Sight]) -> str:
+def listed(rows: list[VisibleField]) -> str:
     return ", ".join(f"`{r.field}` ({r.kind})" for r in rows) or "–"
 
 
@@ -52,7 +52,7 @@ def page() -> str:
     for entry in catalogue.algorithms().values():
         text = f"{entry.name}({INNER})" if entry.is_wrapper else entry.name
         root = build(text, {}, 10)
-        seen = sights(root)
+        seen = visible_fields(root)
         for phase in phases(root):
             rows = [r for r in seen if r.phase == phase]
             up = [r for r in rows if r.who == "server"]

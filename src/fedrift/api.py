@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedrift import backends
 from fedrift.comparison import CallbacksOf, Comparison, Item, Runner
-from fedrift.config.analyses import LivePlan, during
+from fedrift.config.analyses import LivePlan, parse_live_plan
 from fedrift.config.grid import seeds_of, slug
 from fedrift.config.spec import FIELDS, Spec
 from fedrift.core.algorithm import local_of
@@ -139,7 +139,7 @@ def _live(
         raise InputError(f"analyse='{analyse}' needs a folder for what it finds; give out")
     from fedrift.analysis.live import LiveAnalysis
 
-    plan = during(analyse) if isinstance(analyse, str) else analyse
+    plan = parse_live_plan(analyse) if isinstance(analyse, str) else analyse
     return [LiveAnalysis(plan, made, out, measuring)]
 
 

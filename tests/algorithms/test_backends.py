@@ -19,7 +19,7 @@ WITH_DRAWS = ("fedavg", "scaffold", "fedsmoo", "mimemom", "diloco", "fed3rft")
 
 @pytest.fixture(scope="module")
 def bench() -> Generator[Bench]:
-    with benches.opened() as opened:
+    with benches.open_bench() as opened:
         yield opened
 
 
@@ -34,7 +34,7 @@ def single() -> Generator[Pool]:
 def test_in_process_wire_one_and_two_workers_agree(text: str, bench: Bench, single: Pool) -> None:
     subject = subject_of(text)
     here = bench.fingerprint(subject)
-    assert generic.wire(subject, bench).said == here
+    assert generic.wire(subject, bench).text == here
     assert generic.backends(subject, bench).passed
     assert run(subject, bench.trial, pool=single).fingerprint == here
 
@@ -42,7 +42,7 @@ def test_in_process_wire_one_and_two_workers_agree(text: str, bench: Bench, sing
 @pytest.mark.parametrize("text", EVERY)
 def test_resumed_is_uninterrupted(text: str, bench: Bench) -> None:
     cell = generic.resume(subject_of(text), bench)
-    assert cell.passed, cell.said
+    assert cell.passed, cell.text
 
 
 @pytest.mark.parametrize("text", EVERY)
@@ -51,7 +51,7 @@ def test_form_and_isolation(text: str, bench: Bench) -> None:
     subject = subject_of(text)
     for column in (generic.form, generic.check):
         cell = column(subject, bench)
-        assert cell.passed, cell.said
+        assert cell.passed, cell.text
 
 
 @pytest.mark.parametrize("text", WITH_DRAWS)

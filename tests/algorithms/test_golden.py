@@ -78,7 +78,7 @@ KNOWN = [limit for limit in LIMITS.values() if limit.point is not None]
 
 def ends(limit: Limit) -> str:
     cell = convergence.judged(limit, [w.tolist() for w in path(limit.text, limit.trial())])
-    return "" if cell.passed else cell.said
+    return "" if cell.passed else cell.text
 
 
 @pytest.mark.parametrize("limit", [v for v in KNOWN if v.rounds <= 100], ids=mode)

@@ -20,7 +20,7 @@ from fedrift.algorithms.fedavg import FedAvg
 from fedrift.conform import closed_form, identities
 from fedrift.conform.identities import ROWS, Row
 from fedrift.conform.problem import Trial, classifier, pooled, uneven_quadratic
-from fedrift.conform.runs import path, settled
+from fedrift.conform.runs import make_task, path
 from fedrift.core.local import Local
 from fedrift.core.optim import SGD
 from tests.support.problems import blobs, small_run
@@ -266,7 +266,7 @@ def descent(trial: Trial, rounds: int) -> Tensor:
     dtype = getattr(torch, trial.dtype)
     x = x.to(dtype)
     y = y.to(dtype) if y.is_floating_point() else y
-    task = settled("fedsgd", trial)
+    task = make_task("fedsgd", trial)
     module = task.problem.module(task.problem.w0, {})
     objective = trial.loss or torch.nn.functional.cross_entropy
     for _ in range(rounds):

@@ -15,7 +15,7 @@ import fedrift as fr
 from fedrift.algorithms import NAMES
 from fedrift.algorithms.scaffold import Scaffold
 from fedrift.conform import invariants, rules
-from fedrift.conform.inside import Inside, Moment, backwards, different
+from fedrift.conform.inside import Inside, Moment, backwards, differing_fields
 from fedrift.conform.problem import classifier, uneven_quadratic
 from fedrift.conform.runs import run
 from fedrift.conform.subject import subject_of
@@ -32,7 +32,7 @@ def test_every_name_has_an_invariant_of_its_own() -> None:
 def test_invariants(text: str) -> None:
     """Its own, and those of all: absentees, void rounds, clients without data."""
     cell = invariants.check(subject_of(text))
-    assert cell.passed, cell.said
+    assert cell.passed, cell.text
 
 
 def shared(inside: Inside) -> list[str]:
@@ -66,7 +66,7 @@ def test_nothing_is_written_to_or_shared_and_order_does_not_matter(text: str) ->
     assert inside.backend.written == []
     for here, there in zip(inside.reports, other.reports, strict=True):
         assert torch.equal(here.weights, there.weights)
-        assert different(pack(here.state), pack(there.state)) == []
+        assert differing_fields(pack(here.state), pack(there.state)) == []
 
 
 def test_inside_sees_an_ordinary_run() -> None:
@@ -78,7 +78,7 @@ def test_inside_sees_an_ordinary_run() -> None:
     assert [seen.client for seen in inside.backend.visits[:3]] == sorted(
         seen.client for seen in other.backend.visits[:3]
     )
-    assert not different(pack(inside.reports[-1].state), pack(other.reports[-1].state))
+    assert not differing_fields(pack(inside.reports[-1].state), pack(other.reports[-1].state))
 
 
 def test_the_mean_of_control_variates_inside_wrappers() -> None:

@@ -58,11 +58,11 @@ def _golden(name: str, mode: str = "") -> list[str]:
 
 def _limit(name: str) -> list[str]:
     cell = convergence.check(subject_of(name))
-    return [] if cell.passed else [cell.said]
+    return [] if cell.passed else [cell.text]
 
 
 def _said(cell: Any) -> list[str]:
-    return [cell.said] if cell.passed is False else []
+    return [cell.text] if cell.passed is False else []
 
 
 def _bench(**local: Any) -> Bench:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedrift.analysis.cka import alike, grams, layers, linear_cka
+from fedrift.analysis.cka import grams, layer_similarity, layers, linear_cka
 from tests.support.curved import net, problem_of
 
 
@@ -57,12 +57,12 @@ def test_every_layer_with_parameters_is_compared() -> None:
     problem.layout.named(other)["out.weight"].mul_(-2.0)  # a scaling: only the bias changes
     problem.layout.named(other)["out.bias"].zero_()
     second = grams(model, other, data[0], layers(model))
-    between, to_first = alike([first, second], first, "out")
+    between, to_first = layer_similarity([first, second], first, "out")
     assert to_first == pytest.approx([1.0, 1.0])
     assert np.array(between) == pytest.approx(np.ones((2, 2)))
     problem.layout.named(other)["hidden.weight"].copy_(normal(16, 8, seed=9))
     third = grams(model, other, data[0], layers(model))
-    assert alike([first, third], first, "hidden")[1][1] < 0.95
+    assert layer_similarity([first, third], first, "hidden")[1][1] < 0.95
 
 
 def test_outputs_do_not_depend_on_how_inputs_are_cut() -> None:

@@ -34,7 +34,7 @@ def test_presence_is_the_mix_of_the_cohorts_samples() -> None:
 
 def test_a_stray_sample_does_not_make_a_class_held() -> None:
     share = np.array([[0.97, 0.03, 0.0], [0.95, 0.05, 0.0]])
-    assert classes.held(share).tolist() == [[True, False, False], [True, True, False]]
+    assert classes.held_classes(share).tolist() == [[True, False, False], [True, True, False]]
 
 
 def test_ages_count_rounds_since_a_class_was_held() -> None:

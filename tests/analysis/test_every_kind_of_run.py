@@ -11,7 +11,7 @@ from fedrift.analysis.case import NotMeasured, Options
 from fedrift.analysis.examine import MEASURES
 from fedrift.analysis.saved import Loader
 from fedrift.cli import code_of
-from fedrift.figures.style import sheet
+from fedrift.figures.style import empty_figure
 from fedrift.storage.jsonl import dump
 
 OWN = """
@@ -116,10 +116,10 @@ def test_each_is_measured_or_a_sentence_says_why_not(kind: str, place: Path) -> 
         except NotMeasured:
             missing.add(what)
             continue
-        assert not any("nan" in sentence for sentence in found.said)
+        assert not any("nan" in sentence for sentence in found.sentences)
         dump(found.numbers)
         for draw in found.figures.values():
-            draw(sheet())
+            draw(empty_figure())
         if what == "hessian":
             values = found.numbers["global"]["eigenvalues"]
             assert values == [0.0] * 5 if kind == "own-loss" else abs(values[0]) > 0

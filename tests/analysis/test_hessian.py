@@ -10,7 +10,7 @@ from torch import nn
 from fedrift.analysis import hessian
 from fedrift.analysis.case import NotMeasured
 from fedrift.analysis.hessian import (
-    dense,
+    dense_matrix,
     expected_products,
     spectral_density,
     top_eigenvalues,
@@ -47,7 +47,7 @@ def test_eigenvalues_of_a_net_are_those_of_its_dense_hessian() -> None:
     wanted = values[np.argsort(-np.abs(values))][:5]
     objective = Objective(problem, data)
     assert top_eigenvalues(objective, w, 5) == pytest.approx(wanted.tolist(), rel=1e-3)
-    assert dense(lambda v: objective.product(w, v), w) == pytest.approx(whole, abs=1e-12)
+    assert dense_matrix(lambda v: objective.product(w, v), w) == pytest.approx(whole, abs=1e-12)
 
 
 def test_products_are_finite_differences_of_gradients() -> None:

@@ -89,7 +89,7 @@ def test_what_leaves_the_plane_is_told() -> None:
     e = torch.eye(3, dtype=torch.float64)
     made = landscape.plane(plain, torch.zeros(3).double(), e[0], e[0] + 2 * e[1])
     assert made.place(3 * e[2]) == pytest.approx((0, 0, 1))
-    path = landscape.projected(made, {4: e[1] + e[2], 2: e[0]})
+    path = landscape.project_snapshots(made, {4: e[1] + e[2], 2: e[0]})
     assert path[0] == pytest.approx((2, 1, 0, 0))
     assert path[1] == pytest.approx((4, 0, 1, 0.5**0.5))
 
@@ -119,13 +119,13 @@ def test_rows_of_a_chart_go_up_and_columns_to_the_right() -> None:
     def score(w: torch.Tensor) -> tuple[float, float]:
         return float(10 * w[0] + w[1]), 0.5
 
-    found = landscape.chart(score, lambda x, y: torch.tensor([x, y]), [0, 1, 2], [3, 4])
+    found = landscape.measure_surface(score, lambda x, y: torch.tensor([x, y]), [0, 1, 2], [3, 4])
     assert found.loss == ((3, 13, 23), (4, 14, 24))
     assert found.accuracy == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def test_the_grid_shows_every_point() -> None:
-    x, y = landscape.around([(0, 0), (2, 0), (1, 4)], 9)
+    x, y = landscape.grid_around([(0, 0), (2, 0), (1, 4)], 9)
     assert x[0] < 0 and x[-1] > 2 and y[0] < 0 and y[-1] > 4
     assert np.ptp(x) == pytest.approx(np.ptp(y))
 
@@ -180,7 +180,7 @@ def test_a_run_without_local_models_has_its_surroundings(case: Case) -> None:
     bare = replace(case, state=None, store=None, _trained={})
     found = MEASURES["landscape"](bare, Options(images=30))
     assert set(found.figures) == {"around"}
-    assert any("not shown" in sentence for sentence in found.said)
+    assert any("not shown" in sentence for sentence in found.sentences)
 
 
 def test_clients_that_end_at_one_point_have_lines_but_no_plane(case: Case) -> None:
@@ -191,7 +191,7 @@ def test_clients_that_end_at_one_point_have_lines_but_no_plane(case: Case) -> No
     alike = replace(case, _trained={(one, two): {one: seen, two: replace(seen, client=two)}})
     found = MEASURES["landscape"](alike, Options(images=30))
     assert set(found.figures) == {"lines", "around"} and found.numbers["plane"] is None
-    assert any("on one line" in sentence for sentence in found.said)
+    assert any("on one line" in sentence for sentence in found.sentences)
 
 
 def test_what_is_registered_is_what_can_be_asked_for() -> None:

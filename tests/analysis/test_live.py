@@ -11,7 +11,7 @@ import pytest
 import fedrift as fr
 from fedrift.analysis.live import LiveAnalysis
 from fedrift.api import run_spec
-from fedrift.config.analyses import CHEAP, LivePlan, during, planned
+from fedrift.config.analyses import CHEAP, LivePlan, parse_live_plan, read_live_plan
 from fedrift.config.spec import Spec
 from fedrift.engine.callbacks import OnRound, RoundReport
 from fedrift.engine.execute import execute
@@ -38,8 +38,8 @@ def lines(run: Path) -> list[dict[str, Any]]:
     ],
 )
 def test_the_plan_is_read(text: str, wanted: LivePlan) -> None:
-    assert during(text) == wanted
-    assert during(str(wanted)) == wanted
+    assert parse_live_plan(text) == wanted
+    assert parse_live_plan(str(wanted)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_plan_is_read(text: str, wanted: LivePlan) -> None:
 )
 def test_a_wrong_plan_is_refused_in_a_sentence(text: str, said: str) -> None:
     with pytest.raises(InputError, match=said.replace("(", r"\(")):
-        during(text)
+        parse_live_plan(text)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -127,7 +127,7 @@ def test_a_resumed_run_goes_on_measuring(tmp_path: Path) -> None:
         execute(task, workers=0, out=run, callbacks=watching)
     with (run / "analysis" / "rounds.jsonl").open("a") as file:
         file.write('{"round": 99}\n')  # as if it had gone further than its checkpoint
-    plan = planned(run)
+    plan = read_live_plan(run)
     assert plan == LivePlan(1)
     run_spec(spec, out=run, analyse=plan)
     assert lines(run) == lines(tmp_path / "whole")
@@ -146,7 +146,7 @@ def test_curves_are_drawn_at_the_end(tmp_path: Path) -> None:
 
 
 def test_snapshots_are_the_weights_of_their_rounds(tmp_path: Path) -> None:
-    from fedrift.analysis.saved import snapshots
+    from fedrift.analysis.saved import read_snapshots
 
     weights: dict[int, Any] = {}
 
@@ -156,7 +156,7 @@ def test_snapshots_are_the_weights_of_their_rounds(tmp_path: Path) -> None:
     result: fr.Result = small_run(
         "fedavg", out=tmp_path / "run", analyse="every=2,what=weights", on_round=note
     )
-    found = snapshots(tmp_path / "run", result.problem.layout.names)
+    found = read_snapshots(tmp_path / "run", result.problem.layout.names)
     assert sorted(found) == [2, 4]
     assert all(bool((found[t] == weights[t]).all()) for t in found)
 

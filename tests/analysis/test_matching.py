@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedrift.analysis.matching import Chain, aligned, matched, merged
+from fedrift.analysis.matching import Chain, align, align_all, match_neurons
 from fedrift.core.flat import Layout, Vec, flatten
 from fedrift.errors import InputError
 from fedrift.models import factory
@@ -53,24 +53,24 @@ def test_renumbering_keeps_the_function_and_moves_the_weights(
 def test_a_renumbered_network_is_recognised(text: str, shape: tuple[int, ...]) -> None:
     chain, w = made(text, shape, 0)
     other = chain.renumbered(w, shuffled(chain))
-    assert torch.equal(aligned(chain, w, other), w)
+    assert torch.equal(align(chain, w, other), w)
 
 
 def test_matching_brings_another_network_nearer_but_keeps_what_it_computes() -> None:
     text, shape = CASES[0]
     (chain, a), (_, b) = made(text, shape, 0), made(text, shape, 1)
-    found = aligned(chain, a, b)
+    found = align(chain, a, b)
     assert (found - a).norm() < (b - a).norm()
     torch.testing.assert_close(
         output(text, shape, chain, found), output(text, shape, chain, b), rtol=1e-4, atol=1e-5
     )
-    assert all(sorted(order) == list(range(12)) for order in matched(chain, a, b).values())
+    assert all(sorted(order) == list(range(12)) for order in match_neurons(chain, a, b).values())
 
 
 def test_several_renumbered_copies_become_one() -> None:
     chain, w = made(*CASES[0], 0)
     copies = [chain.renumbered(w, shuffled(chain, seed)) for seed in range(4)]
-    found = merged(chain, copies)
+    found = align_all(chain, copies)
     for one in found[1:]:
         assert torch.equal(one, found[0])
 

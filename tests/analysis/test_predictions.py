@@ -30,8 +30,8 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 def test_classes_are_shown_in_turn() -> None:
     labels = np.array([2, 2, 0, 2, -1, 0, 1])
-    assert predictions.chosen(labels, 5) == [2, 6, 0, 5, 1]
-    assert predictions.chosen(labels, 99) == [2, 6, 0, 5, 1, 3]
+    assert predictions.choose_images(labels, 5) == [2, 6, 0, 5, 1]
+    assert predictions.choose_images(labels, 99) == [2, 6, 0, 5, 1, 3]
 
 
 def test_pixels_reach_from_dark_to_light_in_every_channel() -> None:
@@ -57,7 +57,7 @@ def test_every_row_is_what_that_model_says(case: Case) -> None:
     models = {"global": case.weights}
     models |= {f"client {c}": seen.w for c, seen in case.trained(case.few(2)).items()}
     assert list(found["models"]) == list(models)
-    places = predictions.chosen(y.numpy(), 10)
+    places = predictions.choose_images(y.numpy(), 10)
     assert found["true"] == [int(y[i]) for i in places] == list(range(10))
     for name, w in models.items():
         said = case.model().logits(w, x).argmax(1)

@@ -92,20 +92,20 @@ def test_the_names_of_the_command_are_those_of_the_measures() -> None:
 
 @pytest.mark.parametrize("what", list(MEASURES))
 def test_every_measure_gives_numbers_sentences_and_figures(folder: Path, what: str) -> None:
-    from fedrift.figures.style import sheet
+    from fedrift.figures.style import empty_figure
     from fedrift.storage.jsonl import dump, load
 
     found = MEASURES[what](Loader().case(folder), FEW)
-    assert 1 <= len(found.said) <= 3
+    assert 1 <= len(found.sentences) <= 3
     numbers = load(dump(found.numbers))
     assert numbers["round"] == 4
     assert found.figures
     for draw in found.figures.values():
-        figure = sheet()
+        figure = empty_figure()
         draw(figure)
         assert all(axis.get_xlabel() or axis.get_ylabel() for axis in figure.axes)
     for picture in found.together.values():  # from what stands in the file
-        picture(sheet(), {"one": numbers, "two": numbers})
+        picture(empty_figure(), {"one": numbers, "two": numbers})
 
 
 def test_drift_of_scaffold_knows_its_control_variates(folder: Path) -> None:
@@ -150,7 +150,7 @@ def test_what_trains_no_local_model_says_so(tmp_path: Path) -> None:
     with pytest.raises(NotMeasured, match="FedSGD trains no local models"):
         MEASURES["cka"](Loader().case(run), FEW)
     found = MEASURES["sharpness"](Loader().case(run), FEW)
-    assert "not compared" in found.said[0]
+    assert "not compared" in found.sentences[0]
 
 
 def test_the_last_state_of_an_interrupted_run_is_examined(tmp_path: Path) -> None:

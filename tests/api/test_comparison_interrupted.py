@@ -16,7 +16,7 @@ import pytest
 
 from fedrift.cli import code_of
 from fedrift.report import write
-from fedrift.report.statistics.findings import rows
+from fedrift.report.statistics.findings import as_records
 
 WORDS = ["fedavg", "scaffold", "--data", "digits", "--model", "mlp", "--clients", "6"]
 WORDS += ["--partition", "dirichlet", "--alpha", "0.1,1", "--lr", "0.1"]
@@ -68,7 +68,7 @@ def tables(folder: Path, place: Path) -> dict[str, Any]:
     for file in written.files[1:]:
         text = file.read_text().replace(str(folder), "FOLDER")
         found[file.name] = _timeless(text, file.suffix)
-    results = json.loads(json.dumps(rows(written.findings)))
+    results = json.loads(json.dumps(as_records(written.findings)))
     for row in results:
         (row["to_target"] or {}).pop(TIMES, None)
     return found | {"json": results, "problems": written.problems}

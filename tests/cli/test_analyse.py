@@ -85,7 +85,7 @@ def test_recency_counts_rounds_that_were_not_evaluated(tmp_path: Path) -> None:
 
 
 def ages_of(numbers: Any) -> Any:
-    return classes.ages(classes.held(np.array(numbers["presence"])))
+    return classes.ages(classes.held_classes(np.array(numbers["presence"])))
 
 
 def test_densities_of_local_models_on_request(runs: Path) -> None:

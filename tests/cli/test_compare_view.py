@@ -9,7 +9,7 @@ import pytest
 
 from fedrift.cli import code_of
 from fedrift.report import write
-from fedrift.report.statistics.findings import rows
+from fedrift.report.statistics.findings import as_records
 
 WORDS = ["--rounds", "4", "--clients", "4", "--workers", "0", "--model", "logistic"]
 WORDS += ["--partition", "dirichlet", "--alpha", "0.5,5", "--quiet"]
@@ -43,7 +43,7 @@ def test_the_table_says_what_the_report_says(
     assert code_of([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["baseline"] == "fedavg"
-    assert told["results"] == json.loads(json.dumps(rows(written.findings)))
+    assert told["results"] == json.loads(json.dumps(as_records(written.findings)))
 
 
 def test_runs_that_fail_are_marked(capsys: pytest.CaptureFixture[str]) -> None:

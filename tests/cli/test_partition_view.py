@@ -9,7 +9,7 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from fedrift.data.assignment import Partition
-from fedrift.data.describe import Statistics, draw, picture, statistics
+from fedrift.data.describe import Statistics, draw, save_picture, statistics
 from fedrift.data.partition import partition
 from fedrift.errors import InputError
 
@@ -65,7 +65,7 @@ def test_labels_that_do_not_fit(y, says) -> None:
     ("suffix", "start"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")]
 )
 def test_pictures_in_each_format(found: Statistics, tmp_path: Path, suffix, start) -> None:
-    path = picture(found, tmp_path / "new" / f"p{suffix}", ["$a", "b$", "c", "<d>"])
+    path = save_picture(found, tmp_path / "new" / f"p{suffix}", ["$a", "b$", "c", "<d>"])
     assert path.read_bytes().startswith(start)
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
@@ -87,4 +87,4 @@ def test_what_the_picture_says() -> None:
 
 def test_a_picture_of_an_unknown_kind(found: Statistics, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"must end in \.png, \.pdf, \.svg"):
-        picture(found, tmp_path / "p.txt")
+        save_picture(found, tmp_path / "p.txt")

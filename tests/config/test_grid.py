@@ -76,7 +76,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("values", "says"), BAD)
 def test_a_bad_grid_is_named(values: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        grid.of(values).cells()
+        grid.from_values(values).cells()
 
 
 def test_seeds() -> None:

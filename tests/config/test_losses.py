@@ -86,4 +86,4 @@ def test_the_folder_of_a_python_run_names_its_loss(tmp_path: Path) -> None:
         small_run("fedavg", clients=clients, test=None, loss=loss, per_round=None, out=out)
     said = [load_folder(tmp_path / str(at)).spec.loss for at in range(3)]
     assert said == ["mse", "torch.nn.functional:huber_loss", None]
-    assert losses.of("torch.nn.functional:huber_loss") is F.huber_loss
+    assert losses.loss_by_name("torch.nn.functional:huber_loss") is F.huber_loss

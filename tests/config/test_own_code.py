@@ -12,7 +12,7 @@ import pytest
 import fedrift as fr
 from fedrift.cli import code_of
 from fedrift.config import catalogue
-from fedrift.config.own_code import foreign
+from fedrift.config.own_code import foreign_code
 from fedrift.config.spec import Spec
 from fedrift.federation.config import FederationConfig
 from fedrift.grammar import parse
@@ -102,9 +102,9 @@ def test_two_spellings_of_options() -> None:
 
 
 def test_what_a_spec_would_import() -> None:
-    assert foreign(Spec()) == foreign(Spec(data="npz:a", model="mlp", loss="mse")) == []
+    assert foreign_code(Spec()) == foreign_code(Spec(data="npz:a", model="mlp", loss="mse")) == []
     spec = Spec(algorithm="swa(a:B,mu=1)", data="c.d:e", model="f:G", loss="h:i")
-    assert foreign(spec) == ["a:B", "c.d:e", "f:G", "h:i"]
+    assert foreign_code(spec) == ["a:B", "c.d:e", "f:G", "h:i"]
 
 
 def test_on_the_command_line(beside: Path, capsys: pytest.CaptureFixture[str]) -> None:

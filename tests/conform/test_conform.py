@@ -39,12 +39,12 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 @pytest.fixture(scope="module")
 def bench() -> Generator[Bench]:
-    with benches.opened() as opened:
+    with benches.open_bench() as opened:
         yield opened
 
 
 def failed(report: Report) -> dict[str, str]:
-    return {name: cell.said for name, cell in report.cells.items() if cell.passed is False}
+    return {name: cell.text for name, cell in report.cells.items() if cell.passed is False}
 
 
 def test_a_right_algorithm_passes(bench: Bench) -> None:
@@ -53,7 +53,7 @@ def test_a_right_algorithm_passes(bench: Bench) -> None:
     assert report.passed and report.failures == []
     assert list(report.cells) == list(conform.COLUMNS)
     assert report.cells["golden"].passed is None
-    assert report.cells["convergence"].said == "FedAvg's point (0.2300, 1.3785)"
+    assert report.cells["convergence"].text == "FedAvg's point (0.2300, 1.3785)"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_wrong_algorithm_is_caught(what: Any, column: str, said: str, bench: B
     cheats.LEFT_BEHIND.clear()
     cell = conform._filled(conform.COLUMNS[column], subject_of(what), bench)
     assert cell.passed is False
-    assert said in cell.said
+    assert said in cell.text
 
 
 def test_nothing_else_is_looked_at_until_the_form_is_right(bench: Bench) -> None:
@@ -108,7 +108,7 @@ def test_nothing_else_is_looked_at_until_the_form_is_right(bench: Bench) -> None
 
 def test_a_run_away_is_reported_not_judged(bench: Bench) -> None:
     cell = conform.COLUMNS["convergence"](subject_of(cheats.Diverging), bench)
-    assert cell.passed and cell.said.startswith("diverges")
+    assert cell.passed and cell.text.startswith("diverges")
 
 
 def test_without_a_bench_it_makes_its_own() -> None:
@@ -163,12 +163,12 @@ def test_reports_survive_being_written(bench: Bench) -> None:
 def test_limits_are_judged() -> None:
     still = [[-0.2, 4 / 3]] * 40
     assert judged(Limit("x", (-0.2, 4 / 3)), still) == Cell(True, "minimiser (-0.2000, 1.3333)")
-    assert judged(Limit("x"), [[0.5, 1.0]] * 40).said == "0.7 off (0.5000, 1.0000)"
+    assert judged(Limit("x"), [[0.5, 1.0]] * 40).text == "0.7 off (0.5000, 1.0000)"
     moving = [[0.5 + t / 10, 1.0] for t in range(40)]
-    assert judged(Limit("x"), moving).said.startswith("moving, ")
+    assert judged(Limit("x"), moving).text.startswith("moving, ")
     away = judged(Limit("x", (0.0, 0.0)), still)
-    assert away.passed is False and "not within 2e-06 of (0.000000, 0.000000)" in away.said
-    assert judged(Limit("x", (0.0, 0.0)), still[:3]).said == "diverges after 3 rounds"
+    assert away.passed is False and "not within 2e-06 of (0.000000, 0.000000)" in away.text
+    assert judged(Limit("x", (0.0, 0.0)), still[:3]).text == "diverges after 3 rounds"
     assert judged(Limit("x"), [[float("nan"), 0.0]] * 40).passed
 
 
@@ -309,7 +309,7 @@ def _terminal() -> Any:
 
 def test_threads_are_restored() -> None:
     before = torch.get_num_threads()
-    with benches.opened():
+    with benches.open_bench():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
 

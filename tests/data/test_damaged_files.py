@@ -14,7 +14,7 @@ import pytest
 
 from fedrift.data import files
 from fedrift.data.datasets import load
-from fedrift.data.files import at_most
+from fedrift.data.files import read_at_most
 from fedrift.data.samples import Samples
 from fedrift.data.sources import bundled, cifar, mnist
 from fedrift.errors import InputError
@@ -52,7 +52,7 @@ def test_a_header_that_claims_terabytes_is_refused(families: Families, tmp_path:
 def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path):
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(50_000_000)))
     with pytest.raises(InputError, match=r"bomb.gz' is damaged: it holds more than the 1000 bytes"):
-        at_most(tmp_path / "bomb.gz", 1000)
+        read_at_most(tmp_path / "bomb.gz", 1000)
 
 
 def test_an_archive_bomb_is_not_unpacked(tmp_path: Path):
@@ -96,7 +96,7 @@ def lying(path: Path, header: bytes, method: int = zipfile.ZIP_DEFLATED) -> Path
 )
 def test_npz_headers_are_not_believed(tmp_path: Path, header: bytes):
     with pytest.raises(InputError, match=r"own\.npz"):
-        files.arrays(lying(tmp_path / "own.npz", header), ["x"])
+        files.read_npz(lying(tmp_path / "own.npz", header), ["x"])
 
 
 def test_npz_sizes_are_not_believed(tmp_path: Path):
@@ -107,10 +107,10 @@ def test_npz_sizes_are_not_believed(tmp_path: Path):
     assert data.count(size) == 2
     path.write_bytes(data.replace(size, (1 << 31).to_bytes(4, "little")))
     with pytest.raises(InputError, match=r"array 'x' claims 2147483648 bytes"):
-        files.arrays(path, ["x"])
+        files.read_npz(path, ["x"])
     lying(path, b"{'descr': '<f8', 'fortran_order': False, 'shape': (0,), }", zipfile.ZIP_LZMA)
     with pytest.raises(InputError, match="packed in a way numpy does not use"):
-        files.arrays(path, ["x"])
+        files.read_npz(path, ["x"])
 
 
 def damages(data: bytes) -> Iterator[bytes]:

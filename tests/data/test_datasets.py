@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedrift.data.datasets import NAMES, check, load
-from fedrift.data.samples import Samples, finish, stratified
+from fedrift.data.samples import Samples, finish, stratified_order
 from fedrift.data.sources import bundled
 from fedrift.data.sources.synthetic import synthetic_client
 from fedrift.errors import InputError
@@ -101,7 +101,7 @@ def test_thinning_is_nested_and_stratified():
 
 def test_stratified_order_keeps_unequal_classes_in_proportion():
     y = np.repeat([0, 1, 2], [800, 150, 50])
-    order = stratified(y, "thin")
+    order = stratified_order(y, "thin")
     assert sorted(order.tolist()) == list(range(1000))
     for first in (20, 100, 500):
         share = np.bincount(y[order[:first]], minlength=3) / first

@@ -30,7 +30,7 @@ from tests.support.small_files import (
     write_idx,
 )
 
-ONLINE = places.fetch
+ONLINE = places.download
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             pass
 
     monkeypatch.setenv("NO_PROXY", "*")
-    monkeypatch.setattr(places, "fetch", ONLINE)
+    monkeypatch.setattr(places, "download", ONLINE)
     folder = write_idx(tmp_path / "host", 0)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
     thread = threading.Thread(target=server.serve_forever)

@@ -10,7 +10,14 @@ import pytest
 
 from fedrift.data.describe import statistics
 from fedrift.data.partition import partition
-from fedrift.data.schemes import fill, log_dirichlet, normalised, over_clients, raise_minimum, seats
+from fedrift.data.schemes import (
+    dirichlet_counts,
+    draw_without_replacement,
+    holders_per_class,
+    log_dirichlet,
+    normalised,
+    raise_minimum,
+)
 
 BALANCED = np.tile(np.arange(10), 5000)
 
@@ -50,7 +57,7 @@ def test_only_hsu_follows_the_class_prior() -> None:
 
 def test_dirichlet_stops_filling_a_client_that_has_its_share() -> None:
     supply = np.full(10, 500)
-    counts = over_clients(supply, 10, 0.1, np.random.default_rng(0))
+    counts = dirichlet_counts(supply, 10, 0.1, np.random.default_rng(0))
     assert counts.sum(axis=0).tolist() == supply.tolist()
     before = np.cumsum(counts, axis=1) - counts
     assert (before >= 500).any() and not counts[before >= 500].any()
@@ -82,7 +89,7 @@ def test_fill_is_drawing_one_by_one_without_replacement() -> None:
     rng = np.random.default_rng(0)
     draws = 20_000
     found = Counter(
-        tuple(fill(np.log(share)[None], np.array([4]), supply, rng)[0].tolist())
+        tuple(draw_without_replacement(np.log(share)[None], np.array([4]), supply, rng)[0].tolist())
         for _ in range(draws)
     )
     assert set(found) == set(law)
@@ -151,8 +158,12 @@ def test_classes_per_client_are_even_and_mixed() -> None:
 
 
 def test_large_classes_get_more_holders() -> None:
-    assert seats(np.array([60, 30, 10]), 10, np.array([10, 10, 10])).tolist() == [6, 3, 1]
-    assert seats(np.array([60, 30, 1]), 8, np.array([4, 4, 1])).tolist() == [4, 3, 1]
+    assert holders_per_class(np.array([60, 30, 10]), 10, np.array([10, 10, 10])).tolist() == [
+        6,
+        3,
+        1,
+    ]
+    assert holders_per_class(np.array([60, 30, 1]), 8, np.array([4, 4, 1])).tolist() == [4, 3, 1]
 
 
 def test_shards_give_each_client_few_classes() -> None:

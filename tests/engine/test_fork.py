@@ -10,7 +10,7 @@ import pytest
 from fedrift.cli import code_of
 from fedrift.config.spec import Spec
 from fedrift.storage import run_folder
-from fedrift.storage.fork import forked
+from fedrift.storage.fork import fork_spec
 
 SMALL = "--data digits --model logistic --clients 6 --per-round 3 --lr 0.1 --rounds 6 -q".split()
 
@@ -79,7 +79,7 @@ def test_forks_that_are_refused(
 
 
 def test_rivals_give_way() -> None:
-    new, _ = forked(Spec(per_round=3, epochs=2), 4, {"fraction": "0.5", "steps": "3"})
+    new, _ = fork_spec(Spec(per_round=3, epochs=2), 4, {"fraction": "0.5", "steps": "3"})
     assert (new.per_round, new.fraction, new.epochs, new.steps) == (None, 0.5, None, 3)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedrift.conform import runs
-from fedrift.explain import settle
+from fedrift.explain import choose_settings
 from fedrift.explain.recording import Stride, point
 from fedrift.explain.story import Turn
 from fedrift.explain.terrain import Point
@@ -42,7 +42,7 @@ def scaled(scale: float, *terms: tuple[float, Point | list[float]]) -> Point:
 
 def slope(text: str, client: int, at: Point) -> Point:
     """The gradient of a client's loss, by autograd."""
-    _, task, _ = settle(text, None, ROUNDS, None, None, None)
+    _, task, _ = choose_settings(text, None, ROUNDS, None, None, None)
     w = torch.tensor(at, dtype=torch.float64, requires_grad=True)
     task.terrain.losses(w)[client].backward()
     assert w.grad is not None
@@ -51,7 +51,7 @@ def slope(text: str, client: int, at: Point) -> Point:
 
 @pytest.mark.parametrize("name", TRAINS)
 def test_recorded_points_are_those_of_a_plain_run(name: str) -> None:
-    _, task, _ = settle(name, None, ROUNDS, None, None, None)
+    _, task, _ = choose_settings(name, None, ROUNDS, None, None, None)
     plain = [point(w) for w in runs.path(task.text, task.trial())]
     assert [turn.shown for turn in seen(name)] == plain
 
@@ -173,7 +173,7 @@ def test_mime_replaces_the_clients_gradient_by_the_mean() -> None:
 
 
 def test_fedsgd_steps_along_the_mean_gradient() -> None:
-    _, task, _ = settle("fedsgd", None, ROUNDS, None, None, None)
+    _, task, _ = choose_settings("fedsgd", None, ROUNDS, None, None, None)
     for turn in seen("fedsgd"):
         g = [visit.looks[0].gradient for visit in turn.visits]
         assert close(

@@ -14,20 +14,20 @@ import torch
 from fedrift.algorithms import NAMES
 from fedrift.conform.subject import subject_of
 from fedrift.errors import InputError
-from fedrift.explain import captions, explain, settle, write
-from fedrift.explain.captions import Told
+from fedrift.explain import captions, choose_settings, explain, write_file
+from fedrift.explain.captions import Texts
 from fedrift.explain.frames import frames, pieces, verdict
 from fedrift.explain.page import document, payload
-from fedrift.explain.story import Story, tell, watched
+from fedrift.explain.story import Story, make_story, record_turns
 from fedrift.explain.terrain import TERRAINS
 from fedrift.grammar import parse
 from tests.support.explained import ROUNDS, TRAINS, seen
 
 
 @cache
-def told(text: str) -> tuple[Story, Told]:
-    _, task, words = settle(text, None, ROUNDS, None, None, None)
-    return tell(task), words
+def told(text: str) -> tuple[Story, Texts]:
+    _, task, words = choose_settings(text, None, ROUNDS, None, None, None)
+    return make_story(task), words
 
 
 @pytest.mark.parametrize("name", TERRAINS)
@@ -57,28 +57,28 @@ def test_fedsam_passes_the_pit_that_holds_fedavg() -> None:
 
 
 def test_a_run_that_diverges_is_told() -> None:
-    _, task, words = settle("fedavg", None, 9, 0.9, None, None)
-    story = tell(task)
+    _, task, words = choose_settings("fedavg", None, 9, 0.9, None, None)
+    story = make_story(task)
     assert "became infinite" in verdict(story, words)
     assert 0 < len(story.turns) < 9
     document(story, words, [], "")
     with pytest.raises(InputError, match="too large"):
-        tell(replace(task, lr=50.0))
+        make_story(replace(task, lr=50.0))
 
 
 def test_every_algorithm_that_trains_has_its_words() -> None:
-    assert set(captions.table()) == set(NAMES) - {"fed3r"}
-    for name, entry in captions.table().items():
+    assert set(captions.read_texts()) == set(NAMES) - {"fed3r"}
+    for name, entry in captions.read_texts().items():
         assert entry.idea and entry.look and entry.title, name
         used = captions.visible(parse(name, "algorithm"))
-        text = captions.told(used)
+        text = captions.texts_of(used)
         assert "{g|" in text.step or name == "diloco", name
         assert text.server, name
 
 
 @pytest.mark.parametrize("name", TRAINS)
 def test_every_correction_has_a_name_of_its_own(name: str) -> None:
-    turns, text = seen(name), captions.told(captions.visible(parse(name, "algorithm")))
+    turns, text = seen(name), captions.texts_of(captions.visible(parse(name, "algorithm")))
     found = {
         push.piece for turn in turns for v in turn.visits for s in v.strides for push in s.pushes
     }
@@ -110,21 +110,25 @@ def test_the_page_holds_the_recorded_numbers() -> None:
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf", "html"])
 def test_the_ending_decides(tmp_path: Path, ending: str) -> None:
     path = tmp_path / "new" / f"explained.{ending}"
-    write(*told("scaffold"), [], "", path)
+    write_file(*told("scaffold"), [], "", path)
     assert path.stat().st_size > 5_000
     if ending == "svg":
         ElementTree.parse(path)
 
 
 def test_a_readers_own_algorithm_is_recorded() -> None:
-    _, task, text = settle("fedrift.algorithms.fedavg:FedAvg", None, ROUNDS, None, None, None)
+    _, task, text = choose_settings(
+        "fedrift.algorithms.fedavg:FedAvg", None, ROUNDS, None, None, None
+    )
     assert text.title == "FedAvg"
-    recorded = watched(task, subject_of(task.text))
+    recorded = record_turns(task, subject_of(task.text))
     assert [turn.end for turn in recorded] == [turn.end for turn in seen("fedavg")]
 
 
 def test_fed3rft_shows_its_second_stage() -> None:
-    _, task, text = settle("swa(fed3rft(fedprox):train=head)", None, ROUNDS, None, None, None)
+    _, task, text = choose_settings(
+        "swa(fed3rft(fedprox):train=head)", None, ROUNDS, None, None, None
+    )
     assert task.text == "swa(fedprox:mu=1):start=0.3"
     assert "Fed3R+FT" in text.title and "μ" in text.step
 

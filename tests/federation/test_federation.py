@@ -21,7 +21,7 @@ from fedrift.engine.prepare import prepare
 from fedrift.federation import membership, remote
 from fedrift.federation.config import FederationConfig
 from fedrift.federation.protocol import ABOUT, VISIT, Envelope
-from fedrift.federation.task import settled
+from fedrift.federation.task import make_server_task
 from tests.support.federations import Federation, Meddle, Office
 
 SMALL: dict[str, Any] = {
@@ -76,7 +76,7 @@ def test_a_model_is_told_how_samples_were_normalised(tmp_path: Path) -> None:
     what = spec("fedavg", data="mnist5k:train=40,test=20", model="mobilenet-v2:size=32")
     ready = prepare(what)
     (tmp_path / "fedrift.toml").write_text(FederationConfig.of(what, ready).to_toml())
-    there = settled(FederationConfig.read(tmp_path / "fedrift.toml")).problem.rest
+    there = make_server_task(FederationConfig.read(tmp_path / "fedrift.toml")).problem.rest
     here = task.task_from_spec(what, ready).problem.rest
     for name in ("prepared.scale", "prepared.shift"):
         assert torch.equal(there[name], here[name]), name

@@ -140,7 +140,7 @@ def test_init_writes_an_app_from_a_spec(tmp_path: Path, capsys: pytest.CaptureFi
 def test_data_that_only_the_sites_know_are_not_made_up(tmp_path: Path) -> None:
     """No samples of another data set at a site or the server, and none in the record of the run."""
     from fedrift.federation.sources import site_samples, test_samples
-    from fedrift.federation.task import settled
+    from fedrift.federation.task import make_server_task
 
     charter = FederationConfig(spec("fedavg"), (1, 8, 8), 10, 4, named=False)
     (tmp_path / "fedrift.toml").write_text(charter.to_toml())
@@ -148,7 +148,7 @@ def test_data_that_only_the_sites_know_are_not_made_up(tmp_path: Path) -> None:
     assert test_samples(again, {"test": ""}) is None
     with pytest.raises(fr.InputError, match="put a loader into federated"):
         site_samples(again, {"partition-id": 0})
-    assert settled(again).about["data"] == "python"
+    assert make_server_task(again).about["data"] == "python"
 
 
 def test_papers_are_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,12 +55,14 @@ def news(file: Path, wanted: str | int, seconds: float = 800.0) -> dict[str, Any
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Three SuperNodes with a key each, at a SuperLink that knows them."""
-    from fedrift.federation.certificates import make_papers
+    from fedrift.federation.certificates import make_certificates
     from fedrift.federation.demo import Loopback
 
     home = tmp_path_factory.mktemp("deployed")
     names = [f"node{i}" for i in range(3)]
-    here = Loopback(home / "net", make_papers(home / "p", [*names, "stranger"], ["127.0.0.1"]))
+    here = Loopback(
+        home / "net", make_certificates(home / "p", [*names, "stranger"], ["127.0.0.1"])
+    )
     try:
         here.start_link()
         for i, name in enumerate(names):

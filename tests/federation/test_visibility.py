@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedrift.engine.build import build
-from fedrift.federation.visibility import can_be_masked, phases, sights
+from fedrift.federation.visibility import can_be_masked, phases, visible_fields
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -28,7 +28,7 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_scaffold_shows_two_vectors_and_keeps_one() -> None:
-    rows = {(r.who, r.field): r for r in sights(build("scaffold", {}, 1))}
+    rows = {(r.who, r.field): r for r in visible_fields(build("scaffold", {}, 1))}
     assert set(rows) == {
         ("client", "w"),
         ("client", "c"),
@@ -37,7 +37,7 @@ def test_scaffold_shows_two_vectors_and_keeps_one() -> None:
         ("node", "c"),
     }
     assert rows["server", "delta"].use == "a mean over the cohort"
-    assert {r.use for r in sights(build("fedgf", {}, 1)) if r.field == "drift"} == {
+    assert {r.use for r in visible_fields(build("fedgf", {}, 1)) if r.field == "drift"} == {
         "a sum over the cohort"
     }
 

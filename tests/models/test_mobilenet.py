@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedrift.config.models import choose
+from fedrift.config.models import choose_model
 from fedrift.data import datasets
 from fedrift.errors import InputError
 from fedrift.models import factory
@@ -74,7 +74,7 @@ def test_weights_come_from_the_file_and_the_head_where_it_fits(tmp_path: Path) -
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     with pytest.raises(InputError, match="there is no file"):
-        choose(f"mobilenet-v2:weights={path}")
+        choose_model(f"mobilenet-v2:weights={path}")
     path.write_bytes(b"no weights")
     with pytest.raises(InputError, match="cannot be read as safetensors"):
         mobilenet_v2((3, 32, 32), 5, str(path))
@@ -87,9 +87,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"features\.4\.conv\.0\.1\.running_mean' does not fit"):
         mobilenet_v2((3, 32, 32), 5, str(path))
     with pytest.raises(InputError, match="of at least 32"):
-        choose("mobilenet-v2:size=8")
+        choose_model("mobilenet-v2:size=8")
     with pytest.raises(InputError, match="of 1 or 3 channels"):
-        choose("mobilenet-v2", (2, 32, 32))
+        choose_model("mobilenet-v2", (2, 32, 32))
 
 
 @needs_weights

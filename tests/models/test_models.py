@@ -261,7 +261,8 @@ def test_tables_agree_and_names_need_no_torch() -> None:
     assert [*NAMES] == [*models.NAMES] == [*models.GRAMMAR]
     assert all(NAMES[name].about == about for name, about in models.NAMES.items())
     code = (
-        "import sys; from fedrift.config.models import choose; choose('mlp:hidden=3', (1, 8, 8));"
+        "import sys; from fedrift.config.models import choose_model; "
+        "choose_model('mlp:hidden=3', (1, 8, 8));"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

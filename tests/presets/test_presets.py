@@ -26,7 +26,7 @@ from fedrift.presets.findings import Findings, Table
 from fedrift.presets.page import Measured, page, plain, section
 from fedrift.presets.preset import Preset, read
 from fedrift.presets.relations import TRENDS, Place, Relation, spoken, value_of
-from fedrift.presets.running import Order, key_of, run, spent
+from fedrift.presets.running import Order, cpu_seconds, key_of, run
 from fedrift.presets.variants import FlippedScaffold
 from tests.support.problems import Net, blobs, trajectory
 
@@ -278,7 +278,7 @@ def test_a_figure_of_another_task_is_not_put_beside_the_published_one(tmp_path: 
 
 
 def test_processor_time_counts_what_was_started_too() -> None:
-    before = spent()
+    before = cpu_seconds()
     if before is None:
         pytest.skip("needs /proc")
     burn = "import time\nwhile time.process_time() < 0.3: pass"
@@ -290,7 +290,7 @@ def test_processor_time_counts_what_was_started_too() -> None:
     )
     with alive:
         assert alive.stdout is not None and alive.stdout.readline()
-        after = spent()
+        after = cpu_seconds()
         alive.communicate(b"\n")
     assert after is not None and 0.5 < after - before < 5
 
@@ -376,7 +376,7 @@ def test_the_files_that_show_prints_are_comparisons(capsys: pytest.CaptureFixtur
 
     assert code_of(["preset", "show", "mnist-scaffold", "--part", "main"]) == 0
     text = capsys.readouterr().out
-    again = grid.of(tomllib.loads(text))
+    again = grid.from_values(tomllib.loads(text))
     assert again.cells() == presets.find("mnist-scaffold").sizes["laptop"].parts[0].grid.cells()
     assert code_of(["preset", "show", "mnist-scaffold"]) == 0
     assert tomllib.loads(capsys.readouterr().out)["rounds"] == 3

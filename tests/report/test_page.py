@@ -58,7 +58,7 @@ def test_a_page_asks_for_nothing_and_runs_only_its_own_scripts(tmp_path: Path) -
     )
     assert "default-src 'none'" in policy
     assert "unsafe-inline" not in policy.split("style-src")[0]
-    assert found.unpacked("library") == html.library()
+    assert found.unpacked("library") == html.plotly_library()
 
 
 def test_the_same_runs_give_the_same_file(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import pytest
 from fedrift.config.spec import Spec
 from fedrift.errors import InputError
 from fedrift.report.statistics import costs, estimates
-from fedrift.report.statistics.findings import Findings, find, rows
-from fedrift.report.statistics.grouping import Group, group
-from fedrift.report.statistics.measured import Measured, measured
+from fedrift.report.statistics.findings import Findings, as_records, make_findings
+from fedrift.report.statistics.grouping import Group, group_runs
+from fedrift.report.statistics.measured import Measured, measure_run
 from fedrift.storage import run_folder as results
 from fedrift.storage.jsonl import dump
 from fedrift.storage.run_folder import RunRecord
@@ -43,7 +43,7 @@ def run(values: list[float], name: str = "run", status: str = "done", **options:
     spec = Spec.of({"rounds": len(values), **options})
     held = {"sizes": [4, 4, 0], "counts": [[4, 0], [1, 3], [0, 0]], "scheme": "x"}
     record = RunRecord(Path(name), spec, lines, [], {}, {"status": status}, (), held)
-    return measured(record, name)
+    return measure_run(record, name)
 
 
 def seeds(*finals: float, algorithm: str = "fedavg", **options: Any) -> list[Measured]:
@@ -55,16 +55,16 @@ def seeds(*finals: float, algorithm: str = "fedavg", **options: Any) -> list[Mea
 
 
 def only(runs: list[Measured]) -> Group:
-    (found,) = group(runs).groups
+    (found,) = group_runs(runs).groups
     return found
 
 
 def loaded(root: Path) -> list[Measured]:
-    return [measured(results.load(p), p.name) for p in sorted(root.iterdir())]
+    return [measure_run(results.load(p), p.name) for p in sorted(root.iterdir())]
 
 
 def found_in(root: Path, **options: Any) -> Findings:
-    return find(loaded(root), **options)
+    return make_findings(loaded(root), **options)
 
 
 # What a run's records must be.
@@ -86,19 +86,19 @@ def test_what_is_no_number_is_refused_in_one_sentence(change: dict[str, Any], sa
     line = {"round": 1, "loss": 1.0, "n": 2, "accuracy": 0.5, "classes": [0.5, 0.5], **change}
     record = RunRecord(Path("r"), Spec(), [line], [], {}, {"status": "done"}, ())
     with pytest.raises(InputError, match=f"'r' is damaged.*{said}"):
-        measured(record, "r")
+        measure_run(record, "r")
 
 
 def test_an_older_version_without_costs_is_told_and_used() -> None:
     line = {"round": 1, "loss": 1.0, "accuracy": 0.5}
     record = RunRecord(Path("r"), Spec(), [line], [], {}, {"status": "done"}, ())
-    found = measured(record, "r")
+    found = measure_run(record, "r")
     assert "an older version wrote it" in found.problems[0]
     assert np.isnan(found.bytes).all()
-    assert find([found]).all[0].score.final.mean == 0.5
+    assert make_findings([found]).all[0].score.final.mean == 0.5
     empty = RunRecord(Path("r"), Spec(), [], [], {}, {}, ())
     with pytest.raises(InputError, match="'r' holds no evaluated round"):
-        measured(empty, "r")
+        measure_run(empty, "r")
 
 
 def test_a_run_that_failed_before_its_first_evaluation_counts_as_failed(tmp_path: Path) -> None:
@@ -109,13 +109,13 @@ def test_a_run_that_failed_before_its_first_evaluation_counts_as_failed(tmp_path
         if seed == 1:
             (place / results.ROUNDS).write_text("")
             (place / results.SUMMARY).write_text('{"status": "diverged", "diverged_at": 1}')
-    runs = [measured(results.load(p), p.name) for p in sorted(tmp_path.iterdir())]
-    found = find(runs)
+    runs = [measure_run(results.load(p), p.name) for p in sorted(tmp_path.iterdir())]
+    found = make_findings(runs)
     score = found.all[0].score
     assert found.all[0].method == "fedavg"
     assert score.why == "1 of 3 seeds became infinite"
     assert not score.counts
-    alone = find([run for run in runs if run.is_blank])
+    alone = make_findings([run for run in runs if run.is_blank])
     assert alone.all[0].score.failed
 
 
@@ -124,7 +124,7 @@ def test_a_run_that_failed_before_its_first_evaluation_counts_as_failed(tmp_path
 
 def test_groups_are_all_that_is_equal_but_the_seed() -> None:
     runs = seeds(0.5, 0.6) + seeds(0.7, 0.8, algorithm="scaffold") + seeds(0.9, lr=0.3)
-    found = group(runs)
+    found = group_runs(runs)
     assert [(g.method, g.seeds) for g in found.groups] == [
         ("fedavg lr=as usual", (0, 1)),
         ("scaffold", (0, 1)),
@@ -150,13 +150,13 @@ def test_settings_are_named_by_what_differs_and_sorted_by_number() -> None:
         for a in (10.0, 0.5, 2.0)
         for p in (2, 1)
     ]
-    found = group(runs).settings
+    found = group_runs(runs).settings
     assert [s.label for s in found[:3]] == [
         "dirichlet 0.5 · 1 of 3 clients",
         "dirichlet 2 · 1 of 3 clients",
         "dirichlet 10 · 1 of 3 clients",
     ]
-    assert [s.label for s in group(runs[::2]).settings] == [
+    assert [s.label for s in group_runs(runs[::2]).settings] == [
         "dirichlet 0.5",
         "dirichlet 2",
         "dirichlet 10",
@@ -169,28 +169,28 @@ def test_options_that_vary_with_the_setting_do_not_split_a_method() -> None:
         run([0.5], "a", algorithm="fedprox:mu=0.1", alpha=0.1, lr=0.1),
         run([0.5], "b", algorithm="fedprox:mu=1", alpha=1.0, lr=0.2),
     ]
-    assert group(runs).methods == ("fedprox (options by setting)",)
+    assert group_runs(runs).methods == ("fedprox (options by setting)",)
 
 
 def test_the_same_run_twice_counts_once() -> None:
     one, other = run([0.5], "a"), run([0.6], "b")
-    found = group([replace(one, fingerprint="1"), replace(other, fingerprint="2")])
+    found = group_runs([replace(one, fingerprint="1"), replace(other, fingerprint="2")])
     assert [r.name for r in found.runs] == ["a"]
     assert found.problems == (
         "'b' is left out: 'a' has the same options and seed, but another fingerprint",
     )
     waiting = replace(one, status="unfinished")
-    assert [r.name for r in group([waiting, other]).runs] == ["b"]
+    assert [r.name for r in group_runs([waiting, other]).runs] == ["b"]
 
 
 def test_different_data_sets_are_refused() -> None:
     with pytest.raises(InputError, match=r"different data sets \(digits, mnist\)"):
-        group([run([0.5], "a", data="digits"), run([0.5], "b", data="mnist")])
+        group_runs([run([0.5], "a", data="digits"), run([0.5], "b", data="mnist")])
     other = replace(run([0.5], "b", seed=1), samples=99)
     with pytest.raises(InputError, match="'a' and 'b' were evaluated on different test sets"):
-        group([run([0.5], "a"), other])
+        group_runs([run([0.5], "a"), other])
     with pytest.raises(InputError, match="no run to report on"):
-        group([])
+        group_runs([])
 
 
 def test_unfinished_runs_take_no_part(tmp_path: Path) -> None:
@@ -247,9 +247,9 @@ def test_the_last_rounds_are_averaged() -> None:
 
 def test_more_rounds_than_there_are_is_refused() -> None:
     with pytest.raises(InputError, match="last is 5, but 'run' has only 2 evaluated rounds"):
-        find([run([0.1, 0.2])], last=5)
+        make_findings([run([0.1, 0.2])], last=5)
     with pytest.raises(InputError, match="last must be"):
-        find([run([0.1, 0.2])], last=0)
+        make_findings([run([0.1, 0.2])], last=0)
 
 
 def test_differences_are_taken_seed_by_seed_over_common_seeds() -> None:
@@ -295,11 +295,11 @@ def test_costs_to_a_target() -> None:
 @pytest.mark.parametrize("target", [0.0, -1.0, 1.5, math.nan])
 def test_a_target_that_is_no_accuracy_is_refused(target: float) -> None:
     with pytest.raises(InputError, match="target must be an accuracy"):
-        find([run([0.5])], target=target)
+        make_findings([run([0.5])], target=target)
 
 
 def test_without_a_target_it_is_what_the_baseline_ends_with() -> None:
-    found = find(seeds(0.70, 0.72) + seeds(0.8, 0.8, algorithm="scaffold"), last=1)
+    found = make_findings(seeds(0.70, 0.72) + seeds(0.8, 0.8, algorithm="scaffold"), last=1)
     (targets,) = [{one.target.value for one in found.all if one.target}]
     assert targets == {0.71}
 
@@ -323,9 +323,9 @@ def test_unequal_budgets_and_the_axis_that_is_fair(tmp_path: Path) -> None:
 def test_clients_that_differ_between_methods_are_noticed(tmp_path: Path) -> None:
     grid(tmp_path, ("fedavg", "scaffold"), (0.1,), 1)
     runs = loaded(tmp_path)
-    assert costs.differing_cohorts(group(runs).groups) == []
+    assert costs.differing_cohorts(group_runs(runs).groups) == []
     moved = replace(runs[1], cohorts=runs[1].cohorts[::-1])
-    assert costs.differing_cohorts(group([runs[0], moved]).groups) == [("fedavg", "scaffold", 0)]
+    assert costs.differing_cohorts(group_runs([runs[0], moved]).groups) == [("fedavg", "scaffold", 0)]
 
 
 def test_expected_accuracy_of_clients_follows_their_labels() -> None:
@@ -345,12 +345,12 @@ def test_expected_accuracy_of_clients_follows_their_labels() -> None:
 
 def test_the_baseline_is_fedavg_or_the_one_named() -> None:
     runs = seeds(0.5, algorithm="scaffold") + seeds(0.5) + seeds(0.5, algorithm="fedprox:mu=0.1")
-    assert find(runs).baseline == "fedavg"
-    assert find(runs).methods[0] == "fedavg"
-    assert find(runs, baseline="fedprox").baseline == "fedprox:mu=0.1"
-    assert find(runs[:1]).baseline == "scaffold"
+    assert make_findings(runs).baseline == "fedavg"
+    assert make_findings(runs).methods[0] == "fedavg"
+    assert make_findings(runs, baseline="fedprox").baseline == "fedprox:mu=0.1"
+    assert make_findings(runs[:1]).baseline == "scaffold"
     with pytest.raises(InputError, match="unknown baseline 'fedagv': did you mean 'fedavg'"):
-        find(runs, baseline="fedagv")
+        make_findings(runs, baseline="fedagv")
 
 
 def test_ranks_and_rows(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_ranks_and_rows(tmp_path: Path) -> None:
     assert best.method == "scaffold"
     assert best.difference is not None
     assert best.difference.n == 3
-    listed = rows(found)
+    listed = as_records(found)
     assert len(listed) == 6
     assert {row["rank"] for row in listed} == {1, 2, 3}
     assert dump(listed)  # plain values only

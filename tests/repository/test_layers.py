@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.layers import LAYERS, PACKAGE, Graph, cycle, heavy, violations
+from tests.support.layers import (
+    FRONT_DOOR,
+    LAYERS,
+    PACKAGE,
+    Graph,
+    cycle,
+    first,
+    heavy,
+    violations,
+)
 
 BESIDE_THE_PACKAGES = {
     "__init__.py",

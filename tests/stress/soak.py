@@ -129,15 +129,15 @@ def soak(algorithm: str, rounds: int, most: float) -> tuple[Curve, list[str]]:
 
 def draw(curves: dict[str, Curve], path: Path) -> None:
     """Memory and open files by round."""
-    from fedrift.figures.style import colour, legend, panels, sheet
+    from fedrift.figures.style import colour_of, empty_figure, legend, panels
 
-    figure = sheet()
+    figure = empty_figure()
     axes = panels(figure, 2, width=5.0)
     for place, (name, curve) in enumerate(curves.items()):
         memory = [h.memory / 1e6 for h in curve.held]
-        axes[0].plot(curve.rounds, memory, color=colour(place), lw=1, label=name)
+        axes[0].plot(curve.rounds, memory, color=colour_of(place), lw=1, label=name)
         files = [h.files for h in curve.held]
-        axes[1].plot(curve.rounds, files, color=colour(place), lw=1, label=name)
+        axes[1].plot(curve.rounds, files, color=colour_of(place), lw=1, label=name)
     for axis, label in zip(axes, ("memory of all processes, MB", "open files"), strict=True):
         axis.set_ylim(0, 1.25 * axis.get_ylim()[1])
         axis.set_xlabel("round")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from fedrift.cli import code_of
 from fedrift.config import catalogue
-from fedrift.config.models import choose
+from fedrift.config.models import choose_model
 from fedrift.config.privacy import parse_aggregate, parse_privacy
 from fedrift.config.spec import FIELDS, Spec, read_toml
 from fedrift.core.faults import parse_faults
@@ -79,7 +79,7 @@ def test_names(text: str) -> None:
         lambda: parse(text, "x"),
         lambda: catalogue.check(parse(text, "algorithm")),
         lambda: datasets.check(text),
-        lambda: choose(text),
+        lambda: choose_model(text),
         lambda: parse_faults([text]),
         lambda: parse_aggregate(text),
         lambda: parse_privacy(text),

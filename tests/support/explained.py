@@ -6,8 +6,8 @@ from functools import cache
 
 from fedrift.algorithms import NAMES
 from fedrift.conform.subject import subject_of
-from fedrift.explain import settle
-from fedrift.explain.story import Turn, watched
+from fedrift.explain import choose_settings
+from fedrift.explain.story import Turn, record_turns
 
 TRAINS = [name for name in NAMES if name != "fed3r"]
 ROUNDS = 4
@@ -15,5 +15,5 @@ ROUNDS = 4
 
 @cache
 def seen(text: str) -> tuple[Turn, ...]:
-    _, task, _ = settle(text, None, ROUNDS, None, None, None)
-    return watched(task, subject_of(task.text))
+    _, task, _ = choose_settings(text, None, ROUNDS, None, None, None)
+    return record_turns(task, subject_of(task.text))

@@ -17,7 +17,7 @@ from fedrift.federation.config import FederationConfig
 from fedrift.federation.node import Node
 from fedrift.federation.protocol import ABOUT, Envelope
 from fedrift.federation.server import serve
-from fedrift.federation.task import node_of
+from fedrift.federation.task import make_node
 
 
 class Normed(nn.Sequential):
@@ -99,7 +99,7 @@ class Federation:
     def maker(self, client: int) -> Callable[[], Node]:
         part = self.ready.partition.parts[client]
         x, y = self.ready.x[part], self.ready.data.y[part]
-        return lambda: node_of(self.charter, client, x, y, self.folder / f"site {client}")
+        return lambda: make_node(self.charter, client, x, y, self.folder / f"site {client}")
 
     def everybody(self) -> Federation:
         for client in range(self.charter.clients):

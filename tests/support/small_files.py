@@ -27,7 +27,7 @@ def isolate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: object) -> Path:
         raise files.Unreachable("no connection")
 
-    monkeypatch.setattr(files, "fetch", offline)
+    monkeypatch.setattr(files, "download", offline)
     monkeypatch.delenv("FEDRIFT_DATA", raising=False)
     monkeypatch.setenv("FEDRIFT_CACHE", str(tmp_path / "cache"))
 

@@ -70,7 +70,7 @@ class Finding:
     """What a measurement found in one run."""
 
     title: str
-    said: tuple[str, ...]
+    sentences: tuple[str, ...]
     """One to three plain sentences: what is seen, on which data, with which settings."""
     numbers: Record
     """Only what JSON can hold (numpy arrays and scalars are turned into lists and numbers)."""
@@ -78,6 +78,11 @@ class Finding:
     """Short name, which becomes part of the file's → drawing."""
     together: Mapping[str, DrawTogether] = field(default_factory=dict[str, DrawTogether])
     """The same for several runs at once, where that says more."""
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """The old name of `sentences`."""
+        return self.sentences
 
 
 Measure = Callable[["Case", Options], Finding]
@@ -132,8 +137,8 @@ class Case:
 
     def model(self, buffers: Sequence[Tensor] | None = None) -> FlatModel:
         """The bound model in evaluation mode with the run's buffers (or a client's) in place."""
-        model, held = self.problem.model, self.shown.buffers if buffers is None else buffers
-        model.load_buffers(held or [self.problem.rest[name] for name in self.problem.moving])
+        model, values = self.problem.model, self.shown.buffers if buffers is None else buffers
+        model.load_buffers(values or [self.problem.rest[name] for name in self.problem.moving])
         model.freeze(self.shown.frozen)
         model.temperature = self.shown.temperature
         model.module.eval()
@@ -206,7 +211,7 @@ class Case:
                 raise NotMeasured("its checkpoint is missing, so clients cannot be trained from it")
             if watch is not None:
                 watch.begin("local models", len(key), self._pace() * len(key))
-            found = rehearse(
+            visited = rehearse(
                 self.task,
                 self.state,
                 self.buffers,
@@ -216,10 +221,10 @@ class Case:
                 watch,
                 cohort=self.cohort,
             )
-            if not found:
+            if not visited:
                 kind = type(self.task.algorithm).__name__
                 raise NotMeasured(f"{kind} trains no local models in the coming round")
-            self._trained[key] = found
+            self._trained[key] = visited
         return self._trained[key]
 
     def _pace(self) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
 from fedrift.analysis.rehearsal import Unwatched, Watch
 from fedrift.core.flat import FlatModel, Inputs, Vec, count, take
-from fedrift.figures import TOGETHER
+from fedrift.figures import COMMON_FIGURES
 from fedrift.figures import clients as pictures
 from fedrift.storage.jsonl import Record
 
@@ -82,7 +82,7 @@ def grams(
     }
 
 
-def alike(
+def layer_similarity(
     clients: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor], name: str
 ) -> tuple[list[list[float]], list[float]]:
     """CKA of one layer between all clients (a symmetric table), and of each to the server's."""
@@ -90,7 +90,7 @@ def alike(
     return (stack @ stack.T).tolist(), (stack @ server[name].flatten()).tolist()
 
 
-# Similarity of the client models' layers after local work.
+# The measurement: the layers of the client models after local work.
 
 IMAGES = 500  # the same for all models; a table of pairs of images is kept for every layer
 
@@ -111,11 +111,11 @@ def measure(case: Case, options: Options) -> Finding:
     clients = [
         grams(case.model(seen.buffers), seen.w, x, names, options.watch) for seen in local.values()
     ]
-    found: Record = {}
+    by_layer: Record = {}
     for name in server:
-        pairs, to_global = alike(clients, server, name)
+        pairs, to_global = layer_similarity(clients, server, name)
         upper = np.array(pairs)[np.triu_indices(len(clients), 1)]
-        found[name] = {
+        by_layer[name] = {
             "between": float(upper.mean()),
             "lowest": float(upper.min()),
             "highest": float(upper.max()),
@@ -126,15 +126,15 @@ def measure(case: Case, options: Options) -> Finding:
         "round": case.round,
         "samples": count(x),
         "clients": list(local),
-        "layers": found,
+        "layers": by_layer,
     }
-    first, last = next(iter(found)), list(found)[-1]
+    first, last = next(iter(by_layer)), list(by_layer)[-1]
     about = (
         f"Linear CKA of {len(local)} client models after their work in the round that follows "
         f"round {case.round}, on the same {count(x):,} test samples, layer outputs flattened.",
-        f"Between clients it is {found[first]['between']:.3f} in the first layer ({first}) and "
-        f"{found[last]['between']:.3f} in the last ({last}); 1 means the same up to rotation.",
+        f"Between clients it is {by_layer[first]['between']:.3f} in the first layer ({first}) and "
+        f"{by_layer[last]['between']:.3f} in the last ({last}); 1 means the same up to rotation.",
     )
     drawn = {"layers": pictures.by_layer, "last-layer": pictures.last_layer}
     figures = {name: partial(draw, runs={case.name: numbers}) for name, draw in drawn.items()}
-    return Finding("Similarity of client models", about, numbers, figures, TOGETHER["cka"])
+    return Finding("Similarity of client models", about, numbers, figures, COMMON_FIGURES["cka"])

@@ -15,7 +15,7 @@ from fedrift.analysis.rehearsal import Unwatched, Watch
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Batch, FlatModel, count, take
 from fedrift.core.problem import Problem
-from fedrift.figures import TOGETHER
+from fedrift.figures import COMMON_FIGURES
 from fedrift.figures import classes as pictures
 from fedrift.storage.jsonl import Record
 
@@ -44,23 +44,23 @@ def drops(accuracy: Floats) -> float:
 
 def presence(cohorts: Sequence[Sequence[int]], counts: Floats) -> Floats:
     """Share of each class among the samples of each cohort: rounds × classes."""
-    held = np.array([counts[list(c)].sum(axis=0) for c in cohorts], np.float64)
-    return held / np.maximum(1.0, held.sum(axis=1, keepdims=True))
+    totals = np.array([counts[list(c)].sum(axis=0) for c in cohorts], np.float64)
+    return totals / np.maximum(1.0, totals.sum(axis=1, keepdims=True))
 
 
-def held(share: Floats) -> npt.NDArray[np.bool_]:
+def held_classes(share: Floats) -> npt.NDArray[np.bool_]:
     """Which classes a cohort really held: a tenth of an even share, not a stray sample or two."""
     return share * share.shape[1] >= LEAST
 
 
 def ages(present: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """Rounds since each class was last held by the cohort; −1 where it never was."""
-    found = np.empty(present.shape, np.int64)
+    rounds_since = np.empty(present.shape, np.int64)
     age = np.full(present.shape[1], -1, np.int64)
     for t, row in enumerate(present):
         age = np.where(row, 0, np.where(age < 0, -1, age + 1))
-        found[t] = age
-    return found
+        rounds_since[t] = age
+    return rounds_since
 
 
 def recency(
@@ -133,7 +133,7 @@ def correlation(x: Sequence[float] | Floats, y: Sequence[float] | Floats) -> flo
     return float(np.corrcoef(a, b)[0, 1])
 
 
-# Classes of a run: accuracy over rounds, forgetting, confusion, recency, bias.
+# The measurement: a run's recorded rounds, and its final model on the test set.
 
 
 def measure(case: Case, options: Options) -> Finding:
@@ -145,9 +145,9 @@ def measure(case: Case, options: Options) -> Finding:
     if not is_labelled(data[1]):
         raise NotMeasured("its samples have not one class each")
     accuracy = np.array([row["classes"] for row in rows], np.float64)
-    every = _presence(case, _cohorts(case, rows), count)
+    every = _cohort_presence(case, _cohorts(case, rows), count)
     evaluated = [row["round"] - 1 for row in rows]
-    recent = recency(accuracy, held(every), evaluated)
+    recent = recency(accuracy, held_classes(every), evaluated)
     share = every[evaluated]
     forgotten = forgetting(accuracy)
     options.watch.begin("batches of test samples", passes(data), 0.0)
@@ -159,7 +159,7 @@ def measure(case: Case, options: Options) -> Finding:
         "rounds": [row["round"] for row in rows],
         "accuracy": accuracy.tolist(),
         "presence": share.tolist(),
-        "held": held(share)[-1].tolist(),
+        "held": held_classes(share)[-1].tolist(),
         "recency": recent,
         "forgetting": forgotten.tolist(),
         "mean_forgetting": float(forgotten.mean()),
@@ -194,7 +194,9 @@ def measure(case: Case, options: Options) -> Finding:
     }
     drawn |= {"recency": pictures.recency} if has_lift else {}
     figures = {name: partial(draw, runs={case.name: numbers}) for name, draw in drawn.items()}
-    together = {n: draw for n, draw in TOGETHER["classes"].items() if has_lift or n != "recency"}
+    together = {
+        n: draw for n, draw in COMMON_FIGURES["classes"].items() if has_lift or n != "recency"
+    }
     return Finding("Classes", tuple(about), numbers, figures, together)
 
 
@@ -204,13 +206,13 @@ def _cohorts(case: Case, rows: list[Record]) -> list[Sequence[int]]:
     return [known.get(t) or case.cohorts.get(t, ()) for t in range(1, rows[-1]["round"] + 1)]
 
 
-def _presence(case: Case, cohorts: list[Sequence[int]], count: int) -> Floats:
+def _cohort_presence(case: Case, cohorts: list[Sequence[int]], count: int) -> Floats:
     """From the labels of those clients alone that have taken part: there may be a million more."""
     split = case.task.split
     place = {client: i for i, client in enumerate(sorted({c for some in cohorts for c in some}))}
     table = np.zeros((len(place), count))
     for client, i in place.items():
-        held = split.view(client).batch(None)[1] if split.make else split.y[split.parts[client]]
-        labels = held.cpu().numpy()
+        targets = split.view(client).batch(None)[1] if split.make else split.y[split.parts[client]]
+        labels = targets.cpu().numpy()
         table[i] = np.bincount(labels[labels >= 0], minlength=count)[:count]
     return presence([[place[c] for c in some] for some in cohorts], table)

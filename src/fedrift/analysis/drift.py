@@ -1,4 +1,7 @@
-"""How far and in which directions clients move away from the global model and from each other."""
+"""How far and in which directions clients move away from the global model and from each other.
+
+Control variates, if the algorithm keeps any, are compared to the gradients they stand for.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from fedrift.analysis.case import Case, Finding, Options
 from fedrift.analysis.objective import Objective
 from fedrift.core.flat import Vec, cosine, dot, norm
 from fedrift.core.messages import pack
-from fedrift.figures import TOGETHER
+from fedrift.figures import COMMON_FIGURES
 from fedrift.figures import clients as pictures
 from fedrift.storage.jsonl import Record
 
@@ -37,12 +40,12 @@ class Geometry:
 
     def summary(self) -> dict[str, float]:
         """The means, as `Running` gives them."""
-        m, held = len(self.distances), np.array(self.distances)
+        m, distances = len(self.distances), np.array(self.distances)
         pairs = np.array(self.pairs)
         between = (pairs.sum() - np.trace(pairs)) / (m * (m - 1)) if m > 1 else np.nan
         return {
-            "distance": float(held.mean()),
-            "squared_distance": float((held**2).mean()),
+            "distance": float(distances.mean()),
+            "squared_distance": float((distances**2).mean()),
             "cosine_to_average": float(np.mean(self.to_average)),
             "cosine_between": float(between),
             "average_length": self.length,
@@ -104,13 +107,13 @@ class Running:
         """Empty if nothing was seen."""
         if self._units is None or self._total is None:
             return {}
-        held, m = np.array(self.distances), len(self.distances)
+        distances, m = np.array(self.distances), len(self.distances)
         length = float(norm(self._total))
-        moved = int((held > 0).sum())  # the cosine of a zero vector with itself counts as 0
+        moved = int((distances > 0).sum())  # the cosine of a zero vector with itself counts as 0
         all_pairs = float(dot(self._units, self._units)) - moved
         return {
-            "distance": float(held.mean()),
-            "squared_distance": float((held**2).mean()),
+            "distance": float(distances.mean()),
+            "squared_distance": float((distances**2).mean()),
             "cosine_to_average": float(dot(self._units, self._total)) / max(m * length, 1e-24),
             "cosine_between": all_pairs / (m * (m - 1)) if m > 1 else float("nan"),
             "average_length": length / self._weight,
@@ -135,47 +138,49 @@ def dissimilarity(gradients: Sequence[Vec], weights: Sequence[float]) -> dict[st
     }
 
 
-# Control variates in the states of server and clients, found by the letters of their papers.
+# Control variates in the states of server and clients, by the letters of their papers.
 
 CONTROLS = {"c": "The control variate cᵢ", "h": "The dual variable hᵢ"}
 """c of SCAFFOLD and FedGAMMA, h of FedDyn, FedSpeed and FedSMOO: both stand for ∇Fᵢ."""
 
 
-def _named(state: object, size: int) -> dict[str, Vec]:
-    found: dict[str, Vec] = {}
+def _control_vectors(state: object, size: int) -> dict[str, Vec]:
+    vectors: dict[str, Vec] = {}
     for path, leaf in pack(state).items():
-        letter = path.rpartition(".")[2]
-        if letter in CONTROLS and isinstance(leaf, Tensor) and leaf.numel() == size:
-            found[letter] = leaf
-    return found
+        name = path.rpartition(".")[2]
+        if name in CONTROLS and isinstance(leaf, Tensor) and leaf.numel() == size:
+            vectors[name] = leaf
+    return vectors
 
 
 def server_lengths(case: Case) -> dict[str, float]:
     """Norms of the server's own vectors of the kind."""
-    found = _named(case.state, case.problem.layout.size) if case.state is not None else {}
-    return {letter: float(norm(v)) for letter, v in found.items()}
+    vectors = (
+        _control_vectors(case.state, case.problem.layout.size) if case.state is not None else {}
+    )
+    return {name: float(norm(v)) for name, v in vectors.items()}
 
 
 def client_controls(case: Case, clients: Sequence[int]) -> dict[str, dict[int, Vec]]:
-    """By letter, the vectors of those clients that have taken part and hold one."""
-    found: dict[str, dict[int, Vec]] = {}
+    """By the name of the field, the vectors of those clients that have taken part and hold one."""
+    controls: dict[str, dict[int, Vec]] = {}
     if case.store is None:
-        return found
+        return controls
     for path, table in case.store.tables.items():
         for client in clients:
             if table.slot(client) < 0:
                 continue
             state = case.store.read(path, client)
-            for letter, vector in _named(state, case.problem.layout.size).items():
-                found.setdefault(letter, {})[client] = vector
-    return found
+            for name, vector in _control_vectors(state, case.problem.layout.size).items():
+                controls.setdefault(name, {})[client] = vector
+    return controls
 
 
 def client_lengths(case: Case, clients: Sequence[int]) -> dict[str, float]:
     """Mean norms of what these clients hold."""
     return {
-        letter: float(np.mean([float(norm(v)) for v in vectors.values()]))
-        for letter, vectors in client_controls(case, clients).items()
+        name: float(np.mean([float(norm(v)) for v in vectors.values()]))
+        for name, vectors in client_controls(case, clients).items()
     }
 
 
@@ -194,7 +199,7 @@ def against_gradients(
     clients = [client for client in clients if sizes[client]]
     if not clients:
         return {}
-    found: dict[int, Vec] = {}
+    gradients: dict[int, Vec] = {}
     for client in clients:
         objective = Objective(
             case.problem,
@@ -203,55 +208,55 @@ def against_gradients(
             temperature=case.shown.temperature,
             chunk=256,
         )
-        found[client] = objective.grad(w)
+        gradients[client] = objective.grad(w)
         after_each()
     uniform = case.task.algorithm.weighting() == "uniform"
     shares = [1.0 if uniform else float(sizes[c]) for c in clients]
     controls: Record = {}
-    for letter, vectors in client_controls(case, clients).items():
-        cosines = [float(cosine(v, found[c])) for c, v in vectors.items()]
-        controls[letter] = {
+    for name, vectors in client_controls(case, clients).items():
+        cosines = [float(cosine(v, gradients[c])) for c, v in vectors.items()]
+        controls[name] = {
             "clients": list(vectors),
             "cosines": cosines,
             "lengths": [float(norm(v)) for v in vectors.values()],
-            "gradients": [float(norm(found[c])) for c in vectors],
+            "gradients": [float(norm(gradients[c])) for c in vectors],
             "mean_cosine": float(np.mean(cosines)),
         }
-    return {"dissimilarity": dissimilarity(list(found.values()), shares), "controls": controls}
+    return {"dissimilarity": dissimilarity(list(gradients.values()), shares), "controls": controls}
 
 
-# Drift of the clients in the coming round, and what control variates have learned.
+# The measurement: the clients of the coming round, and what control variates have learned.
 
-MOST = 100  # local models that are held at once
+MOST_CLIENTS = 100  # local models that are held at once
 
 
 def measure(case: Case, options: Options) -> Finding:
     """Lengths and angles of updates; with passes over client data, gradients and controls too."""
-    local = case.trained(case.few(MOST), options.watch)
+    local = case.trained(case.few(MOST_CLIENTS), options.watch)
     uniform = case.task.algorithm.weighting() == "uniform"
     shares = [1.0 if uniform else float(seen.samples) for seen in local.values()]
-    found = geometry([seen.delta for seen in local.values()], shares)
-    means = found.summary()
+    shape = geometry([seen.delta for seen in local.values()], shares)
+    means = shape.summary()
     numbers: Record = {
         "round": case.round,
         "clients": list(local),
-        "distances": found.distances,
-        "to_average": found.to_average,
-        "pairs": found.pairs,
+        "distances": shape.distances,
+        "to_average": shape.to_average,
+        "pairs": shape.pairs,
         **means,
         "server_controls": server_lengths(case),
     }
-    about = [_said(case, means)]
+    about = [_distance_sentence(case, means)]
     if options.passes:
-        about += _gradients(case, options, numbers, list(local))
+        about += _gradient_sentences(case, options, numbers, list(local))
     drawn: dict[str, Any] = {"updates": pictures.updates}
     drawn |= {"pairs": pictures.pairs} if len(local) > 1 else {}
     drawn |= {"controls": pictures.controls} if numbers.get("controls") else {}
     figures = {name: partial(draw, runs={case.name: numbers}) for name, draw in drawn.items()}
-    return Finding("Drift", tuple(about), numbers, figures, TOGETHER["drift"])
+    return Finding("Drift", tuple(about), numbers, figures, COMMON_FIGURES["drift"])
 
 
-def _said(case: Case, means: dict[str, float]) -> str:
+def _distance_sentence(case: Case, means: dict[str, float]) -> str:
     number, all_ = int(means["count"]), len(case.cohort)
     if number == 1:
         return (
@@ -267,19 +272,21 @@ def _said(case: Case, means: dict[str, float]) -> str:
     )
 
 
-def _gradients(case: Case, options: Options, numbers: Record, clients: list[int]) -> list[str]:
+def _gradient_sentences(
+    case: Case, options: Options, numbers: Record, clients: list[int]
+) -> list[str]:
     """True client gradients at the global model: they cost a pass over the clients' data."""
     w = case.task.algorithm.model(case.state)
     options.watch.begin("client gradients", len(clients), 0.0)
-    found = against_gradients(case, clients, w, options.watch.step)
-    numbers |= found
-    said = [
+    comparison = against_gradients(case, clients, w, options.watch.step)
+    numbers |= comparison
+    sentences = [
         f"Their true gradients at the global model differ by B = "
-        f"{found['dissimilarity']['ratio']:.3g} (1 if all agree)."
+        f"{comparison['dissimilarity']['ratio']:.3g} (1 if all agree)."
     ]
-    for letter, one in found["controls"].items():
-        said.append(
-            f"{CONTROLS[letter]} has a mean cosine of {one['mean_cosine']:.3f} with the client's "
+    for name, one in comparison["controls"].items():
+        sentences.append(
+            f"{CONTROLS[name]} has a mean cosine of {one['mean_cosine']:.3f} with the client's "
             f"true gradient there ({len(one['clients'])} of {len(clients)} clients have one)."
         )
-    return said
+    return sentences

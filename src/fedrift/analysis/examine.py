@@ -9,12 +9,10 @@ from pathlib import Path
 
 from fedrift.analysis import cka, classes, drift, hessian, landscape, predictions
 from fedrift.analysis.case import Case, DrawTogether, Finding, Measure, NotMeasured, Options
-from fedrift.analysis.saved import place, write_json
+from fedrift.analysis.saved import analysis_folder, write_json
 from fedrift.analysis.sharpness import measure as measure_sharpness
-from fedrift.figures.style import sheet
+from fedrift.figures.style import empty_figure
 from fedrift.storage.jsonl import Record, replace_bytes
-
-# What `fedrift analyse --what` names: each takes a case and options and returns a finding.
 
 MEASURES: dict[str, Measure] = {
     "hessian": hessian.measure,
@@ -25,10 +23,10 @@ MEASURES: dict[str, Measure] = {
     "landscape": landscape.measure,
     "predictions": predictions.measure,
 }
-
+"""What `fedrift analyse --what` names."""
 
 ENDINGS = ("svg", "png", "pdf")
-REPORTED = "svg"
+REPORTED = "svg"  # the form that reports show
 
 
 @dataclass(frozen=True)
@@ -53,15 +51,15 @@ def examine(
             yield Examined(case.name, name, None, why=str(reason))
             continue
         yield Examined(
-            case.name, name, finding, keep(case, folder, name, finding, options, endings)
+            case.name, name, finding, write_finding(case, folder, name, finding, options, endings)
         )
 
 
-def keep(
+def write_finding(
     case: Case, folder: Path, what: str, finding: Finding, options: Options, endings: Sequence[str]
 ) -> tuple[Path, ...]:
     """The figures first: the numbers say that all is there. Reports show the svg."""
-    inside = place(folder)
+    inside = analysis_folder(folder)
     wanted = tuple(dict.fromkeys((*endings, REPORTED)))
     files = [
         draw_file(draw, inside / f"{what}-{name}.{ending}")
@@ -75,7 +73,7 @@ def keep(
         "what": what,
         "run": case.name,
         "title": finding.title,
-        "said": list(finding.said),
+        "said": list(finding.sentences),
         "notes": list(case.notes),
         "options": {f.name: getattr(options, f.name) for f in fields(options) if f.name != "watch"},
         "figures": list(finding.figures),
@@ -84,12 +82,12 @@ def keep(
     return (write_json(inside / f"{what}.json", record), *files)
 
 
-def keep_together(
-    found: Mapping[str, Mapping[str, Finding]], folder: Path, endings: Sequence[str]
+def write_common_figures(
+    findings: Mapping[str, Mapping[str, Finding]], folder: Path, endings: Sequence[str]
 ) -> list[Path]:
-    """Figures that compare runs; `found` is by what was measured, then by run."""
+    """Figures that compare runs; `findings` is by what was measured, then by run."""
     files: list[Path] = []
-    for what, by_run in found.items():
+    for what, by_run in findings.items():
         if len(by_run) < 2:
             continue
         numbers = {run: finding.numbers for run, finding in by_run.items()}
@@ -113,7 +111,7 @@ def draw_file(draw: object, path: Path) -> Path:
     from matplotlib import rc_context
 
     assert callable(draw)
-    figure, content = sheet(), io.BytesIO()
+    figure, content = empty_figure(), io.BytesIO()
     draw(figure)
     ending = path.suffix[1:]
     dated: dict[str, object] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}

@@ -19,7 +19,7 @@ from fedrift.analysis.case import Case, Finding, NotMeasured, Options
 from fedrift.analysis.objective import Objective
 from fedrift.analysis.rehearsal import Unwatched, Watch
 from fedrift.core.flat import Vec, dot, is_finite, norm
-from fedrift.figures import TOGETHER
+from fedrift.figures import COMMON_FIGURES
 from fedrift.figures import curvature as pictures
 from fedrift.figures.curvature import smoothed
 from fedrift.rng import generator
@@ -54,7 +54,7 @@ def _rademacher(size: int, probe: int, like: Vec) -> Vec:
     return torch.from_numpy(signs).to(like)
 
 
-def dense(product: Callable[[Vec], Vec], like: Vec) -> Floats:
+def dense_matrix(product: Callable[[Vec], Vec], like: Vec) -> Floats:
     """The whole matrix, column by column; for small problems."""
     eye = torch.eye(like.numel(), dtype=like.dtype, device=like.device)
     columns = [product(row).double().cpu().numpy() for row in eye]
@@ -75,31 +75,31 @@ def top_eigenvalues(
     krylov = max(2 * k + 1, 20)
 
     def apply(v: Vec) -> Vec:
-        made = _product(objective, w, v)
+        product = _product(objective, w, v)
         watch.step()
-        return made
+        return product
 
     if size <= krylov + 1:  # no smaller space to look in
-        found = np.linalg.eigvalsh(dense(apply, w))
+        values = np.linalg.eigvalsh(dense_matrix(apply, w))
     else:
 
         def product(v: Floats) -> Floats:
-            made = apply(torch.from_numpy(v.reshape(-1)).to(w))
-            return made.double().cpu().numpy()
+            curved = apply(torch.from_numpy(v.reshape(-1)).to(w))
+            return curved.double().cpu().numpy()
 
         start = generator(0, "eigenvalues").standard_normal(size)
         matrix = LinearOperator((size, size), product, dtype=np.float64)  # type: ignore[call-arg]
         try:
             options: dict[str, Any] = {"which": "LM", "tol": TOLERANCE, "maxiter": RESTARTS}
-            found = eigsh(matrix, k, v0=start, return_eigenvectors=False, **options)
+            values = eigsh(matrix, k, v0=start, return_eigenvectors=False, **options)
         except ArpackNoConvergence as partly:
-            found = partly.eigenvalues
+            values = partly.eigenvalues
         except ArpackError:  # nowhere to go from the start vector: nothing is curved
             if product(start).any():
                 raise
-            found = np.zeros(k)
-    order = np.argsort(-np.abs(found), kind="stable")
-    return [float(x) for x in np.asarray(found)[order][:k]]
+            values = np.zeros(k)
+    order = np.argsort(-np.abs(values), kind="stable")
+    return [float(x) for x in np.asarray(values)[order][:k]]
 
 
 def expected_products(k: int) -> int:
@@ -108,10 +108,10 @@ def expected_products(k: int) -> int:
 
 
 def _product(objective: Objective, w: Vec, v: Vec) -> Vec:
-    made = objective.product(w, v)
-    if not is_finite(made):
+    product = objective.product(w, v)
+    if not is_finite(product):
         raise NotMeasured("the curvature of its loss is infinite or not a number")
-    return made
+    return product
 
 
 def lanczos_steps(size: int, steps: int, like: Vec) -> int:
@@ -173,23 +173,23 @@ def trace(
         v = _rademacher(objective.size, 1000 + probe, w)
         values.append(float(dot(v, _product(objective, w, v))))
         watch.step()
-    return _mean(values)
+    return _mean_and_error(values)
 
 
-def _mean(values: Sequence[float]) -> tuple[float, float]:
-    held = np.array(values)
-    error = held.std(ddof=1) / np.sqrt(len(held)) if len(held) > 1 else np.nan
-    return float(held.mean()), float(error)
+def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    sample = np.array(values)
+    error = sample.std(ddof=1) / np.sqrt(len(sample)) if len(sample) > 1 else np.nan
+    return float(sample.mean()), float(error)
 
 
-# Curvature of the global model and of some local models of a run.
+# The measurement: the global model and some local models of a run.
 
 TRACE_PROBES = 8
 
 
 def measure(case: Case, options: Options) -> Finding:
     """Top eigenvalues, density and trace of the global model; of local ones as far as asked."""
-    data, said = case.data(options)
+    data, data_name = case.data(options)
     moved, temperature, watch = case.moved, case.shown.temperature, options.watch
     objective = Objective(case.problem, data, moved=moved, temperature=temperature)
     try:
@@ -204,8 +204,8 @@ def measure(case: Case, options: Options) -> Finding:
     products = expected_products(options.top) * (1 + len(local))
     products += (steps * options.probes + TRACE_PROBES) * whole
     watch.begin("Hessian products", products, products * objective.seconds(case.weights))
-    found = _spectrum(objective, case.weights, options)
-    values, total, error = found["eigenvalues"], found["trace"], found["trace_error"]
+    spectrum = _spectrum(objective, case.weights, options)
+    values, total, error = spectrum["eigenvalues"], spectrum["trace"], spectrum["trace_error"]
     clients: Record = {}
     for client, seen in local.items():
         own = moved | dict(zip(case.problem.moving, seen.buffers, strict=False))
@@ -217,19 +217,19 @@ def measure(case: Case, options: Options) -> Finding:
             clients[str(client)] = {"eigenvalues": top}
     numbers: Record = {
         "round": case.round,
-        "data": said,
+        "data": data_name,
         "parameters": objective.size,
-        "global": found,
+        "global": spectrum,
         "clients": clients,
     }
     about = (
-        f"Hessian of the mean loss over {said}, without decay, of the model after round "
+        f"Hessian of the mean loss over {data_name}, without decay, of the model after round "
         f"{case.round}. The eigenvalue of largest size is {values[0]:.4g}, the trace "
         f"{total:.4g} ± {error:.2g}.{cut}{why}",
         "Smaller eigenvalues mean a flatter minimum. Local models are measured on the same data.",
     )
     figures = {name: partial(draw, runs={case.name: numbers}) for name, draw in _PICTURES.items()}
-    return Finding("Curvature", about, numbers, figures, TOGETHER["hessian"])
+    return Finding("Curvature", about, numbers, figures, COMMON_FIGURES["hessian"])
 
 
 def _spectrum(objective: Objective, w: Vec, options: Options) -> Record:

@@ -25,7 +25,7 @@ from fedrift.core.evaluation import Evaluator
 from fedrift.core.flat import Batch, Layout, Vec, dot, norm
 from fedrift.core.problem import Problem
 from fedrift.errors import InputError
-from fedrift.figures import TOGETHER
+from fedrift.figures import COMMON_FIGURES
 from fedrift.figures import curvature as pictures
 from fedrift.rng import generator
 from fedrift.storage.jsonl import Record
@@ -42,8 +42,8 @@ def scorer(problem: Problem, data: Batch, shown: EvaluatedModel) -> Score:
 
     def score(w: Vec) -> tuple[float, float | None]:
         sums = evaluator.chunks(replace(shown, w=w))
-        found = evaluation.combine(sums)  # type: ignore[arg-type]
-        return float(found["loss"]), found.get("accuracy")
+        metrics = evaluation.combine(sums)  # type: ignore[arg-type]
+        return float(metrics["loss"]), metrics.get("accuracy")
 
     return score
 
@@ -153,7 +153,7 @@ def _unit(direction: Vec, scale: Vec, besides: Vec | None) -> Vec:
 
 
 @dataclass(frozen=True)
-class Chart:
+class Surface:
     """Loss and accuracy on a grid: rows go up, columns to the right."""
 
     x: tuple[float, ...]
@@ -162,13 +162,13 @@ class Chart:
     accuracy: tuple[tuple[float, ...], ...]
 
 
-def chart(
+def measure_surface(
     score: Score,
     point: Callable[[float, float], Vec],
     x: Sequence[float],
     y: Sequence[float],
     watch: Watch | None = None,
-) -> Chart:
+) -> Surface:
     """Every point of a grid, measured."""
     watch = watch or Unwatched()
     losses: list[tuple[float, ...]] = []
@@ -180,19 +180,23 @@ def chart(
             watch.step()
         losses.append(tuple(loss for loss, _ in row))
         accuracies.append(tuple(share for _, share in row if share is not None))
-    return Chart(tuple(map(float, x)), tuple(map(float, y)), tuple(losses), tuple(accuracies))
+    return Surface(tuple(map(float, x)), tuple(map(float, y)), tuple(losses), tuple(accuracies))
 
 
-def around(points: Sequence[tuple[float, float]], number: int) -> tuple[np.ndarray, np.ndarray]:
+def grid_around(
+    points: Sequence[tuple[float, float]], number: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Coordinates of a square grid that shows all points with a margin."""
-    found = np.array(points)
-    middle = (found.max(axis=0) + found.min(axis=0)) / 2
-    half = 0.65 * float(np.ptp(found, axis=0).max()) or 1.0
+    corners = np.array(points)
+    middle = (corners.max(axis=0) + corners.min(axis=0)) / 2
+    half = 0.65 * float(np.ptp(corners, axis=0).max()) or 1.0
     x, y = (np.linspace(m - half, m + half, number) for m in middle)
     return x, y
 
 
-def projected(plane: Plane, snapshots: Mapping[int, Vec]) -> list[tuple[int, float, float, float]]:
+def project_snapshots(
+    plane: Plane, snapshots: Mapping[int, Vec]
+) -> list[tuple[int, float, float, float]]:
     """Round, coordinates and share outside the plane of every kept global model."""
     return [(round, *plane.place(w)) for round, w in sorted(snapshots.items())]
 
@@ -203,7 +207,7 @@ def random_plane(layout: Layout, w: Vec, draws: tuple[Tensor, Tensor]) -> Plane:
     return Plane(w, right, up, filter_scale(layout, w))
 
 
-# The loss landscape of a run: between its models, on the plane through three, and around one.
+# The measurement: between a run's models, on the plane through three of them, and around one.
 
 ALONG = np.linspace(-0.5, 1.5, 21)  # from one model (0) to the other (1) and beyond both
 SIDE = 13  # points along each side of a plane
@@ -213,7 +217,7 @@ NEAR = 1.5  # times the distance of the local models: earlier models that the ma
 
 def measure(case: Case, options: Options) -> Finding:
     """Lines between global and local models, the plane through three, a random plane."""
-    data, said = case.data(options)
+    data, data_name = case.data(options)
     score = scorer(case.problem, data, case.shown)
     try:
         local, why = case.trained(case.few(MODELS), options.watch), ""
@@ -227,7 +231,7 @@ def measure(case: Case, options: Options) -> Finding:
     }
     numbers: Record = {
         "round": case.round,
-        "data": said,
+        "data": data_name,
         "lines": {
             name: {**asdict(line), "barrier": line.barrier()} for name, line in lines.items()
         },
@@ -243,8 +247,8 @@ def measure(case: Case, options: Options) -> Finding:
     drawn |= {"lines": pictures.lines} if lines else {}
     drawn |= {"plane": pictures.plane} if numbers["plane"] else {}
     figures = {name: partial(draw, runs={case.name: numbers}) for name, draw in drawn.items()}
-    together = {name: draw for name, draw in TOGETHER["landscape"].items() if name in drawn}
-    about = tuple(filter(None, (_said(lines, said), why, _path(numbers))))
+    together = {name: draw for name, draw in COMMON_FIGURES["landscape"].items() if name in drawn}
+    about = tuple(filter(None, (_barrier_sentence(lines, data_name), why, _path_sentence(numbers))))
     return Finding("Loss landscape", about, numbers, figures, together)
 
 
@@ -259,37 +263,37 @@ def _around(case: Case, score: Score, options: Options) -> Record:
     """Two random filter-normalised directions, the same for every run of this model."""
     rng, w = generator(0, "landscape"), case.weights
     first, second = (torch.from_numpy(rng.standard_normal(w.numel())).to(w) for _ in range(2))
-    made = random_plane(case.problem.layout, w, (first, second))
+    surface = random_plane(case.problem.layout, w, (first, second))
     side = np.linspace(-1, 1, SIDE).tolist()
-    return asdict(chart(score, made.point, side, side, options.watch))
+    return asdict(measure_surface(score, surface.point, side, side, options.watch))
 
 
 def _plane(case: Case, local: dict[int, Visited], score: Score, options: Options) -> Record:
     (one, first), (two, second) = list(local.items())[:2]
-    made = plane(case.problem.layout, case.weights, first.w, second.w)
+    through_models = plane(case.problem.layout, case.weights, first.w, second.w)
     models = {"global": case.weights, f"client {one}": first.w, f"client {two}": second.w}
-    places = {name: made.place(w)[:2] for name, w in models.items()}
-    path = projected(made, case.snapshots)
+    places = {name: through_models.place(w)[:2] for name, w in models.items()}
+    path = project_snapshots(through_models, case.snapshots)
     span = max(abs(value) for place in places.values() for value in place)
     near = [(x, y) for _, x, y, _ in path if max(abs(x), abs(y)) < NEAR * span]
-    x, y = around([*places.values(), *near], SIDE)
-    found = chart(score, made.point, x.tolist(), y.tolist(), options.watch)
-    return {**asdict(found), "models": places, "path": path}
+    x, y = grid_around([*places.values(), *near], SIDE)
+    surface = measure_surface(score, through_models.point, x.tolist(), y.tolist(), options.watch)
+    return {**asdict(surface), "models": places, "path": path}
 
 
-def _said(lines: dict[str, Line], said: str) -> str:
+def _barrier_sentence(lines: dict[str, Line], data_name: str) -> str:
     if not lines:
-        return f"Losses are means over {said}."
+        return f"Losses are means over {data_name}."
     name, worst = max(lines.items(), key=lambda pair: pair[1].barrier())
     if worst.barrier() < 1e-3:
-        return f"No line between these models climbs a barrier (mean loss over {said})."
+        return f"No line between these models climbs a barrier (mean loss over {data_name})."
     return (
         f"The highest barrier, {worst.barrier():.3g}, stands on the line from {name} (mean loss "
-        f"over {said}, above the straight line between its ends)."
+        f"over {data_name}, above the straight line between its ends)."
     )
 
 
-def _path(numbers: Record) -> str:
+def _path_sentence(numbers: Record) -> str:
     chart = numbers["plane"]
     if not chart:
         return ""

@@ -14,9 +14,9 @@ from torch import Tensor
 from fedrift.analysis import classes
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
 from fedrift.analysis.drift import Running, against_gradients, client_lengths, server_lengths
-from fedrift.analysis.examine import MEASURES, keep
+from fedrift.analysis.examine import MEASURES, write_finding
 from fedrift.analysis.rehearsal import Unwatched, Watch
-from fedrift.analysis.saved import ROUNDS, keep_weights, observed, place
+from fedrift.analysis.saved import ROUNDS, analysis_folder, keep_weights, read_observed
 from fedrift.config.analyses import PLAN, LivePlan
 from fedrift.core.algorithm import EvaluatedModel, Exchange
 from fedrift.core.flat import Vec
@@ -72,9 +72,9 @@ class LiveAnalysis(Callback):
             return
         self._store = plan.states
         self._rows = list(load(self.folder).rounds) if plan.resumed_from else []
-        place(self.folder)
+        analysis_folder(self.folder)
         replace_bytes(self.folder / PLAN, f"{self.plan}\n".encode())
-        kept = [row for row in observed(self.folder) if row["round"] <= plan.resumed_from]
+        kept = [row for row in read_observed(self.folder) if row["round"] <= plan.resumed_from]
         replace_bytes(self._file, "".join(dump(row) + "\n" for row in kept).encode("utf-8"))
 
     def looks_at(self, round: int) -> bool:
@@ -138,7 +138,9 @@ class LiveAnalysis(Callback):
         if self._counts is not None:
             share = classes.presence([report.cohort], self._counts)
             found["presence"] = share[0].tolist()
-            found["lift"] = classes.recency(np.array([accuracy]), classes.held(share))["lift"]
+            found["lift"] = classes.recency(np.array([accuracy]), classes.held_classes(share))[
+                "lift"
+            ]
         return found
 
     def _case(self, report: RoundReport) -> Case:
@@ -159,13 +161,13 @@ class LiveAnalysis(Callback):
 
     def on_end(self, result: Result) -> None:
         """The curves of what was seen, as one more finding."""
-        rows = observed(self.folder) if self._is_on else []
+        rows = read_observed(self.folder) if self._is_on else []
         if not rows:
             return
         name = str(self.task.about["algorithm"])
         finding = summary(name, rows, self.plan)
         case = Case(name, self.task, rows[-1]["round"], EvaluatedModel(result.weights))
-        keep(case, self.folder, "during", finding, Options(), ENDINGS)
+        write_finding(case, self.folder, "during", finding, Options(), ENDINGS)
 
 
 def update_of(up: Any) -> Vec | None:
@@ -188,6 +190,10 @@ def summary(name: str, rows: Sequence[Record], plan: LivePlan) -> Finding:
             f"Local models ended {drift[0]['distance']:.4g} away from the global one in the first "
             f"and {drift[-1]['distance']:.4g} in the last of these rounds."
         )
-    drawn = {key: draw for key, draw in pictures.DRAWN.items() if pictures.has(key, rows)}
+    drawn = {
+        key: draw
+        for key, draw in pictures.LIVE_FIGURES.items()
+        if pictures.has_numbers_for(key, rows)
+    }
     figures = {key: partial(draw, runs={name: numbers}) for key, draw in drawn.items()}
     return replace(Finding("LivePlan the run", tuple(said), numbers), figures=figures)

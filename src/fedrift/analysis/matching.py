@@ -82,7 +82,7 @@ def _inputs(weight: Tensor, sources: int) -> Tensor:
     return weight.reshape(len(weight), sources, -1)
 
 
-def matched(chain: Chain, a: Vec, b: Vec, seed: int = 0) -> dict[str, Order]:
+def match_neurons(chain: Chain, a: Vec, b: Vec, seed: int = 0) -> dict[str, Order]:
     """The numbering of b's hidden neurons that brings its weights nearest to a's (a local optimum).
 
     Every assignment can only raise Σ⟨A, PB⟩, so this ends.
@@ -97,11 +97,11 @@ def matched(chain: Chain, a: Vec, b: Vec, seed: int = 0) -> dict[str, Order]:
         changed = False
         for layer in rng.permutation(np.array(chain.hidden)).tolist():
             gain = _gain(chain, ours, theirs, orders, layer)
-            found = linear_sum_assignment(gain, maximize=True)[1].astype(np.int64)
-            now = gain[np.arange(len(found)), orders[layer]].sum()
-            new = gain[np.arange(len(found)), found].sum()
+            assignment = linear_sum_assignment(gain, maximize=True)[1].astype(np.int64)
+            now = gain[np.arange(len(assignment)), orders[layer]].sum()
+            new = gain[np.arange(len(assignment)), assignment].sum()
             if new > now + 1e-9 * max(1.0, abs(now)):
-                orders[layer], changed = found, True
+                orders[layer], changed = assignment, True
         if not changed:
             break
     return orders
@@ -136,17 +136,17 @@ def _gain(
     return total.numpy()
 
 
-def aligned(chain: Chain, a: Vec, b: Vec, seed: int = 0) -> Vec:
+def align(chain: Chain, a: Vec, b: Vec, seed: int = 0) -> Vec:
     """b with its hidden neurons renumbered to lie near a's."""
-    return chain.renumbered(b, matched(chain, a, b, seed))
+    return chain.renumbered(b, match_neurons(chain, a, b, seed))
 
 
-def merged(chain: Chain, models: Sequence[Vec], sweeps: int = 3, seed: int = 0) -> list[Vec]:
+def align_all(chain: Chain, models: Sequence[Vec], sweeps: int = 3, seed: int = 0) -> list[Vec]:
     """All models in one numbering: first the first one's, then each that of the others' mean."""
     first = models[0]
-    found = [first, *(aligned(chain, first, w, seed) for w in models[1:])]
+    aligned = [first, *(align(chain, first, w, seed) for w in models[1:])]
     for _ in range(sweeps if len(models) > 2 else 0):
-        for i, w in enumerate(found):
-            others = torch.stack([v for j, v in enumerate(found) if j != i]).mean(0)
-            found[i] = aligned(chain, others, w, seed)
-    return found
+        for i, w in enumerate(aligned):
+            others = torch.stack([v for j, v in enumerate(aligned) if j != i]).mean(0)
+            aligned[i] = align(chain, others, w, seed)
+    return aligned

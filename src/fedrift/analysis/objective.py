@@ -114,9 +114,9 @@ class Objective:
             allow_unused=True,
             materialize_grads=True,
         )
-        made = [torch.empty_like(p) for p in parameters]
-        copy_each(made, [g.detach() for g in second])
-        return made
+        product = [torch.empty_like(p) for p in parameters]
+        copy_each(product, [g.detach() for g in second])
+        return product
 
     def seconds(self, w: Vec) -> float:
         """About how long one product takes: one chunk is timed, after one to warm up."""

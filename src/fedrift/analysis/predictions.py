@@ -29,15 +29,15 @@ class Predicted:
     accuracy: float
 
 
-def chosen(labels: npt.NDArray[np.int64], number: int) -> list[int]:
+def choose_images(labels: npt.NDArray[np.int64], number: int) -> list[int]:
     """Positions of images to show: the classes in turn, in the order of the data."""
     by_class = {c: np.flatnonzero(labels == c).tolist() for c in np.unique(labels[labels >= 0])}
-    found: list[int] = []
-    while len(found) < number and any(by_class.values()):
+    positions: list[int] = []
+    while len(positions) < number and any(by_class.values()):
         for places in by_class.values():
-            if places and len(found) < number:
-                found.append(places.pop(0))
-    return found
+            if places and len(positions) < number:
+                positions.append(places.pop(0))
+    return positions
 
 
 def is_image(x: object) -> bool:
@@ -62,7 +62,7 @@ def pixels(x: Tensor) -> Pixels:
     return (255 * bright).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
 
 
-def predicted(
+def predictions_of(
     labels: npt.NDArray[np.int64], true: npt.NDArray[np.int64], shown: list[int]
 ) -> Predicted:
     """The labels of the shown images, and the accuracy over all that have a label."""
@@ -71,7 +71,7 @@ def predicted(
     return Predicted(tuple(int(labels[i]) for i in shown), right)
 
 
-# Test images with what the global model and each client's model take them for.
+# The measurement: the global model and each client's model on the same images.
 
 IMAGES = 10  # shown, one of each class in turn
 
@@ -84,7 +84,7 @@ def measure(case: Case, options: Options) -> Finding:
     if not is_image(data[0]):
         raise NotMeasured("its inputs are not images")
     true = data[1].cpu().numpy().astype(np.int64)
-    shown = chosen(true, IMAGES)
+    shown = choose_images(true, IMAGES)
     try:
         local, why = case.trained(case.few(options.clients), options.watch), ""
     except NotMeasured as reason:
@@ -98,7 +98,7 @@ def measure(case: Case, options: Options) -> Finding:
     rows: Record = {}
     for name, (_, model) in models.items():
         _, labels = classes.outputs(case.model(model.buffers), model, data, options.watch)
-        rows[name] = asdict(predicted(labels, true, shown))
+        rows[name] = asdict(predictions_of(labels, true, shown))
     images = pixels(take(data[0], torch.tensor(shown)))
     numbers: Record = {
         "round": case.round,
@@ -108,11 +108,11 @@ def measure(case: Case, options: Options) -> Finding:
         "images": images.tolist(),
     }
     figures = {"images": partial(pictures.images, runs={case.name: numbers})}
-    about = tuple(filter(None, (_said(numbers), why)))
+    about = tuple(filter(None, (_accuracy_sentence(numbers), why)))
     return Finding("Predictions", about, numbers, figures)
 
 
-def _said(numbers: Record) -> str:
+def _accuracy_sentence(numbers: Record) -> str:
     rows = dict(numbers["models"])
     whole = rows.pop("global")["accuracy"]
     words = f"The global model is right on {100 * whole:.1f} % of {numbers['data']}"

@@ -1,4 +1,7 @@
-"""A case from a run folder: the task made again from its spec, the state from its checkpoint."""
+"""A case from a run folder: the task from its spec, the state from its checkpoint.
+
+And the folder `analysis` inside it: what was found, and what was kept while the run went on.
+"""
 
 from __future__ import annotations
 
@@ -25,55 +28,7 @@ from fedrift.storage.client_state import Store
 from fedrift.storage.jsonl import Record, dump, read_lines, replace_bytes
 from fedrift.storage.run_folder import ANALYSIS, RunRecord
 
-# The folder `analysis` inside a run folder: what was found, and what was kept on the way.
-
 ROUNDS, WEIGHTS = "rounds.jsonl", "weights"
-
-
-def place(run: Path) -> Path:
-    """Where a run's analysis is kept; made if need be."""
-    found = run / ANALYSIS
-    try:
-        found.mkdir(exist_ok=True)
-    except OSError as error:
-        raise InputError(f"'{found}' cannot be made: {error.strerror}") from None
-    return found
-
-
-def write_json(path: Path, record: Record) -> Path:
-    """Replaces a file as a whole."""
-    replace_bytes(path, (dump(record, indent=1) + "\n").encode("utf-8"))
-    return path
-
-
-def observed(run: Path) -> list[Record]:
-    """What was measured while the run was going on."""
-    return read_lines(run / ANALYSIS / ROUNDS)[0]
-
-
-def keep_weights(run: Path, round: int, names: Sequence[str], w: Sequence[torch.Tensor]) -> None:
-    """The global weights of a round, by name."""
-    from safetensors.numpy import save
-
-    folder = place(run) / WEIGHTS
-    folder.mkdir(exist_ok=True)
-    arrays = {n: np.array(t.detach().cpu().numpy()) for n, t in zip(names, w, strict=True)}
-    replace_bytes(folder / f"{round:06d}.safetensors", save(arrays))
-
-
-def snapshots(run: Path, names: Sequence[str]) -> dict[int, Vec]:
-    """The global weights that were kept on the way, flat, by round."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    found: dict[int, Vec] = {}
-    for file in sorted((run / ANALYSIS / WEIGHTS).glob("*.safetensors")):
-        try:
-            tensors = load_file(file)
-            found[int(file.stem)] = torch.cat([tensors[name].reshape(-1) for name in names])
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise InputError(f"'{file}' cannot be read: {error}") from None
-    return found
 
 
 class Loader:
@@ -110,7 +65,7 @@ def load(folder: str | Path, name: str = "", data_dir: str | None = None) -> Cas
 
 def _case(task: Task, record: RunRecord, name: str) -> Case:
     algorithm, problem, folder = task.algorithm, task.problem, record.folder
-    point = checkpoint.newest(folder, algorithm.server(problem))
+    point = checkpoint.read_newest(folder, algorithm.server(problem))
     store = _store(task, folder, point) if point is not None else None
     if (folder / run_folder.MODEL).is_file():
         shown, round = _final(problem, record.weights(), folder), _rounds(record)
@@ -122,7 +77,7 @@ def _case(task: Task, record: RunRecord, name: str) -> Case:
     if point is not None and point.round == round:
         state, buffers = point.server, point.buffers
         shown = replace(algorithm.shown(state, problem, shown.buffers)[""], w=shown.w)
-    kept = snapshots(folder, problem.layout.names)
+    kept = read_snapshots(folder, problem.layout.names)
     return Case(
         name=name,
         task=task,
@@ -134,17 +89,17 @@ def _case(task: Task, record: RunRecord, name: str) -> Case:
         history=tuple(record.rounds),
         cohorts=_cohorts(record),
         snapshots={**kept, round: shown.w},
-        observed=observed(folder),
-        notes=_changes(task, record),
+        observed=read_observed(folder),
+        notes=_notes(task, record),
     )
 
 
 def _cohorts(record: RunRecord) -> dict[int, tuple[int, ...]]:
     """By round, from the ledger; who came to any of its exchanges took part."""
-    found: dict[int, set[int]] = {}
+    clients_by_round: dict[int, set[int]] = {}
     for row in record.ledger:
-        found.setdefault(int(row["round"]), set()).update(row["replied"])
-    return {round: tuple(sorted(clients)) for round, clients in found.items()}
+        clients_by_round.setdefault(int(row["round"]), set()).update(row["replied"])
+    return {round: tuple(sorted(clients)) for round, clients in clients_by_round.items()}
 
 
 def _rounds(record: RunRecord) -> int:
@@ -184,7 +139,7 @@ def _store(task: Task, folder: Path, point: Checkpoint) -> Store | None:
     return store
 
 
-def _changes(task: Task, record: RunRecord) -> tuple[str, ...]:
+def _notes(task: Task, record: RunRecord) -> tuple[str, ...]:
     known = record.environment.get("identity")
     if not known:
         return ()
@@ -192,3 +147,54 @@ def _changes(task: Task, record: RunRecord) -> tuple[str, ...]:
     if now == known:
         return ()
     return ("data, settings or program are not exactly those the run was made with",)
+
+
+# The folder `analysis`.
+
+
+def analysis_folder(run: Path) -> Path:
+    """Where a run's analysis is kept; made if need be."""
+    folder = run / ANALYSIS
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InputError(f"'{folder}' cannot be made: {error.strerror}") from None
+    return folder
+
+
+def write_json(path: Path, record: Record) -> Path:
+    """Replaces a file as a whole."""
+    replace_bytes(path, (dump(record, indent=1) + "\n").encode("utf-8"))
+    return path
+
+
+def read_observed(run: Path) -> list[Record]:
+    """What was measured while the run was going on."""
+    return read_lines(run / ANALYSIS / ROUNDS)[0]
+
+
+def keep_weights(run: Path, round: int, names: Sequence[str], w: Sequence[torch.Tensor]) -> None:
+    """The global weights of a round, by name."""
+    from safetensors.numpy import save
+
+    folder = analysis_folder(run) / WEIGHTS
+    folder.mkdir(exist_ok=True)
+    arrays = {n: np.array(t.detach().cpu().numpy()) for n, t in zip(names, w, strict=True)}
+    replace_bytes(folder / f"{round:06d}.safetensors", save(arrays))
+
+
+def read_snapshots(run: Path, names: Sequence[str]) -> dict[int, Vec]:
+    """The global weights that were kept on the way, flat, by round."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    weights_by_round: dict[int, Vec] = {}
+    for file in sorted((run / ANALYSIS / WEIGHTS).glob("*.safetensors")):
+        try:
+            tensors = load_file(file)
+            weights_by_round[int(file.stem)] = torch.cat(
+                [tensors[name].reshape(-1) for name in names]
+            )
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise InputError(f"'{file}' cannot be read: {error}") from None
+    return weights_by_round

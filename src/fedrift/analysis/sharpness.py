@@ -16,7 +16,7 @@ from fedrift.analysis.case import Case, Finding, NotMeasured, Options
 from fedrift.analysis.objective import Objective
 from fedrift.analysis.rehearsal import Unwatched, Watch
 from fedrift.core.flat import Layout, Vec, count, map_tree, norm
-from fedrift.figures import TOGETHER
+from fedrift.figures import COMMON_FIGURES
 from fedrift.figures import curvature as pictures
 from fedrift.rng import generator
 from fedrift.storage.jsonl import Record
@@ -97,14 +97,14 @@ def sharpness(
     return Sharpness(rho, rho_a, eta_a, base, one, ascent, scaled_one, scaled)
 
 
-# Sharpness of the global model, and of local models against it.
+# The measurement: the global model, and local models against it.
 
 GRADIENT = 0.4  # of the time of a Hessian product
 
 
 def measure(case: Case, options: Options) -> Finding:
     """S_ρ by one step and by ascent, plain and adaptive; local against global (FedGF)."""
-    data, said = case.data(options)
+    data, data_name = case.data(options)
     temperature = case.shown.temperature
     objective = Objective(case.problem, data, moved=case.moved, temperature=temperature)
     try:
@@ -120,7 +120,7 @@ def measure(case: Case, options: Options) -> Finding:
     options.watch.begin("gradients", works, WORK * (1 + extra) * each)
 
     def at(where: Objective, w: torch.Tensor) -> Record:
-        found = sharpness(
+        measured = sharpness(
             where,
             w,
             options.rho,
@@ -128,12 +128,12 @@ def measure(case: Case, options: Options) -> Finding:
             eta_a=options.eta_a,
             watch=options.watch,
         )
-        return asdict(found)
+        return asdict(measured)
 
     pooled = map_tree(lambda *parts: torch.cat(parts), *sets.values()) if local else data
     numbers: Record = {
         "round": case.round,
-        "data": said,
+        "data": data_name,
         "rho": options.rho,
         "rho_a": options.rho_a,
         "eta_a": options.eta_a,
@@ -151,8 +151,8 @@ def measure(case: Case, options: Options) -> Finding:
         numbers["local_mean"] = float(np.mean(means))
         numbers["discrepancy"] = numbers["pooled"]["ascent"] - numbers["local_mean"]
     about = [
-        f"Within ρ = {options.rho:g} of the model after round {case.round} the loss over {said} "
-        f"rises by {numbers['global']['ascent']:.4g} (projected ascent) or "
+        f"Within ρ = {options.rho:g} of the model after round {case.round} the loss over "
+        f"{data_name} rises by {numbers['global']['ascent']:.4g} (projected ascent) or "
         f"{numbers['global']['one_step']:.4g} (one step); adaptive, ρ = {options.rho_a:g}, "
         f"η = {options.eta_a:g}: "
         f"{numbers['global']['adaptive_ascent']:.4g}.{why}"
@@ -167,4 +167,4 @@ def measure(case: Case, options: Options) -> Finding:
         )
     drawn = {"rises": pictures.rises} | ({"discrepancy": pictures.discrepancy} if local else {})
     figures = {name: partial(draw, runs={case.name: numbers}) for name, draw in drawn.items()}
-    return Finding("Sharpness", tuple(about), numbers, figures, TOGETHER["sharpness"])
+    return Finding("Sharpness", tuple(about), numbers, figures, COMMON_FIGURES["sharpness"])

@@ -12,7 +12,7 @@ import typer
 
 from fedrift.cli.launch import check_trust
 from fedrift.cli.resume import TRUST
-from fedrift.config.analyses import WHAT, wanted
+from fedrift.config.analyses import WHAT, parse_names
 from fedrift.errors import InputError
 from fedrift.storage import run_folder
 
@@ -53,8 +53,8 @@ def _inside(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
     places = (path / "runs",) if (path / COMPARISON).is_file() else (path, path / "runs")
-    found = [p for place in places if place.is_dir() for p in sorted(place.iterdir())]
-    return [folder for folder in found if (folder / run_folder.SPEC).is_file()]
+    folders = [p for place in places if place.is_dir() for p in sorted(place.iterdir())]
+    return [folder for folder in folders if (folder / run_folder.SPEC).is_file()]
 
 
 def _beside(given: Sequence[Path], folders: Sequence[Path]) -> Path:
@@ -140,7 +140,7 @@ def analyse(
 
     if not runs:
         raise InputError("name the runs: run folders, comparison folders, or folders of these")
-    names = tuple(WHAT) if what.strip() == "all" else wanted(what)
+    names = tuple(WHAT) if what.strip() == "all" else parse_names(what)
     endings = _endings(figures)
     folders, beside = named_runs(runs, trust_code)
     numbers = _numbers(locals())
@@ -167,11 +167,11 @@ def _numbers(given: dict[str, Any]) -> dict[str, Any]:
     from fedrift.grammar import number
 
     whole = {"images": 0, "clients": 0, "curved": 0, "top": 1, "steps": 1, "probes": 1}
-    found: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         key: number(given[key], key, kind=int, low=low) for key, low in whole.items()
     }
     radii = {key: number(given[key], key, low=0, low_open=True) for key in ("rho", "rho_a")}
-    return found | radii | {"local_density": given["local_density"]}
+    return numbers | radii | {"local_density": given["local_density"]}
 
 
 def _endings(text: str) -> tuple[str, ...]:
@@ -217,24 +217,24 @@ def _interrupted(done: Sequence[Examined]) -> None:
 def _finish(
     done: Sequence[Examined], beside: Path | None, endings: Sequence[str], as_json: bool
 ) -> None:
-    from fedrift.analysis.examine import keep_together
+    from fedrift.analysis.examine import write_common_figures
     from fedrift.cli.console import console, one_line
 
     errors = console(errors=True)
     for one in done:
         if one.finding is None:
             errors.print(f"note: {one_line(one.run)}: no {one.what}: {one_line(one.why)}")
-    found: dict[str, dict[str, Finding]] = {}
+    findings: dict[str, dict[str, Finding]] = {}
     for one in done:
         if one.finding is not None:
-            found.setdefault(one.what, {})[one.run] = one.finding
-    if not found:
+            findings.setdefault(one.what, {})[one.run] = one.finding
+    if not findings:
         raise InputError(f"nothing could be measured: {done[0].why}")
-    together = keep_together(found, beside, endings) if beside is not None else []
+    together = write_common_figures(findings, beside, endings) if beside is not None else []
     if as_json:
         from fedrift.storage.jsonl import dump
 
-        numbers = {w: {r: f.numbers for r, f in runs.items()} for w, runs in found.items()}
+        numbers = {w: {r: f.numbers for r, f in runs.items()} for w, runs in findings.items()}
         files = [str(file) for one in done for file in one.files] + [str(f) for f in together]
         typer.echo(dump({"numbers": numbers, "files": files}))
         return
@@ -242,7 +242,7 @@ def _finish(
     for one in done:
         if one.finding is not None:
             screen.print(f"{one.run}: {one.finding.title}")
-            for sentence in one.finding.said:
+            for sentence in one.finding.sentences:
                 screen.print(f"  {one_line(sentence)}")
     places = dict.fromkeys(os.path.dirname(file) for one in done for file in one.files)
     for folder in (*places, *([str(beside)] if together else [])):

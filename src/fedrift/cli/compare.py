@@ -19,7 +19,7 @@ from fedrift.config.spec import FIELDS, Spec
 from fedrift.config.tuning import searches
 from fedrift.engine.trackers import tracks
 from fedrift.errors import InputError
-from fedrift.report.statistics.findings import rows
+from fedrift.report.statistics.findings import as_records
 from fedrift.storage.jsonl import dump, replace_text
 
 if TYPE_CHECKING:
@@ -130,7 +130,9 @@ def _show(made: Comparison, *, as_json: bool) -> None:
             for o in made.outcomes
             if o.result is not None
         ]
-        compared = {} if found is None else {"baseline": found.baseline, "results": rows(found)}
+        compared = (
+            {} if found is None else {"baseline": found.baseline, "results": as_records(found)}
+        )
         typer.echo(dump({"runs": runs, **compared}))
         return
     if found is not None:

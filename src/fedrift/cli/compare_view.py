@@ -1,4 +1,4 @@
-"""The table of a comparison on the command line, from the statistics that reports use."""
+"""A comparison on the command line: its progress while it runs, and its table at the end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedrift.errors import RunError
 from fedrift.report import numbers
 from fedrift.report.numbers import NOTHING, seconds_text
 from fedrift.report.statistics.estimates import estimate
-from fedrift.report.statistics.findings import Finding, Findings, find
+from fedrift.report.statistics.findings import Finding, Findings, make_findings
 from fedrift.report.statistics.grouping import Setting
-from fedrift.report.statistics.measured import measured
+from fedrift.report.statistics.measured import measure_run
 from fedrift.report.tables import convention, measure
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 COSTS = {"bytes": "sent", "gradients": "gradients", "seconds": "time"}
 
 
-def findings(made: Comparison) -> Findings | None:
+def findings(comparison: Comparison) -> Findings | None:
     """The statistics of the runs that were made; None if there are none."""
     runs = [
-        measured(o.result.record(), _name(o.item), o.item.shown)
-        for o in made.outcomes
+        measure_run(o.result.record(), _name(o.item), o.item.shown)
+        for o in comparison.outcomes
         if o.result is not None and (o.result.metrics or o.result.status == "diverged")
     ]
-    return find(runs) if runs else None
+    return make_findings(runs) if runs else None
 
 
 def _name(item: Any) -> str:
@@ -49,42 +49,42 @@ def _name(item: Any) -> str:
     return f"{item.label}{axes}, seed {item.seed}"
 
 
-def table(found: Findings) -> Table:
+def table(findings: Findings) -> Table:
     """One line per method and setting: quality with its spread, difference, and cost."""
     from rich.table import Table
 
-    several, compared = len(found.settings) > 1, len(found.methods) > 1
-    made = Table(
+    several, compared = len(findings.settings) > 1, len(findings.methods) > 1
+    rich_table = Table(
         "method",
         *(["setting"] if several else []),
-        title=f"test {measure(found)}, {convention(found)}",
+        title=f"test {measure(findings)}, {convention(findings)}",
         title_justify="left",
     )
     headings = ["seeds", "mean ± sd", "95 % interval", "best round"]
-    headings += [f"difference to {found.baseline}"] if compared else []
+    headings += [f"difference to {findings.baseline}"] if compared else []
     for heading in (*headings, *COSTS.values()):
-        made.add_column(heading, justify="right")
-    for setting in found.settings:
-        for one in found.by_setting[setting]:
-            made.add_row(*_cells(found, setting, one, several, compared))
-        made.add_section()
-    return made
+        rich_table.add_column(heading, justify="right")
+    for setting in findings.settings:
+        for one in findings.by_setting[setting]:
+            rich_table.add_row(*_cells(findings, setting, one, several, compared))
+        rich_table.add_section()
+    return rich_table
 
 
 def _cells(
-    found: Findings, setting: Setting, one: Finding, several: bool, compared: bool
+    findings: Findings, setting: Setting, one: Finding, several: bool, compared: bool
 ) -> Iterable[str]:
-    known, score = found.has_accuracy, one.score
+    known, score = findings.has_accuracy, one.score
     yield one.method
     if several:
         yield setting.label
     yield str(len(one.group.runs))
     yield numbers.score_text(score, known)
-    yield NOTHING if score.failed else numbers.interval(score.final, known)
-    yield numbers.figure(score.best.mean, known)
+    yield NOTHING if score.failed else numbers.interval_text(score.final, known)
+    yield numbers.value_text(score.best.mean, known)
     if compared:
-        is_base = one.method == found.baseline
-        yield "baseline" if is_base else numbers.difference(one.difference, known)
+        is_base = one.method == findings.baseline
+        yield "baseline" if is_base else numbers.difference_text(one.difference, known)
     for axis in COSTS:
         yield _cost(one.group.runs, axis)
 
@@ -92,20 +92,20 @@ def _cells(
 def _cost(runs: Iterable[Measured], axis: str) -> str:
     """Of a whole run, mean over the seeds."""
     mean = estimate(float(getattr(run, axis)[-1]) for run in runs).mean
-    return NOTHING if math.isnan(mean) else numbers.quantity(mean, axis)
+    return NOTHING if math.isnan(mean) else numbers.quantity_text(mean, axis)
 
 
-def remarks(found: Findings) -> list[str]:
+def remarks(findings: Findings) -> list[str]:
     """What the table does not show by itself: failures, unequal budgets, too few seeds."""
     from fedrift.report import sentences
 
     failed = [
-        f"(X) {one.method}{f', {one.group.setting.label}' if len(found.settings) > 1 else ''}: "
+        f"(X) {one.method}{f', {one.group.setting.label}' if len(findings.settings) > 1 else ''}: "
         f"{one.score.why}"
-        for one in found.all
+        for one in findings.all
         if one.score.failed
     ]
-    return [*failed, *(text.removesuffix(".") for text in sentences.budgets(found))]
+    return [*failed, *(text.removesuffix(".") for text in sentences.budgets(findings))]
 
 
 # What a comparison shows while it runs: a live table, or a line for every run that is done.
@@ -131,7 +131,7 @@ class Watcher:
             self.last: dict[tuple[Group, int], float] = {}
             self.done: dict[Group, int] = {}
             self.runs = len(cells)
-            self.found = 0  # rounds that were there already and took no time
+            self.rounds_read = 0  # rounds that were there already and took no time
             self._began = time.perf_counter()
             for cell in cells:
                 group = (cell.entrant.name, tuple(cell.axes.items()))
@@ -158,7 +158,7 @@ class Watcher:
     def started(self, item: Item, plan: Plan) -> None:
         with self._lock:
             self.rounds[_group(item), item.seed] = plan.resumed_from
-            self.found += plan.resumed_from
+            self.rounds_read += plan.resumed_from
 
     def finished_round(self, item: Item, report: RoundReport) -> None:
         key = (_group(item), item.seed)
@@ -171,27 +171,33 @@ class Watcher:
         group = _group(item)
         with self._lock:
             if (group, item.seed) not in self.rounds:  # it was read, not made
-                self.found += item.rounds
+                self.rounds_read += item.rounds
             self.rounds[group, item.seed] = item.rounds
             self.done[group] = self.done.get(group, 0) + 1
-            made, left = sum(self.done.values()), self._left()
+            done, left = sum(self.done.values()), self._left()
         if self._shows and self._live is None:
-            line = f"{made} of {self.runs}: {_name(item)}: {said}{left if made < self.runs else ''}"
+            line = f"{done} of {self.runs}: {_name(item)}: {said}{left if done < self.runs else ''}"
             console(errors=True).print(line)
 
     def _left(self) -> str:
         """How long the rest will take, from the rounds made here so far."""
-        made = sum(self.rounds.values())
-        own, passed = made - self.found, time.perf_counter() - self._began
-        return f", about {seconds_text(passed / own * (self.total - made))} left" if own > 0 else ""
+        rounds_done = sum(self.rounds.values())
+        own, passed = rounds_done - self.rounds_read, time.perf_counter() - self._began
+        return (
+            f", about {seconds_text(passed / own * (self.total - rounds_done))} left"
+            if own > 0
+            else ""
+        )
 
     def _table(self) -> Table:
         from rich.table import Table
 
         with self._lock:
-            made = sum(self.rounds.values())
+            rounds_done = sum(self.rounds.values())
             passed = time.perf_counter() - self._began
-            title = f"{made:,} of {self.total:,} rounds, {seconds_text(passed)}{self._left()}"
+            title = (
+                f"{rounds_done:,} of {self.total:,} rounds, {seconds_text(passed)}{self._left()}"
+            )
             table = Table("algorithm", "", "rounds", "accuracy now", title=title, box=None)
             for group, wanted in self.wanted.items():
                 rounds = sum(r for (g, _), r in self.rounds.items() if g == group)

@@ -154,5 +154,5 @@ def _cell(column: str, cell: Cell) -> Any:
     from rich.text import Text
 
     mark, style = MARKS[cell.passed]
-    said = cell.said if column == TOLD and cell.passed else ""
-    return Text.assemble((mark, style), f" {said}" if said else "")
+    words = cell.text if column == TOLD and cell.passed else ""
+    return Text.assemble((mark, style), f" {words}" if words else "")

@@ -48,13 +48,13 @@ def init(
     if shape is None:
         from fedrift.engine.prepare import prepare
 
-        charter = FederationConfig.of(wanted, prepare(wanted))
+        config = FederationConfig.of(wanted, prepare(wanted))
     else:
         if wanted.model is None or wanted.clients is None:
             raise InputError("a spec for data elsewhere must say model and clients")
         numbers = int(classes or 0), wanted.clients
-        charter = FederationConfig(wanted, _shape(shape), *numbers, named=False)
-    for file in write_app(folder, charter, deadline):
+        config = FederationConfig(wanted, _shape(shape), *numbers, named=False)
+    for file in write_app(folder, config, deadline):
         typer.echo(file)
     typer.echo(f"start it with: flwr run {folder} NAME --stream")
 
@@ -82,11 +82,16 @@ def papers(
 
     In production, certificates come from your own authority and every site makes its own key.
     """
-    from fedrift.federation.certificates import make_papers
+    from fedrift.federation.certificates import make_certificates
 
     hosts = host or ["localhost", "127.0.0.1"]
-    made = make_papers(folder, [f"node{i}" for i in range(nodes)], hosts)
-    for file in (made.authority, made.certificate, made.key, *made.nodes.values()):
+    certificates = make_certificates(folder, [f"node{i}" for i in range(nodes)], hosts)
+    for file in (
+        certificates.authority,
+        certificates.certificate,
+        certificates.key,
+        *certificates.nodes.values(),
+    ):
         typer.echo(file)
 
 
@@ -115,7 +120,7 @@ def demo(
     """
     from fedrift.cli.console import console
     from fedrift.config.spec import Spec
-    from fedrift.federation.demo import demonstrate
+    from fedrift.federation.demo import run_demo
 
     values: dict[str, Any] = {"data": data, "partition": partition, "clients": nodes}
     values |= {"rounds": rounds, "model": model, "batch_size": 32}
@@ -128,7 +133,7 @@ def demo(
             screen.print(f"{passed}  {algorithm or 'federation':<12} {text}", markup=False)
 
     chosen = algorithms or ["fedavg", "scaffold"]
-    runs = demonstrate(chosen, spec, out, secure=secure, deadline=deadline, say=say)
+    runs = run_demo(chosen, spec, out, secure=secure, deadline=deadline, say=say)
     from fedrift.cli.report import report
 
     report(runs, out=out / "report.html")

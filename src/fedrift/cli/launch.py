@@ -13,16 +13,16 @@ import typer
 
 from fedrift.cli.console import console, loss_text
 from fedrift.cli.progress import Watcher, watcher
-from fedrift.config.analyses import LivePlan, during
+from fedrift.config.analyses import LivePlan, parse_live_plan
 from fedrift.config.backends import starts_workers
-from fedrift.config.own_code import foreign
+from fedrift.config.own_code import foreign_code
 from fedrift.config.spec import FIELDS, Spec, read_toml, replaced_by
 from fedrift.engine.trackers import tracks
 from fedrift.errors import InputError
 from fedrift.report.numbers import bytes_text, seconds_text
 from fedrift.storage.fork import Origin, read_origin
 from fedrift.storage.jsonl import dump
-from fedrift.storage.run_folder import SPEC, check_free, check_idle, check_own, read_spec
+from fedrift.storage.run_folder import SPEC, check_free, check_idle, check_plain_files, read_spec
 
 # The table of `--profile`: milliseconds of every round by kind of work.
 
@@ -111,7 +111,7 @@ def start(
         )
     if spec.out is not None and not _is_same(spec, Path(spec.out)):
         check_free(Path(spec.out))
-    plan = None if analyse is None else during(analyse)
+    plan = None if analyse is None else parse_live_plan(analyse)
     if plan is not None and spec.out is None:
         raise InputError(f"analyse '{analyse}' needs a folder for what it finds; give --out FOLDER")
     execute(
@@ -123,7 +123,7 @@ def _is_same(spec: Spec, folder: Path) -> bool:
     """The folder holds the beginning of this very run: the same command goes on with it."""
     if not (folder / SPEC).is_file():
         return False
-    check_own(folder)
+    check_plain_files(folder)
     if read_origin(folder) is not None:
         return False
     there = read_spec(folder)
@@ -138,11 +138,11 @@ def check_trust(folder: Path, trust: bool) -> tuple[Spec, Origin | None]:
     """What a folder says it is. It may come from anybody: links in it are not followed, and code
     or clusters that its specs name are used only when that is wanted."""
     spec = read_spec(folder)
-    check_own(folder)
+    check_plain_files(folder)
     origin = read_origin(folder)
     if spec.data == IN_PYTHON:  # the caller says what is possible with it
         return spec, origin
-    named = foreign(spec) + ([] if origin is None else foreign(origin.spec))
+    named = foreign_code(spec) + ([] if origin is None else foreign_code(origin.spec))
     if named and not trust:
         raise InputError(f"'{folder}' would use '{named[0]}'; if you trust it, add --trust-code")
     return spec, origin

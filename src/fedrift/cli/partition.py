@@ -91,18 +91,18 @@ def _divide(spec: Spec, save: Path | None, picture: Path | None, as_json: bool) 
     if prepared.data.generated is not None:
         raise InputError(f"data '{spec.data}' has too many clients to be shown; use fewer")
     data, parts = prepared.data, prepared.partition
-    found = statistics(parts, data.y, data.classes)
+    counts = statistics(parts, data.y, data.classes)
     if save is not None:
         manifest.save(parts, data.y, save)
     if picture is not None:
-        from fedrift.data.describe import picture as draw
+        from fedrift.data.describe import save_picture as draw
 
-        draw(found, picture, data.class_names)
+        draw(counts, picture, data.class_names)
     if as_json:
-        _print_json(found, data.class_names)
+        _print_json(counts, data.class_names)
         return
     is_natural = spec.partition == "natural"
-    _show(found, data.class_names, data.user_names if is_natural else ())
+    _show(counts, data.class_names, data.user_names if is_natural else ())
     screen = console()
     if save is not None:
         screen.print(f"manifest  {save}  (use it with --partition manifest:{save})")
@@ -110,39 +110,39 @@ def _divide(spec: Spec, save: Path | None, picture: Path | None, as_json: bool) 
         screen.print(f"picture   {picture}")
 
 
-def _print_json(found: Statistics, names: tuple[str, ...]) -> None:
+def _print_json(statistics: Statistics, names: tuple[str, ...]) -> None:
     from fedrift.storage.jsonl import dump
 
     typer.echo(
         dump(
             {
-                "partition": found.name,
-                "seed": found.seed,
-                "sha256": found.digest,
-                "clients": len(found.sizes),
-                "samples": int(found.sizes.sum()),
-                "sizes": found.sizes,
-                "classes_per_client": found.classes_per_client,
-                "label_distance": found.distances,
-                "mean_label_distance": found.mean_distance,
+                "partition": statistics.name,
+                "seed": statistics.seed,
+                "sha256": statistics.digest,
+                "clients": len(statistics.sizes),
+                "samples": int(statistics.sizes.sum()),
+                "sizes": statistics.sizes,
+                "classes_per_client": statistics.classes_per_client,
+                "label_distance": statistics.distances,
+                "mean_label_distance": statistics.mean_distance,
                 "class_names": names,
-                "counts": found.counts,
-                "note": found.note,
+                "counts": statistics.counts,
+                "note": statistics.note,
             }
         )
     )
 
 
-def _show(found: Statistics, names: tuple[str, ...], users: tuple[str, ...]) -> None:
+def _show(statistics: Statistics, names: tuple[str, ...], users: tuple[str, ...]) -> None:
     from rich.table import Table
 
-    headings, rows = found.table(names)
-    clients, classes = found.counts.shape
+    headings, rows = statistics.table(names)
+    clients, classes = statistics.counts.shape
     if classes <= MOST_CLASSES:  # every class has its own column
         headings = [*headings[:-1], *(names or map(str, range(classes)))]
         rows = [
             [*row[:-1], *(f"{count:,}" if count else "·" for count in counts)]
-            for row, counts in zip(rows, found.counts.tolist(), strict=True)
+            for row, counts in zip(rows, statistics.counts.tolist(), strict=True)
         ]
     if users:
         headings = [*headings[:1], "user", *headings[1:]]
@@ -160,6 +160,6 @@ def _show(found: Statistics, names: tuple[str, ...], users: tuple[str, ...]) -> 
         )
     screen.print()
     summary = Table.grid(padding=(0, 2))
-    for name, value in found.summary():
+    for name, value in statistics.summary():
         summary.add_row(name, value)
     screen.print(summary)

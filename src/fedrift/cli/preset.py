@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedrift.config.grid import Cell
 
 
-# What a preset found, on the command line.
+# What a preset found, as it is printed.
 
 
 def report(preset: Preset, size: Size, records: Mapping[str, Record], folder: Path) -> None:
@@ -30,10 +30,10 @@ def report(preset: Preset, size: Size, records: Mapping[str, Record], folder: Pa
 
     screen = console()
     findings = {name: Findings.of(record["findings"]) for name, record in records.items()}
-    for name, found in findings.items():
-        for table in found.tables:
+    for name, part_findings in findings.items():
+        for table in part_findings.tables:
             _table(name if len(findings) > 1 else "", table)
-        for note in found.notes:
+        for note in part_findings.notes:
             screen.print(f"note: {note}")
     if preset.published:
         rows = Rich("what", "setting", "published", f"ours, {size.name}")
@@ -51,10 +51,10 @@ def _table(part: str, table: Table) -> None:
     from rich.table import Table as Rich
 
     title = f"{part}: {table.title}" if part else table.title
-    made = Rich(*table.columns, title=title, title_justify="left")
+    rich_table = Rich(*table.columns, title=title, title_justify="left")
     for row in table.rows:
-        made.add_row(*map(shown, row))
-    console().print(made)
+        rich_table.add_row(*map(shown, row))
+    console().print(rich_table)
 
 
 INTERRUPTED = 130
@@ -76,14 +76,14 @@ def list_presets(
     """List the presets: what each asks, and how long its laptop version takes."""
     from fedrift import presets
 
-    found = [presets.find(name) for name in presets.names()]
+    presets_listed = [presets.find(name) for name in presets.names()]
     if as_json:
         from fedrift.storage.jsonl import dump
 
         rows = [
             {"name": p.name, "title": p.title, "question": p.question, "source": p.source}
             | {f"minutes_{size.name}": size.minutes for size in p.sizes.values()}
-            for p in found
+            for p in presets_listed
         ]
         typer.echo(dump(rows, indent=2))
         return
@@ -96,7 +96,7 @@ def list_presets(
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
-    for preset in found:
+    for preset in presets_listed:
         minutes = f"{preset.sizes['laptop'].minutes:g} min"
         table.add_row(Text(preset.name, "bold"), minutes, preset.question)
     console().print(table)
@@ -236,6 +236,6 @@ def run(
 def _workers(value: object) -> int | str:
     from fedrift.config.spec import FIELDS
 
-    found = FIELDS["workers"].read(value, "workers")
-    assert isinstance(found, int | str)
-    return found
+    workers = FIELDS["workers"].read(value, "workers")
+    assert isinstance(workers, int | str)
+    return workers

@@ -148,11 +148,11 @@ def _show(written: Written, as_json: bool) -> None:
 
 
 def _object(written: Written) -> dict[str, Any]:
-    from fedrift.report.statistics.findings import rows
+    from fedrift.report.statistics.findings import as_records
 
     return {
         "files": [str(file) for file in written.files],
         "baseline": written.findings.baseline,
         "problems": list(written.problems),
-        "results": rows(written.findings),
+        "results": as_records(written.findings),
     }

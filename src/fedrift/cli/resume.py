@@ -33,7 +33,7 @@ def resume(
     """
     from fedrift.cli.console import console
     from fedrift.cli.launch import IN_PYTHON, check_trust, execute, report
-    from fedrift.config.analyses import planned
+    from fedrift.config.analyses import read_live_plan
     from fedrift.config.spec import FIELDS
     from fedrift.engine.trackers import tracks
     from fedrift.storage.jsonl import read_file
@@ -64,7 +64,7 @@ def resume(
         as_json=as_json,
         quiet=quiet,
         track=track or [],
-        analyse=planned(folder),
+        analyse=read_live_plan(folder),
         origin=origin,
     )
 
@@ -95,7 +95,7 @@ def fork(
     [cyan]fedrift fork runs/a --at-round 300 --set lr=0.01 --out runs/b[/cyan]
     """
     from fedrift.cli.launch import IN_PYTHON, check_trust, execute
-    from fedrift.storage.fork import forked
+    from fedrift.storage.fork import fork_spec
     from fedrift.storage.run_folder import check_free
 
     spec, before = check_trust(folder, trust_code)
@@ -109,6 +109,6 @@ def fork(
         if not equals:
             raise InputError(f"--set '{text}' must be KEY=VALUE, such as lr=0.01")
         changes[key.strip().replace("-", "_")] = value.strip()
-    new, origin = forked(spec, at_round, changes)
+    new, origin = fork_spec(spec, at_round, changes)
     check_free(Path(out))
     execute(new, out, as_json=as_json, quiet=quiet, origin=origin)

@@ -1,4 +1,4 @@
-"""Whether a run folder holds what its spec gives: by its own hashes, and by running it again."""
+"""`fedrift verify`: a run folder against its own hashes, and its rounds by doing them again."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ UNTIMED = "seconds"
 class Verdict:
     """What a second run said."""
 
-    said: str
+    sentence: str
     differences: tuple[str, ...]
     hints: tuple[str, ...] = ()
 
 
-def consistent(folder: Path) -> RunRecord:
+def check_consistent(folder: Path) -> RunRecord:
     """The run as its folder tells it; refuses one whose parts contradict each other."""
     record = run_folder.load(folder)
     if record.spec.data == "python":
         raise InputError(f"'{folder}' was made in Python; make the same call once more to verify")
     if record.torn:
         raise RunError(f"'{folder}': the last line of {record.torn[0]} is cut short; resume it")
-    said = record.summary.get("fingerprint")
-    if said is not None and fingerprint_of(record) != said:
-        raise RunError(f"'{folder}': weights and rounds do not give its fingerprint {said}")
+    fingerprint = record.summary.get("fingerprint")
+    if fingerprint is not None and fingerprint_of(record) != fingerprint:
+        raise RunError(f"'{folder}': weights and rounds do not give its fingerprint {fingerprint}")
     return record
 
 
@@ -59,7 +59,7 @@ def fingerprint_of(record: RunRecord) -> str:
     return fingerprint(flat, record.rounds)
 
 
-def again(record: RunRecord, rounds: int | None, workers: str | None, quiet: bool) -> Verdict:
+def run_again(record: RunRecord, rounds: int | None, workers: str | None, quiet: bool) -> Verdict:
     """Run it once more, or its first rounds, and compare."""
     from fedrift.api import run_spec
     from fedrift.cli.progress import watcher
@@ -81,9 +81,9 @@ def again(record: RunRecord, rounds: int | None, workers: str | None, quiet: boo
         differences += (f"the fingerprint is {result.fingerprint} now",)
     which = "all" if is_whole else "the first"
     count = f"{which} {len(mine)} evaluated rounds agree"
-    said = "the one evaluated round agrees" if len(mine) == 1 else count
+    agreement = "the one evaluated round agrees" if len(mine) == 1 else count
     return Verdict(
-        f"verified: {said} to the last bit", differences, _hints(record) if differences else ()
+        f"verified: {agreement} to the last bit", differences, _hints(record) if differences else ()
     )
 
 
@@ -110,9 +110,6 @@ def _hints(record: RunRecord) -> tuple[str, ...]:
     return moved(record.environment, environment(""))
 
 
-# `fedrift verify`: computes a run again and compares every number.
-
-
 def verify(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", show_default=False)],
     rounds: Annotated[
@@ -135,7 +132,7 @@ def verify(
     if rounds is not None and rounds < 1:
         raise InputError(f"rounds must be a whole number of at least 1, not {rounds}")
     check_trust(folder, trust_code)
-    found = again(consistent(folder), rounds, workers, quiet)
-    if found.differences:
-        raise RunError("; ".join([found.differences[0], *found.hints]))
-    typer.echo(found.said)
+    verdict = run_again(check_consistent(folder), rounds, workers, quiet)
+    if verdict.differences:
+        raise RunError("; ".join([verdict.differences[0], *verdict.hints]))
+    typer.echo(verdict.sentence)

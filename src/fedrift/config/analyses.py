@@ -19,7 +19,7 @@ WHAT = {
 }
 """For `fedrift analyse --what`, in the order they are shown."""
 
-DURING = {
+LIVE = {
     "drift": "distances and angles of the updates as they arrive",
     "classes": "accuracy per class, recency, lengths of the classifier's rows",
     "gradients": "dissimilarity of client gradients, control variates against true gradients",
@@ -30,7 +30,7 @@ DURING = {
 CHEAP = ("drift", "classes")
 
 
-def wanted(text: str, known: dict[str, str] = WHAT, field: str = "what") -> tuple[str, ...]:
+def parse_names(text: str, known: dict[str, str] = WHAT, field: str = "what") -> tuple[str, ...]:
     """`drift,classes` or `drift+classes` as names, each once; refuses others in one sentence."""
     names = [name.strip().lower() for name in text.replace("+", ",").split(",")]
     for name in names:
@@ -54,27 +54,27 @@ class LivePlan:
         return f"every={self.every},what={'+'.join(self.what)}"
 
 
-def during(text: str) -> LivePlan:
+def parse_live_plan(text: str) -> LivePlan:
     """`every=10,what=drift,classes`: what follows a key up to the next belongs to it."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     key = ""
     for piece in text.split(","):
         name, equals, value = (part.strip() for part in piece.partition("="))
         if equals:
             if name not in ("every", "what"):
                 raise unknown("key of analyse", name, ("every", "what"))
-            if name in found:
+            if name in values:
                 raise InputError(f"analyse '{text}' gives '{name}' twice; keep one")
-            key, found[name] = name, value
+            key, values[name] = name, value
         elif key == "what":
-            found[key] += f",{name}"
-        elif not found and "," not in text and name.isdigit():
-            found["every"] = name
+            values[key] += f",{name}"
+        elif not values and "," not in text and name.isdigit():
+            values["every"] = name
         else:
             raise InputError(f"analyse '{text}' is not of the form every=10,what=drift,classes")
     return LivePlan(
-        every=number(found.get("every", "1"), "every of analyse", kind=int, low=1),
-        what=wanted(found["what"], DURING, "what of analyse") if "what" in found else CHEAP,
+        every=number(values.get("every", "1"), "every of analyse", kind=int, low=1),
+        what=parse_names(values["what"], LIVE, "what of analyse") if "what" in values else CHEAP,
     )
 
 
@@ -82,11 +82,11 @@ PLAN = "analysis/plan.txt"
 LONGEST_PLAN = 1000  # characters
 
 
-def planned(run: Path) -> LivePlan | None:
+def read_live_plan(run: Path) -> LivePlan | None:
     """What a run that was interrupted was measuring; None if nothing."""
     try:
         with (run / PLAN).open(encoding="utf-8") as file:
-            return during(file.read(LONGEST_PLAN).strip())
+            return parse_live_plan(file.read(LONGEST_PLAN).strip())
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

@@ -14,54 +14,8 @@ from fedrift.config.spec import AXES, FIELDS, Spec, read_toml
 from fedrift.errors import InputError
 from fedrift.grammar import parse
 
-# What tuning tried and cost, as it stands in the file of a comparison.
-
 COUNTS = ("seed", "runs", "rounds", "gradients")
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """Values by option, the setting and seed they were tried in, and the cost of all runs."""
-
-    options: Mapping[str, tuple[str, ...]]
-    seed: int
-    runs: int
-    rounds: int
-    gradients: int
-    at: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The values of the grid's axes; empty if it has none."""
-
-    def table(self) -> dict[str, Any]:
-        """Plain values for TOML."""
-        counts = {key: getattr(self, key) for key in COUNTS}
-        at = {"at": dict(self.at)} if self.at else {}
-        return {**counts, "options": {k: list(v) for k, v in self.options.items()}, **at}
-
-    @staticmethod
-    def of(value: object) -> Tuned:
-        """From the table of a file that nobody vouches for."""
-        if not isinstance(value, dict):
-            raise InputError(f"tuning must be a table, not {value!r}")
-        given = cast("dict[str, Any]", value)
-        strange = next((k for k in given if k not in (*COUNTS, "options", "at")), None)
-        if strange is not None:
-            raise InputError(f"tuning: '{strange}' is unknown; remove it")
-        for key in COUNTS:
-            if type(given.get(key)) is not int or given[key] < 0:
-                raise InputError(
-                    f"tuning.{key} must be a whole number of at least 0, not {given.get(key)!r}"
-                )
-        options, at = given.get("options"), given.get("at", {})
-        if not isinstance(options, dict) or not isinstance(at, dict):
-            raise InputError("tuning needs a table 'options', and 'at' must be a table if given")
-        listed = cast("dict[str, Any]", options)
-        for key, values in listed.items():
-            if not isinstance(values, list):
-                raise InputError(f"tuning.options.{key} must be a list, not {values!r}")
-        values = {k: tuple(map(str, v)) for k, v in listed.items()}
-        return Tuned(values, *(given[key] for key in COUNTS), at=cast("dict[str, Any]", at))
-
-
+"""What tuning cost, in the file of a comparison."""
 MOST_RUNS = 10_000
 
 
@@ -106,6 +60,49 @@ class Cell:
         words = [named.code or named.name]
         words += [f"{k}{v}" for k, v in self.axes.items()] + [f"s{self.spec.seed}"]
         return f"{slug('-'.join(map(str, words)))}-{digest}"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Values by option, the setting and seed they were tried in, and the cost of all runs."""
+
+    options: Mapping[str, tuple[str, ...]]
+    seed: int
+    runs: int
+    rounds: int
+    gradients: int
+    at: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The values of the grid's axes; empty if it has none."""
+
+    def table(self) -> dict[str, Any]:
+        """Plain values for TOML."""
+        counts = {key: getattr(self, key) for key in COUNTS}
+        at = {"at": dict(self.at)} if self.at else {}
+        return {**counts, "options": {k: list(v) for k, v in self.options.items()}, **at}
+
+    @staticmethod
+    def of(value: object) -> Tuned:
+        """From the table of a file that nobody vouches for."""
+        if not isinstance(value, dict):
+            raise InputError(f"tuning must be a table, not {value!r}")
+        given = cast("dict[str, Any]", value)
+        strange = next((k for k in given if k not in (*COUNTS, "options", "at")), None)
+        if strange is not None:
+            raise InputError(f"tuning: '{strange}' is unknown; remove it")
+        for key in COUNTS:
+            if type(given.get(key)) is not int or given[key] < 0:
+                raise InputError(
+                    f"tuning.{key} must be a whole number of at least 0, not {given.get(key)!r}"
+                )
+        options, at = given.get("options"), given.get("at", {})
+        if not isinstance(options, dict) or not isinstance(at, dict):
+            raise InputError("tuning needs a table 'options', and 'at' must be a table if given")
+        listed = cast("dict[str, Any]", options)
+        for key, values in listed.items():
+            if not isinstance(values, list):
+                raise InputError(f"tuning.options.{key} must be a list, not {values!r}")
+        values = {k: tuple(map(str, v)) for k, v in listed.items()}
+        return Tuned(values, *(given[key] for key in COUNTS), at=cast("dict[str, Any]", at))
 
 
 @dataclass(frozen=True)
@@ -156,7 +153,7 @@ class Grid:
         import tomlkit
 
         document = tomlkit.document()
-        document.add("algorithms", [_written(e) for e in self.entrants])
+        document.add("algorithms", [_entrant_to_toml(e) for e in self.entrants])
         document.add("seeds", list(self.seeds))
         left_out = {"algorithm", "seed", *self.axes}
         for key, value in self.base.to_dict().items():
@@ -169,7 +166,7 @@ class Grid:
         return tomlkit.dumps(document)
 
 
-def _written(entrant: Entrant) -> Any:
+def _entrant_to_toml(entrant: Entrant) -> Any:
     if not entrant.settings and not entrant.label and not entrant.tuned:
         return entrant.algorithm
     label = {"label": entrant.label} if entrant.label else {}
@@ -179,10 +176,10 @@ def _written(entrant: Entrant) -> Any:
 
 def from_toml(path: Path) -> Grid:
     """`algorithms`, `seeds`, the options of a run, and a table [grid] with lists of values."""
-    return of(read_toml(path))
+    return from_values(read_toml(path))
 
 
-def of(values: Mapping[str, object]) -> Grid:
+def from_values(values: Mapping[str, object]) -> Grid:
     """A grid from typed values; unknown keys, wrong types and bounds are refused."""
     given = dict(values)
     entrants = tuple(_entrant(e) for e in _items(given.pop("algorithms", None), "algorithms"))
@@ -197,8 +194,8 @@ def of(values: Mapping[str, object]) -> Grid:
         axes[key] = [FIELDS[key].read(v, f"grid.{key}") for v in _items(listed, f"grid.{key}")]
         if key in given:
             raise InputError(f"{key} is given once for all and in the grid; keep one")
-    found = None if tuned is None else Tuned.of(tuned)
-    return Grid(entrants, Spec.of(given), axes, seeds, found)
+    tuning = None if tuned is None else Tuned.of(tuned)
+    return Grid(entrants, Spec.of(given), axes, seeds, tuning)
 
 
 def _items(value: object, key: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The models by name, their options and the images they accept; readable without torch."""
+"""The models and losses by name, their options and the images models accept; no torch needed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CONV_PADDING = {"cnn": 0, "cnn-mcmahan": 2, "lenet": 0, "niid-cnn": 0}
 
 
 @dataclass(frozen=True)
-class Choice:
+class ModelChoice:
     """A model as the user wrote it: a name of ours, or the reader's own `module:attribute`."""
 
     name: str
@@ -65,7 +65,7 @@ class Choice:
         return self.name if self.attribute is None else f"{self.name}:{self.attribute}"
 
 
-def choose(text: str, input_shape: tuple[int, ...] | None = None) -> Choice:
+def choose_model(text: str, input_shape: tuple[int, ...] | None = None) -> ModelChoice:
     """Read a model's text and refuse what cannot be built; with a shape, what cannot fit."""
     named = parse(text, "model")
     if named.inner is not None:
@@ -76,20 +76,20 @@ def choose(text: str, input_shape: tuple[int, ...] | None = None) -> Choice:
         raise InputError(
             f"model '{named}' has the value '{named.value}'; write {GRAMMAR[named.name]}"
         )
-    choice = Choice(named.name, _options(named))
+    choice = ModelChoice(named.name, _options(named))
     if input_shape is not None:
         check_shape(choice.name, input_shape)
     return choice
 
 
-def _own(named: Named) -> Choice:
+def _own(named: Named) -> ModelChoice:
     if named.value is None or not named.value.isidentifier():
         raise InputError(f"{unknown('model', named.name, NAMES)}; or your own as {OWN}")
     if named.options:
         raise InputError(
             f"model '{named}': a model of your own takes no options; give them as defaults"
         )
-    return Choice(named.name, attribute=named.value)
+    return ModelChoice(named.name, attribute=named.value)
 
 
 def _options(named: Named) -> dict[str, int | str]:
@@ -158,7 +158,7 @@ def check_shape(name: str, input_shape: tuple[int, ...]) -> None:
     )
 
 
-# The losses by name; readable without torch.
+# The losses by name.
 
 LOSSES: dict[str, str] = {
     "cross_entropy": "of class labels (the default)",

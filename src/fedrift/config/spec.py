@@ -352,7 +352,7 @@ def _check_names(spec: Spec) -> None:
     """Data, partition, shift, model and augmentation by their own tables: numpy, but no torch."""
     import numpy as np
 
-    from fedrift.config.models import choose
+    from fedrift.config.models import choose_model
     from fedrift.data.augment import parse_augment
     from fedrift.data.datasets import NAMES as DATA
     from fedrift.data.partition import NAMES as PARTITIONS
@@ -367,7 +367,7 @@ def _check_names(spec: Spec) -> None:
     if spec.shift is not None:
         shift(spec.shift, np.empty((0, 1, 1, 1)), (), spec.seed)  # of nothing: only checks the text
     if spec.model is not None:
-        choose(spec.model)
+        choose_model(spec.model)
     if spec.loss is not None:
         models.check_loss(spec.loss)
     parse_augment(spec.augment)

@@ -36,7 +36,7 @@ class Search:
 
 def options_of(tune: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """`lr=0.01,0.1` → lr and its values."""
-    found: dict[str, tuple[str, ...]] = {}
+    values_by_option: dict[str, tuple[str, ...]] = {}
     for text in tune:
         key, sign, values = text.partition("=")
         listed = tuple(dict.fromkeys(v for v in values.split(",") if v))
@@ -44,10 +44,10 @@ def options_of(tune: Sequence[str]) -> dict[str, tuple[str, ...]]:
             raise InputError(
                 f"tune '{text}' must name an option and at least two values: lr=0.01,0.1"
             )
-        if key in found:
+        if key in values_by_option:
             raise InputError(f"tune '{key}' is given twice; give all values at once")
-        found[key.replace("-", "_")] = listed
-    return found
+        values_by_option[key.replace("-", "_")] = listed
+    return values_by_option
 
 
 def searches(grid: Grid, tune: Sequence[str], budget: int | None = None) -> list[Search]:
@@ -56,17 +56,19 @@ def searches(grid: Grid, tune: Sequence[str], budget: int | None = None) -> list
     for key in options:
         if key in grid.axes:
             raise InputError(f"{key} varies in the grid and is tuned; keep one")
-    found = [_candidates(entrant, options) for entrant in grid.entrants]
+    candidates_by_entrant = [_candidates(entrant, options) for entrant in grid.entrants]
     for key in options:
-        if not any(key in candidates[0].tuned for candidates in found):
+        if not any(key in candidates[0].tuned for candidates in candidates_by_entrant):
             raise InputError(
                 f"tune '{key}' is an option of no algorithm here and of no run, or its value is "
                 "given already; remove one of the two"
             )
     first = first_setting(grid)
-    for candidates in found:  # every candidate is checked before the first of them runs
+    for (
+        candidates
+    ) in candidates_by_entrant:  # every candidate is checked before the first of them runs
         Grid(candidates, first, {}, (first.seed,)).cells()
-    return [Search(c, rungs(len(c), first.rounds, budget)) for c in found]
+    return [Search(c, rungs(len(c), first.rounds, budget)) for c in candidates_by_entrant]
 
 
 def first_setting(grid: Grid) -> Spec:
@@ -85,11 +87,11 @@ def rungs(candidates: int, full: int, budget: int | None = None) -> tuple[Rung, 
         numbers.append(numbers[-1] // KEEP)
     if candidates < 2:
         return ()
-    found: list[Rung] = []
-    for place, number in enumerate(numbers):
+    ladder: list[Rung] = []
+    for step, number in enumerate(numbers):
         if budget is None:
             first = max(FIRST_RUNG, full // KEEP ** (len(numbers) - 1))
-            rounds = min(full, first * KEEP**place)
+            rounds = min(full, first * KEEP**step)
         else:
             rounds = min(full, budget // len(numbers) // number)
         if rounds < 1:
@@ -97,11 +99,11 @@ def rungs(candidates: int, full: int, budget: int | None = None) -> tuple[Rung, 
                 f"tune_budget is {budget}, which gives {candidates} candidates less than a round "
                 f"each; use at least {candidates * len(numbers)}"
             )
-        is_last = place == len(numbers) - 1 or rounds == full
-        found.append(Rung(number, rounds, 1 if is_last else numbers[place + 1]))
+        is_last = step == len(numbers) - 1 or rounds == full
+        ladder.append(Rung(number, rounds, 1 if is_last else numbers[step + 1]))
         if is_last:  # longer than the whole run would be the same run again
             break
-    return tuple(found)
+    return tuple(ladder)
 
 
 def _candidates(entrant: Entrant, options: Mapping[str, Sequence[str]]) -> tuple[Entrant, ...]:
@@ -112,7 +114,7 @@ def _candidates(entrant: Entrant, options: Mapping[str, Sequence[str]]) -> tuple
     fields = [k for k in options if k not in own and k in AXES and k != "rounds"]
     free = [k for k in own if k not in own[k].options]
     free += [k for k in fields if k not in entrant.settings]
-    found: list[Entrant] = []
+    candidates: list[Entrant] = []
     for values in itertools.product(*(options[key] for key in free)):
         algorithm, settings = named, dict[str, Any](entrant.settings)
         for key, value in zip(free, values, strict=True):
@@ -121,8 +123,8 @@ def _candidates(entrant: Entrant, options: Mapping[str, Sequence[str]]) -> tuple
             else:
                 settings[key] = FIELDS[key].read(FIELDS[key].parse(value, key), key)
         text = str(algorithm) if algorithm != named else entrant.algorithm
-        found.append(Entrant(text, settings, entrant.label, tuple(free)))
-    return tuple(found)
+        candidates.append(Entrant(text, settings, entrant.label, tuple(free)))
+    return tuple(candidates)
 
 
 def _has(named: Named, key: str) -> bool:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedrift.conform import convergence, generic, golden, identities, invariants
-from fedrift.conform.bench import Bench, opened
-from fedrift.conform.report import Cell, Report, absent
+from fedrift.conform.bench import Bench, open_bench
+from fedrift.conform.report import Cell, Report, not_checked
 from fedrift.conform.subject import Subject, subject_of
 from fedrift.errors import InputError
 
@@ -52,7 +52,7 @@ def check(algorithm: Any, bench: Bench | None = None) -> Report:
     started = time.perf_counter()
     subject = subject_of(algorithm)
     if bench is None:
-        with opened() as own:
+        with open_bench() as own:
             cells = _cells(subject, own)
     else:
         cells = _cells(subject, bench)
@@ -65,7 +65,7 @@ def _cells(subject: Subject, bench: Bench) -> dict[str, Cell]:
         cells[name] = _filled(column, subject, bench)
         if name == "form" and cells[name].passed is False:
             rest = list(COLUMNS)[1:]
-            return cells | dict.fromkeys(rest, absent("not looked at until its form is right"))
+            return cells | dict.fromkeys(rest, not_checked("not looked at until its form is right"))
     return cells
 
 

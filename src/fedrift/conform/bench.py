@@ -45,7 +45,7 @@ class Bench:
 
 
 @contextmanager
-def opened() -> Generator[Bench]:
+def open_bench() -> Generator[Bench]:
     """A bench with fresh workers, which are ended afterwards."""
     _prestart()
     with one_thread():

@@ -55,13 +55,13 @@ def head_of(result: Result) -> Tensor:
 
 def golden_failures() -> list[str]:
     """Both golden classifiers, un-normalised and normalised."""
-    found: list[str] = []
+    failures: list[str] = []
     for text, expected in GOLDEN.items():
         head = head_of(run(text, golden_trial()))
         wrong = float((head - torch.tensor(expected, dtype=head.dtype)).abs().max())
         if not wrong <= TOLERANCE:
-            found.append(f"{text}: the classifier is off by {wrong:.1e}")
-    return found
+            failures.append(f"{text}: the classifier is off by {wrong:.1e}")
+    return failures
 
 
 def ridge(phi: Tensor, y: Tensor, classes: int, penalty: float = RIDGE) -> Tensor:
@@ -92,12 +92,14 @@ def splits() -> dict[str, Trial]:
 
 def ridge_failures() -> list[str]:
     """Any split and order against ridge regression on all samples at once."""
-    found: list[str] = []
+    failures: list[str] = []
     for about, trial in splits().items():
         result = run("fed3r:normalise=false", trial)
         x, y = pooled(trial).clients[0]
         phi = torch.tanh(result.module().get_submodule("hidden")(x.double())).detach()
         wrong = float((head_of(result) - ridge(phi, y, 4)).abs().max())
         if not wrong <= ROUNDING:
-            found.append(f"with {about} the classifier is {wrong:.1e} from pooled ridge regression")
-    return found
+            failures.append(
+                f"with {about} the classifier is {wrong:.1e} from pooled ridge regression"
+            )
+    return failures

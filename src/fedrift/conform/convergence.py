@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedrift.conform.problem import DRIFTED, MINIMISER, Trial, alternating, golden
-from fedrift.conform.report import Cell, absent
+from fedrift.conform.report import Cell, not_checked
 from fedrift.conform.runs import path
 from fedrift.conform.subject import Subject, subject_of
 from fedrift.errors import InputError
@@ -78,41 +78,41 @@ LIMITS = {
 def check(subject: Subject) -> Cell:
     """Runs the setting of the algorithm's name, or the reader's own as it is."""
     if subject.kind in ("fed3r", "fed3rft"):
-        return absent("needs a classifier: see golden and identities")
+        return not_checked("needs a classifier: see golden and identities")
     limit = LIMITS.get(subject.kind, Limit(subject.name))
     whose = subject_of(limit.text) if subject.kind else subject
     try:
-        found = [w.tolist() for w in path(whose, limit.trial())]
+        points = [w.tolist() for w in path(whose, limit.trial())]
     except InputError as error:
-        return absent(str(error))
-    return judged(limit, found)
+        return not_checked(str(error))
+    return judged(limit, points)
 
 
-def judged(limit: Limit, found: list[list[float]]) -> Cell:
+def judged(limit: Limit, points: list[list[float]]) -> Cell:
     """Where a path ends, in words; a failure only if it is known where it should."""
-    if len(found) < limit.rounds or not all(map(math.isfinite, found[-1])):
-        return Cell(limit.point is None, f"diverges after {len(found)} rounds")
-    end = found[-1]
-    said = f"{_words(found)} ({end[0]:.4f}, {end[1]:.4f})"
+    if len(points) < limit.rounds or not all(map(math.isfinite, points[-1])):
+        return Cell(limit.point is None, f"diverges after {len(points)} rounds")
+    end = points[-1]
+    where = f"{_words(points)} ({end[0]:.4f}, {end[1]:.4f})"
     if limit.point is not None and distance(end, limit.point) > limit.tolerance:
         x, y = limit.point
         away = f"not within {limit.tolerance:g} of ({x:.6f}, {y:.6f})"
-        return Cell(False, f"{limit.text} ends after {limit.rounds} rounds at {said}, {away}")
-    return Cell(True, said)
+        return Cell(False, f"{limit.text} ends after {limit.rounds} rounds at {where}, {away}")
+    return Cell(True, where)
 
 
 def distance(a: list[float], b: Place) -> float:
     return max(abs(p - q) for p, q in zip(a, b, strict=True))
 
 
-def _words(found: list[list[float]]) -> str:
-    end, size = found[-1], max(map(abs, found[-1]))
+def _words(points: list[list[float]]) -> str:
+    end, size = points[-1], max(map(abs, points[-1]))
     if size > 1e3:
         return "diverges:"
     if distance(end, MINIMISER) < NEAR:
         return "minimiser"
     if distance(end, DRIFTED) < NEAR:
         return "FedAvg's point"
-    moved = max(distance(end, (w[0], w[1])) for w in found[-10:])
+    moved = max(distance(end, (w[0], w[1])) for w in points[-10:])
     away = f"{distance(end, MINIMISER):.2g} off"
     return away if moved < NEAR else f"moving, {away}"

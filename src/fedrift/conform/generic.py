@@ -16,8 +16,8 @@ import torch
 from fedrift.backends import context, hidden_main
 from fedrift.backends.visit import Visitor
 from fedrift.conform.bench import Bench
-from fedrift.conform.inside import Inside, Seen, backwards, different
-from fedrift.conform.report import Cell, summed
+from fedrift.conform.inside import Inside, Seen, backwards, differing_fields
+from fedrift.conform.report import Cell, sum_up
 from fedrift.conform.runs import run
 from fedrift.conform.subject import Subject
 from fedrift.core.algorithm import Algorithm, owner_of, parts, signature
@@ -30,8 +30,8 @@ INTERRUPTED_AT = 3
 
 def form(subject: Subject, bench: Bench) -> Cell:
     """Frozen dataclasses all through, annotated client methods, replies that can be reduced."""
-    made = subject.make(bench.trial.local, bench.trial.rounds)
-    faults = [fault for path, node in parts_of(made) for fault in _frozen(node, path)]
+    algorithm = subject.make(bench.trial.local, bench.trial.rounds)
+    faults = [fault for path, node in parts_of(algorithm) for fault in _frozen(node, path)]
     if faults:
         return Cell(False, "; ".join(faults))
     inside = bench.watched(subject)
@@ -39,19 +39,19 @@ def form(subject: Subject, bench: Bench) -> Cell:
     if not phases:
         return Cell(False, "no client was ever asked: call cohort.ask in round")
     states = [inside.algorithm.server(inside.problem), *inside.store.initial.values()]
-    found = [fault for state in states for fault in _declared(type(state), "state")]
+    form_faults = [fault for state in states for fault in _declared(type(state), "state")]
     for phase in phases:
         owner, _, name = phase.rpartition(".")
         node = dict(parts(inside.algorithm))[owner]
         kinds = signature(getattr(node, name))
         for side, kind in (("down", kinds.down), ("up", kinds.up), ("state", kinds.state)):
-            found += _declared(kind, f"{side} of '{phase}'")
+            form_faults += _declared(kind, f"{side} of '{phase}'")
         if kinds.up is not None and not reductions(kinds.up):
-            found.append(
+            form_faults.append(
                 f"{kinds.up.__name__}, the reply of '{phase}', says of no field how it is "
                 "reduced: write Mean[Vec], Sum[Vec] or Gather[Vec]"
             )
-    return summed(found, len(phases), "client method")
+    return sum_up(form_faults, len(phases), "client method")
 
 
 def parts_of(algorithm: Algorithm[Any, Any]) -> Iterator[tuple[str, Any]]:
@@ -89,8 +89,8 @@ def payload(subject: Subject, bench: Bench) -> Cell:
     """Nobody writes to a message, to a client's old state or to the server's."""
     inside = bench.watched(subject)
     written = dict.fromkeys(inside.backend.written)
-    cell = summed(written, len(inside.backend.visits), "visit")
-    return Cell(False, f"{cell.said}; {PURE}") if written else cell
+    cell = sum_up(written, len(inside.backend.visits), "visit")
+    return Cell(False, f"{cell.text}; {PURE}") if written else cell
 
 
 def order(subject: Subject, bench: Bench) -> Cell:
@@ -99,7 +99,7 @@ def order(subject: Subject, bench: Bench) -> Cell:
     other.run()
     last, end = bench.watched(subject).reports[-1], other.reports[-1]
     model = {"model": last.weights}, {"model": end.weights}
-    wrong = different(pack(last.state) | model[0], pack(end.state) | model[1])
+    wrong = differing_fields(pack(last.state) | model[0], pack(end.state) | model[1])
     if wrong:
         return Cell(
             False,
@@ -152,7 +152,7 @@ def resume(subject: Subject, bench: Bench) -> Cell:
     return Cell(True, f"after round {INTERRUPTED_AT} of {bench.trial.rounds}")
 
 
-# Nothing reaches a client but `down` and its own state: visits are repeated where nothing else is.
+# Isolation: nothing reaches a client but `down` and its own state.
 
 ADVICE = "a client method may use only site, down, mine and the algorithm's own fields"
 Answer = tuple[Packed, Packed] | str
@@ -166,8 +166,8 @@ def check(subject: Subject, bench: Bench) -> Cell:
         if isinstance(answer, str):
             return Cell(False, f"{seen} fails where it knows nothing else: {answer}; {ADVICE}")
         up, new = answer
-        wrong = [f"up.{p}" for p in different(seen.up, up)]
-        wrong += [f"mine.{p}" for p in different(seen.new, new)]
+        wrong = [f"up.{p}" for p in differing_fields(seen.up, up)]
+        wrong += [f"mine.{p}" for p in differing_fields(seen.new, new)]
         if wrong:
             return Cell(
                 False,

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from fedrift.conform import closed_form
 from fedrift.conform.problem import Trial, alternating, golden
-from fedrift.conform.report import Cell, absent, summed
+from fedrift.conform.report import Cell, not_checked, sum_up
 from fedrift.conform.runs import path
 from fedrift.conform.subject import Subject
 
-# The golden table: each algorithm's model after 1, 2, 3 and 10 rounds on two quadratics.
+# Each algorithm's model after 1, 2, 3 and 10 rounds on two quadratics.
 
 AFTER = (1, 2, 3, 10)
 
@@ -33,8 +33,8 @@ class Row:
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        found = [float(number) for number in self.numbers.split()]
-        return list(zip(found[::2], found[1::2], strict=True))
+        values = [float(number) for number in self.numbers.split()]
+        return list(zip(values[::2], values[1::2], strict=True))
 
     @property
     def trial(self) -> Trial:
@@ -229,20 +229,20 @@ def rows_of(kind: str) -> list[Row]:
 def check(subject: Subject) -> Cell:
     """All rows of the algorithm's name."""
     if subject.kind == "fed3r":
-        return summed(closed_form.golden_failures(), 2, "row")
+        return sum_up(closed_form.golden_failures(), 2, "row")
     rows = rows_of(subject.kind)
     if not rows:
-        return absent("no row in the golden table")
-    return summed([fault for row in rows for fault in failures(row)], len(rows), "row")
+        return not_checked("no row in the golden table")
+    return sum_up([fault for row in rows for fault in failures(row)], len(rows), "row")
 
 
 def failures(row: Row) -> list[str]:
     """The first round at which a row differs, if there is one."""
-    found = path(row.text, row.trial)
+    weights = path(row.text, row.trial)
     for after, expected in zip(AFTER, row.points, strict=False):
-        if after > len(found):
-            return [f"{row}: stopped after round {len(found)}"]
-        w = found[after - 1].tolist()
+        if after > len(weights):
+            return [f"{row}: stopped after round {len(weights)}"]
+        w = weights[after - 1].tolist()
         if max(abs(a - b) for a, b in zip(w, expected, strict=True)) > TOLERANCE:
             return [f"{row}: after round {after} w is {_point(w)}, not {_point(expected)}"]
     return []

@@ -20,7 +20,7 @@ from fedrift.conform.problem import (
     pooled,
     uneven_quadratic,
 )
-from fedrift.conform.report import Cell, absent, summed
+from fedrift.conform.report import Cell, not_checked, sum_up
 from fedrift.conform.runs import path
 from fedrift.conform.subject import Subject
 from fedrift.core.flat import Vec
@@ -174,24 +174,24 @@ def rows_of(kind: str) -> list[Row]:
 def check(subject: Subject) -> Cell:
     """All rows of the algorithm's name, on both trials."""
     if subject.kind == "fed3r":
-        return summed(closed_form.ridge_failures(), 1, "row")
+        return sum_up(closed_form.ridge_failures(), 1, "row")
     rows = rows_of(subject.kind)
     if not rows:
-        return absent("no row in the table of identities")
-    return summed([fault for row in rows for fault in failures(row)], len(rows), "row")
+        return not_checked("no row in the table of identities")
+    return sum_up([fault for row in rows for fault in failures(row)], len(rows), "row")
 
 
 def failures(row: Row) -> list[str]:
     """Where the two sides of a row part, on either trial."""
-    found: list[str] = []
+    faults: list[str] = []
     for trial in (uneven_quadratic(), classifier()):
         if not row.exact:
             trial = replace(trial, dtype="float64")
         mine, other = row.sides(trial)
         left = path(row.left, mine, row.inner)
         right = path(row.right, other)
-        found += [f"{row} {fault}" for fault in _parting(left, right, row.exact)]
-    return found
+        faults += [f"{row} {fault}" for fault in _parting(left, right, row.exact)]
+    return faults
 
 
 def _parting(left: list[Vec], right: list[Vec], exact: bool) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedrift.backends import in_process
 from fedrift.backends.visit import Call, Reply, VisitInput, Visitor
 from fedrift.conform.problem import Trial
-from fedrift.conform.runs import settled
+from fedrift.conform.runs import make_task
 from fedrift.conform.subject import Subject
 from fedrift.core.algorithm import Algorithm, Exchange, Outcome, owner_of, resolve
 from fedrift.core.evaluation import Done
@@ -30,11 +30,11 @@ def backwards(clients: Iterable[int]) -> list[int]:
     return sorted(clients, reverse=True)
 
 
-def copied(packed: Packed) -> Packed:
+def clone_tensors(packed: Packed) -> Packed:
     return {p: v.clone() if isinstance(v, Tensor) else v for p, v in packed.items()}
 
 
-def different(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+def differing_fields(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """Paths of the leaves that are not the same bit for bit."""
     return [path for path in {**a, **b} if not _same(a.get(path, a), b.get(path, b))]
 
@@ -83,10 +83,10 @@ class Watching:
     def _look(self, visit: in_process.Visit, exchange: Exchange, caller: VisitInput) -> Reply:
         call, client, private, mine = Call.of(exchange), *caller
         given = {"down": exchange.down, "private": private, "mine": mine}
-        before = {name: copied(pack(value)) for name, value in given.items()}
+        before = {name: clone_tensors(pack(value)) for name, value in given.items()}
         reply = visit(exchange, caller)
         for name, value in given.items():
-            for leaf in different(before[name], pack(value)):
+            for leaf in differing_fields(before[name], pack(value)):
                 self.written.append(f"'{call.phase}' wrote to {name}.{leaf}")
         seen = Seen(
             call=call,
@@ -94,8 +94,8 @@ class Watching:
             **before,
             buffers=tuple(b.clone() for b in exchange.buffers),
             frozen=dict(exchange.frozen),
-            up=copied(pack(reply.up)),
-            new=copied(pack(reply.mine)),
+            up=clone_tensors(pack(reply.up)),
+            new=clone_tensors(pack(reply.mine)),
         )
         self.visits.append(seen)
         return reply
@@ -117,7 +117,7 @@ class Inside:
         order: in_process.Order = sorted,
         site: Callable[..., Any] = Site,
     ) -> None:
-        task = settled(what, trial)
+        task = make_task(what, trial)
         self.trial, self.task = trial, task
         self.algorithm, self.problem, self.split = task.algorithm, task.problem, task.split
         self.algorithm.check(self.problem)
@@ -136,7 +136,7 @@ class Inside:
         """Copies of the states of all clients."""
         clients = range(len(self.split))
         return {
-            (path, c): copied(pack(self.store.read(path, c)))
+            (path, c): clone_tensors(pack(self.store.read(path, c)))
             for path in self.store.tables
             for c in clients
         }
@@ -144,14 +144,14 @@ class Inside:
     def run(self, after: Callable[[RoundReport], None] | None = None) -> Finished:
         """All rounds; `after` is called when a round is committed."""
         start = self.algorithm.server(self.problem)
-        old = [(start, copied(pack(start)))]
+        old = [(start, clone_tensors(pack(start)))]
 
         def note(report: RoundReport) -> None:
             state, before = old.pop()
             if state is not report.state:  # the same object: a void round
-                for leaf in different(before, pack(state)):
+                for leaf in differing_fields(before, pack(state)):
                     self.backend.written.append(f"'round' wrote to its old state's {leaf}")
-            old.append((report.state, copied(pack(report.state))))
+            old.append((report.state, clone_tensors(pack(report.state))))
             self.reports.append(report)
             if after is not None:
                 after(report)
@@ -179,7 +179,7 @@ class Inside:
             self.store.close()
 
 
-# A run right after a round, as an invariant sees it: states before and after, visits, shares.
+# What an invariant sees right after a round.
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
@@ -212,12 +212,12 @@ class Moment:
 
     def visits(self, phase: str | None = None) -> list[Seen]:
         """The visits of this round, in client-id order; `phase`: those to one method."""
-        found = [
+        visits = [
             seen
             for seen in self.inside.backend.visits
             if seen.call.round == self.t and seen.up and phase in (None, seen.call.phase)
         ]
-        return sorted(found, key=lambda seen: seen.client)
+        return sorted(visits, key=lambda seen: seen.client)
 
     def mean(self, leaf: str, phase: str | None = None) -> Any:
         """Σ p_i x_i of a leaf of the replies, in double precision."""

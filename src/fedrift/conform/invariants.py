@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from fedrift.conform import rules
-from fedrift.conform.inside import Inside, Invariant, Moment, different
+from fedrift.conform.inside import Inside, Invariant, Moment, differing_fields
 from fedrift.conform.problem import Trial, classifier, uneven_quadratic
-from fedrift.conform.report import Cell, summed
+from fedrift.conform.report import Cell, sum_up
 from fedrift.conform.rules import Ascents
 from fedrift.conform.subject import Subject
 from fedrift.core.algorithm import local_of
@@ -72,7 +72,7 @@ def absentees_keep(m: Moment) -> Iterator[str]:
     for (path, client), row in m.inside.rows().items():
         last = [v.new for v in m.inside.backend.visits if v.client == client and _at(v, path)]
         node = m.inside.store.initial[path]
-        if client not in seen and different(row, last[-1] if last else pack(node)):
+        if client not in seen and differing_fields(row, last[-1] if last else pack(node)):
             yield f"client {client} took no part in round {m.report.round}, but its state changed"
 
 
@@ -82,7 +82,11 @@ def _at(visit: Any, path: str) -> bool:
 
 def void_changes_nothing(m: Moment) -> Iterator[str]:
     """A round in which nobody could answer leaves the server's state as it was."""
-    if m.is_void and m.algorithm.sampling(m.old) != "once" and different(pack(m.old), pack(m.new)):
+    if (
+        m.is_void
+        and m.algorithm.sampling(m.old) != "once"
+        and differing_fields(pack(m.old), pack(m.new))
+    ):
         yield f"round {m.report.round} was void, but the server's state changed"
 
 
@@ -110,17 +114,17 @@ def with_gaps(trial: Trial, empty: bool = True) -> Trial:
 def check(subject: Subject) -> Cell:
     """Everything that must hold after every round."""
     own = OF.get(subject.kind, ())
-    found: list[str] = []
+    faults: list[str] = []
     for trial in trials(subject):
         inside = Inside(subject, with_gaps(trial))
-        found += failures(inside, (*GENERIC, *own))
+        faults += failures(inside, (*GENERIC, *own))
         other = Inside(subject, with_gaps(trial, empty=False)).run()
         if not torch.equal(inside.reports[-1].weights, other.weights):
-            found.append("a client without data changes the result")
+            faults.append("a client without data changes the result")
         if subject.kind in SHARP:
-            found += ascent_failures(subject, trial)
+            faults += ascent_failures(subject, trial)
     sharp = subject.kind in SHARP
-    return summed(dict.fromkeys(found), len(own) + len(GENERIC) + 1 + sharp, "invariant")
+    return sum_up(dict.fromkeys(faults), len(own) + len(GENERIC) + 1 + sharp, "invariant")
 
 
 def trials(subject: Subject) -> list[Trial]:
@@ -138,18 +142,18 @@ def _fits(subject: Subject, trial: Trial) -> bool:
 
 def failures(inside: Inside, invariants: tuple[Invariant, ...]) -> list[str]:
     """What does not hold after some round of a run, each invariant's first fault."""
-    found: dict[int, str] = {}
+    first_faults: dict[int, str] = {}
     old = [inside.algorithm.server(inside.problem)]
 
     def after(report: Any) -> None:
         moment = Moment(inside, report, old[0])
         for i, invariant in enumerate(invariants):
             for fault in invariant(moment):
-                found.setdefault(i, fault)
+                first_faults.setdefault(i, fault)
         old[0] = report.state
 
     inside.run(after)
-    return list(found.values())
+    return list(first_faults.values())
 
 
 def ascent_failures(subject: Subject, trial: Trial) -> list[str]:

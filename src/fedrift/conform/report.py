@@ -1,4 +1,7 @@
-"""What a conformance check found: one cell per column, a sentence for each failure."""
+"""What a conformance check found: one cell per column, a sentence for each failure.
+
+Reports of runs are in `fedrift.report`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ class Cell:
     """The outcome of one column: `passed` is None where it does not apply."""
 
     passed: bool | None
-    said: str
+    text: str
     """What was seen; for a failure, what is wrong and what to do."""
 
 
@@ -34,7 +37,7 @@ class Report:
     def failures(self) -> list[str]:
         """One sentence for each column that failed."""
         return [
-            f"{self.name}, {column}: {cell.said}"
+            f"{self.name}, {column}: {cell.text}"
             for column, cell in self.cells.items()
             if cell.passed is False
         ]
@@ -42,7 +45,7 @@ class Report:
     def row(self) -> dict[str, Any]:
         """The report as a record."""
         columns = {
-            name: {"passed": cell.passed, "said": cell.said} for name, cell in self.cells.items()
+            name: {"passed": cell.passed, "said": cell.text} for name, cell in self.cells.items()
         }
         about = {"name": self.name, "checked_as": self.text, "passed": self.passed}
         return {**about, "seconds": self.seconds, "columns": columns}
@@ -54,14 +57,14 @@ class Report:
         return Report(row["name"], row["checked_as"], cells, row["seconds"])
 
 
-def absent(why: str) -> Cell:
+def not_checked(why: str) -> Cell:
     """A column that has nothing to say about this algorithm."""
     return Cell(None, why)
 
 
-def summed(failures: Iterable[str], total: int, what: str) -> Cell:
+def sum_up(failures: Iterable[str], total: int, what: str) -> Cell:
     """`3 rows`, or all that went wrong."""
-    found = list(failures)
-    if found:
-        return Cell(False, "; ".join(found))
+    faults = list(failures)
+    if faults:
+        return Cell(False, "; ".join(faults))
     return Cell(True, f"{total} {what}" + ("s" if total != 1 else ""))

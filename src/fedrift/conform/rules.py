@@ -1,4 +1,4 @@
-"""Invariants of server rules: means over the cohort, means over everybody, averaged models."""
+"""The invariants of single algorithms: server rules, what is remembered, ascent points."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def leaves_the_rest(m: Moment) -> Iterator[str]:
             yield f"'{name}' is frozen but has moved after round {m.report.round}"
 
 
-# Invariants of what is remembered: rings, anchors, momenta, step counts; and of ascent points.
+# What is remembered: rings, anchors, momenta, step counts; and ascent points.
 
 
 def _sent(m: Moment) -> list[Tensor]:
@@ -207,8 +207,8 @@ def inner_steps(m: Moment) -> Iterator[str]:
         seed = m.inside.trial.seed
         expected = sum(m.algorithm.local.steps_for(n, seed, t, client) for t in rounds)
         if int(m.inside.client(client).opt.count) != expected:
-            found = int(m.inside.client(client).opt.count)
-            yield f"client {client} counts {found} inner steps, not {expected}"
+            counted = int(m.inside.client(client).opt.count)
+            yield f"client {client} counts {counted} inner steps, not {expected}"
 
 
 def window(m: Moment) -> Iterator[str]:

@@ -14,7 +14,7 @@ from fedrift.engine.callbacks import OnRoundFunction, RoundReport, callbacks_of
 from fedrift.engine.result import Result
 
 
-def settled(what: Subject | str, trial: Trial) -> execute.Task:
+def make_task(what: Subject | str, trial: Trial) -> execute.Task:
     """The trial with everything decided but where it is computed."""
     subject = subject_of(what) if isinstance(what, str) else what
     algorithm = subject.make(trial.local, trial.rounds)
@@ -41,7 +41,7 @@ def run(
 ) -> Result:
     """One run of the trial."""
     return execute.execute(
-        settled(what, trial),
+        make_task(what, trial),
         workers=workers,
         backend=backend,
         out=out,

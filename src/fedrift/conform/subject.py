@@ -76,7 +76,7 @@ def _own(target: Any, name: str) -> Subject:
     if needed is not None:
         raise InputError(f"algorithm '{name}': give '{needed}' a default, so that it can be made")
 
-    def made() -> Algorithm[Any, Any]:
+    def build_one() -> Algorithm[Any, Any]:
         try:
             algorithm = target()
         except TypeError as error:
@@ -86,8 +86,8 @@ def _own(target: Any, name: str) -> Subject:
             raise InputError(f"algorithm '{name}' gave a {kind}; derive it from fedrift.Algorithm")
         return algorithm
 
-    made()
-    return Subject(name, name, "", _adjusted(made))
+    build_one()
+    return Subject(name, name, "", _adjusted(build_one))
 
 
 def _needed(target: Any) -> str | None:
@@ -101,14 +101,14 @@ def _needed(target: Any) -> str | None:
     return next(needed, None)
 
 
-def _adjusted(made: Callable[[], Algorithm[Any, Any]]) -> Make:
+def _adjusted(build_algorithm: Callable[[], Algorithm[Any, Any]]) -> Make:
     """The algorithm with the trial's local settings wherever it holds some."""
 
     def make(local: Mapping[str, Any], rounds: int) -> Algorithm[Any, Any]:
         def change(old: Local) -> Local:
             return build.local(old, local, rounds)
 
-        algorithm = made()
+        algorithm = build_algorithm()
         return map_local(algorithm, change) if is_dataclass(algorithm) else algorithm
 
     return make

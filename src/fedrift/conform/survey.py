@@ -17,7 +17,7 @@ from typing import Any
 from fedrift import backends
 from fedrift.algorithms import NAMES
 from fedrift.conform import check
-from fedrift.conform.bench import opened
+from fedrift.conform.bench import open_bench
 from fedrift.conform.report import Report
 from fedrift.errors import RunError
 from fedrift.grammar import parse
@@ -30,42 +30,42 @@ def survey(names: Sequence[str], done: Done | None = None) -> list[Report]:
     """A report for each name, in the order given; `done` is told of each as it comes in."""
     ours = [name for name in names if parse(name, "algorithm").name in NAMES]
     number = min(backends.cores(), len(ours) // (WORTH_PROCESSES // 2))
-    found: dict[str, Report] = {}
+    reports: dict[str, Report] = {}
 
     def note(name: str, report: Report) -> None:
-        found[name] = report
+        reports[name] = report
         if done is not None:
             done(report)
 
     if number < 2:
         in_turn(names, note)
-        return [found[name] for name in names]
+        return [reports[name] for name in names]
     in_turn([name for name in names if name not in ours], note)
     side_by_side([ours[i::number] for i in range(number)], note)
-    return [found[name] for name in names]
+    return [reports[name] for name in names]
 
 
 def in_turn(names: Sequence[str], note: Callable[[str, Report], None]) -> None:
     """One after another in this process."""
     if names:
-        with opened() as bench:
+        with open_bench() as bench:
             for name in names:
                 note(name, check(name, bench))
 
 
 def side_by_side(shares: Sequence[Sequence[str]], note: Callable[[str, Report], None]) -> None:
     """Each share in a process of its own."""
-    said: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+    lines: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
     command = [sys.executable, "-m", "fedrift.conform.survey"]
     processes = [
         subprocess.Popen([*command, *share], stdout=subprocess.PIPE, text=True) for share in shares
     ]
     for i, process in enumerate(processes):
-        threading.Thread(target=_listen, args=(i, process.stdout, said), daemon=True).start()
+        threading.Thread(target=_listen, args=(i, process.stdout, lines), daemon=True).start()
     try:
         left = len(processes)
         while left:
-            i, line = said.get()
+            i, line = lines.get()
             if line:
                 report = Report.of(json.loads(line))
                 note(report.name, report)
@@ -79,11 +79,11 @@ def side_by_side(shares: Sequence[Sequence[str]], note: Callable[[str, Report], 
             process.wait()
 
 
-def _listen(i: int, pipe: Any, said: queue.SimpleQueue[tuple[int, str]]) -> None:
+def _listen(i: int, pipe: Any, lines: queue.SimpleQueue[tuple[int, str]]) -> None:
     for line in pipe:
-        said.put((i, line))
+        lines.put((i, line))
     pipe.close()
-    said.put((i, ""))
+    lines.put((i, ""))
 
 
 def _say(name: str, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""The reader's own data, in the forms people have them, as resident tensors."""
+"""The reader's own data, in the forms people have them, as tensors; `split` divides them."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def gather(clients: Any, dtype: torch.dtype) -> Split:
     return Split(x, y, parts)
 
 
-# Divides the reader's own samples among clients: `fr.split`.
+# `fr.split`: the reader's own samples, divided among clients by a scheme of `data.partition`.
 
 SHIFTED = ", shift "
 """Between the scheme and the shift in the note of a split."""
@@ -197,16 +197,21 @@ def split(
     names = None if users is None else np.asarray(users)
     by = _targets(y_tree) if labels is None else _labels(labels, count(y_tree))
     if isinstance(scheme, str):
-        how: dict[str, Any] = {"clients": clients, "seed": seed, "users": names, "alpha": alpha}
-        made = partition.partition(scheme, by, **how)
+        arguments: dict[str, Any] = {
+            "clients": clients,
+            "seed": seed,
+            "users": names,
+            "alpha": alpha,
+        }
+        division = partition.partition(scheme, by, **arguments)
     else:
-        made = huggingface.partition(scheme, by, seed)
+        division = huggingface.partition_by(scheme, by, seed)
     if shift is None:
-        return Split(x_tree, y_tree, made.parts, made.name)
+        return Split(x_tree, y_tree, division.parts, division.name)
     if not isinstance(x_tree, Tensor):
         raise InputError(f"shift '{shift}' needs one tensor of images as x")
-    x_tree = torch.from_numpy(partition.shift(shift, x_tree.numpy(), made.parts, seed))
-    return Split(x_tree, y_tree, made.parts, f"{made.name}{SHIFTED}{shift}")
+    x_tree = torch.from_numpy(partition.shift(shift, x_tree.numpy(), division.parts, seed))
+    return Split(x_tree, y_tree, division.parts, f"{division.name}{SHIFTED}{shift}")
 
 
 def _targets(y: Any) -> np.ndarray:
@@ -215,10 +220,10 @@ def _targets(y: Any) -> np.ndarray:
 
 
 def _labels(labels: Any, samples: int) -> np.ndarray:
-    found = np.asarray(labels)
-    if found.shape != (samples,) or found.dtype.kind not in "iub":
+    array = np.asarray(labels)
+    if array.shape != (samples,) or array.dtype.kind not in "iub":
         raise InputError(
-            f"labels must be {samples} whole numbers, one per sample, not {found.dtype} of shape "
-            f"{found.shape}"
+            f"labels must be {samples} whole numbers, one per sample, not {array.dtype} of shape "
+            f"{array.shape}"
         )
-    return found
+    return array

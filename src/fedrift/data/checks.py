@@ -17,7 +17,7 @@ MOST_CLASSES = 100_000
 CHANNELS = (1, 3, 4)
 
 
-def samples(
+def checked_samples(
     where: str,
     x: object,
     y: object,
@@ -32,18 +32,18 @@ def samples(
         has, lacks = ("y_test", "x_test") if x_test is None else ("x_test", "y_test")
         raise InputError(f"{where} has {has} but no {lacks}; give both or neither")
     if targets == "values" or (targets == "any" and not _are_labels(y)):
-        train_y = values(y, f"{where}: y")
-        names, of_test = tuple(map(str, range(train_y.shape[1]))), values
+        train_y = checked_values(y, f"{where}: y")
+        names, of_test = tuple(map(str, range(train_y.shape[1]))), checked_values
     else:
-        train_y = labels(y, f"{where}: y", len(class_names) or None)
+        train_y = checked_labels(y, f"{where}: y", len(class_names) or None)
         names = class_names or tuple(str(number) for number in range(int(train_y.max()) + 1))
-        of_test = partial(labels, classes=len(names))
-    train_x, top = inputs(x, f"{where}: x")
+        of_test = partial(checked_labels, classes=len(names))
+    train_x, top = checked_inputs(x, f"{where}: x")
     _same_length(where, train_x, "x", train_y, "y")
     test_x = test_y = None
     if x_test is not None:
         test_y = of_test(y_test, f"{where}: y_test")
-        test_x, test_top = inputs(x_test, f"{where}: x_test")
+        test_x, test_top = checked_inputs(x_test, f"{where}: x_test")
         _same_length(where, test_x, "x_test", test_y, "y_test")
         if (train_x.shape[1:], top) != (test_x.shape[1:], test_top):
             raise InputError(
@@ -63,7 +63,7 @@ def samples(
     )
 
 
-def labels(values: object, where: str, classes: int | None = None) -> np.ndarray:
+def checked_labels(values: object, where: str, classes: int | None = None) -> np.ndarray:
     """Class numbers as int64: whole, not negative, below `classes` (or a sane number of them)."""
     y = _array(values, where)
     if y.ndim == 2 and y.shape[1] == 1:
@@ -88,20 +88,20 @@ def labels(values: object, where: str, classes: int | None = None) -> np.ndarray
 
 
 def _are_labels(y: object) -> bool:
-    found = np.asarray(y)
-    return found.ndim == 1 and found.dtype.kind in "iu"
+    array = np.asarray(y)
+    return array.ndim == 1 and array.dtype.kind in "iu"
 
 
-def values(given: object, where: str) -> np.ndarray:
+def checked_values(values: object, where: str) -> np.ndarray:
     """Targets of a regression as float32, a column for each output."""
-    y = _array(given, where)
+    y = _array(values, where)
     if not y.size or y.dtype.kind not in "biuf" or not np.isfinite(y).all():
         raise InputError(f"{where} must hold finite numbers, not {y.dtype} of shape {y.shape}")
     y = y[:, None] if y.ndim == 1 else y
     return np.ascontiguousarray(y, np.float32)
 
 
-def inputs(values: object, where: str) -> tuple[np.ndarray, float | None]:
+def checked_inputs(values: object, where: str) -> tuple[np.ndarray, float | None]:
     """x as the model takes it, and the value that stands for 1.0 (None: x is as it should be)."""
     x = _array(values, where)
     if not x.size:

@@ -74,21 +74,21 @@ NAMES: dict[str, Source] = {
         options=("clients", "seed", "iid"),
     ),
     "npz": Source(
-        own.file,
+        own.load_npz,
         "your arrays x, y and optionally x_test, y_test, users, in one file of numpy.savez",
         "npz:FILE[,train=N,test=N]",
         takes_value=True,
         is_own=True,
     ),
     "images": Source(
-        images.images,
+        images.load_folder,
         "your pictures, one sub-folder per class, optionally below train/ and test/",
         "images:FOLDER[,size=PIXELS]",
         takes_value=True,
         options=("size",),
     ),
     "csv": Source(
-        images.table,
+        images.load_table,
         "your pictures with their users: a table with the columns path,label,user[,split]",
         "csv:FILE[,root=FOLDER,size=PIXELS]",
         takes_value=True,
@@ -102,7 +102,7 @@ NAMES: dict[str, Source] = {
         options=("x", "y", "users"),
     ),
     OWN: Source(
-        own.function,
+        own.load_function,
         "your function that returns a DataSet, (x, y) or (x, y, x_test, y_test)",
         OWN,
         takes_value=True,

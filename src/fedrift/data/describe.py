@@ -1,4 +1,4 @@
-"""How uneven a partition is: sizes, labels per client, distance to the global labels."""
+"""How uneven a partition is, as numbers and as a picture: sizes, labels, distance to all labels."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ class Statistics:
 
 def _largest(counts: Ints, names: Sequence[str]) -> str:
     order = np.argsort(-counts, kind="stable")
-    held = order[counts[order] > 0]
-    shown = ", ".join(f"{names[c]}: {counts[c]:,}" for c in held[:LARGEST])
-    return f"{shown}, …" if len(held) > LARGEST else shown
+    present = order[counts[order] > 0]
+    shown = ", ".join(f"{names[c]}: {counts[c]:,}" for c in present[:LARGEST])
+    return f"{shown}, …" if len(present) > LARGEST else shown
 
 
 def statistics(partition: Partition, y: npt.ArrayLike, classes: int) -> Statistics:
@@ -143,7 +143,7 @@ BAR = "#4c78a8"
 DARK = 25  # percent above which a cell needs white figures
 
 
-def picture(statistics: Statistics, path: str | Path, class_names: Sequence[str] = ()) -> Path:
+def save_picture(statistics: Statistics, path: str | Path, class_names: Sequence[str] = ()) -> Path:
     """Draws label × client as a heat map under the clients' sizes; png, pdf or svg."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
@@ -206,8 +206,8 @@ def _labels(figure: Figure, axes: Axes, statistics: Statistics, names: Sequence[
     share = 100 * statistics.shares.T
     # White is nothing at all; one sample in a hundred must still differ from it.
     blues = ListedColormap(colormaps["Blues"](np.linspace(0.15, 1, 256)))
-    held = np.ma.masked_equal(share, 0)
-    image = axes.imshow(held, cmap=blues, norm=PowerNorm(0.5, 0, 100), aspect="auto")
+    visible_share = np.ma.masked_equal(share, 0)
+    image = axes.imshow(visible_share, cmap=blues, norm=PowerNorm(0.5, 0, 100), aspect="auto")
     axes.set_xlabel("client")
     axes.set_ylabel("class")
     if clients <= MOST_NAMED:

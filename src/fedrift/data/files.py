@@ -1,4 +1,7 @@
-"""Reading files nobody vouches for: bounded in size, checked by hash, never unpickled."""
+"""Data files: where they are looked for, how missing ones are fetched, how they are read.
+
+Nobody vouches for their content: it is bounded in size, checked by hash, never unpickled.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ LARGEST = 16 << 30
 UNREADABLE = (OSError, EOFError, zlib.error, ValueError)
 
 
-def existing(text: str, field: str, *, folder: bool = False) -> Path:
+def existing_path(text: str, field: str, *, folder: bool = False) -> Path:
     """The path a user gave, or an error that names it."""
     path = Path(os.path.expanduser(text))
     # os.path answers False where pathlib raises: no permission, a name too long.
@@ -37,7 +40,7 @@ def existing(text: str, field: str, *, folder: bool = False) -> Path:
     return path
 
 
-def at_most(path: Path, size: int) -> bytes:
+def read_at_most(path: Path, size: int) -> bytes:
     """The bytes of a file, unpacked if it is .gz; more than `size` are never produced."""
     try:
         with _opened(path) as source:
@@ -49,9 +52,9 @@ def at_most(path: Path, size: int) -> bytes:
     return data
 
 
-def exactly(path: Path, size: int) -> bytes:
+def read_exactly(path: Path, size: int) -> bytes:
     """The bytes of a file that must unpack to `size` of them."""
-    data = at_most(path, size)
+    data = read_at_most(path, size)
     if len(data) < size:
         raise damaged(path, f"it holds {len(data)} bytes instead of {size}")
     return data
@@ -102,23 +105,23 @@ TIGHTEST = 1040
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-def arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Those of the named arrays that the file holds."""
     try:
         with zipfile.ZipFile(path) as archive:
-            held = set(archive.namelist())
-            wanted = [name for name in names if f"{name}.npy" in held]
+            members = set(archive.namelist())
+            wanted = [name for name in names if f"{name}.npy" in members]
             total = sum(archive.getinfo(f"{name}.npy").file_size for name in wanted)
             if total > LARGEST:
                 raise damaged(path, f"it claims to unpack to {total} bytes")
-            return {name: _array(path, archive, name) for name in wanted}
+            return {name: _read_array(path, archive, name) for name in wanted}
     except InputError:
         raise
     except Exception as problem:  # zipfile and numpy raise about a dozen kinds on garbled bytes
         raise damaged(path, f"it cannot be read as npz ({reason(problem)})") from problem
 
 
-def _array(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
+def _read_array(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
     member = archive.getinfo(f"{name}.npy")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise damaged(path, f"array '{name}' is packed in a way numpy does not use")
@@ -149,7 +152,7 @@ CONNECT_SECONDS = 5
 SILENCE_SECONDS = 30
 
 
-class Place(NamedTuple):
+class DataFolder(NamedTuple):
     """A folder and who named it."""
 
     folder: Path
@@ -163,22 +166,22 @@ class Unreachable(Exception):
     """A download that did not work; says why."""
 
 
-def given(data_dir: Path | None) -> Iterator[Place]:
+def user_folders(data_dir: Path | None) -> Iterator[DataFolder]:
     """The folders the user named: the argument, then the environment."""
     if data_dir is not None:
-        yield Place(existing(str(data_dir), "--data-dir", folder=True), "--data-dir")
+        yield DataFolder(existing_path(str(data_dir), "--data-dir", folder=True), "--data-dir")
     if text := os.environ.get("FEDRIFT_DATA"):
-        yield Place(existing(text, "FEDRIFT_DATA", folder=True), "FEDRIFT_DATA")
+        yield DataFolder(existing_path(text, "FEDRIFT_DATA", folder=True), "FEDRIFT_DATA")
 
 
-def places(data_dir: Path | None, system: Sequence[Path] = ()) -> Iterator[Place]:
+def data_folders(data_dir: Path | None, system: Sequence[Path] = ()) -> Iterator[DataFolder]:
     """All folders to look in, in order; those after the user's own may not exist."""
-    yield from given(data_dir)
-    yield from (Place(folder, "the system's") for folder in system)
-    yield Place(cache(), "the cache")
+    yield from user_folders(data_dir)
+    yield from (DataFolder(folder, "the system's") for folder in system)
+    yield DataFolder(cache_folder(), "the cache")
 
 
-def cache() -> Path:
+def cache_folder() -> Path:
     """Where downloads are kept."""
     if text := os.environ.get("FEDRIFT_CACHE"):
         return Path(os.path.expanduser(text))
@@ -187,7 +190,7 @@ def cache() -> Path:
     return Path(pooch.os_cache("fedrift"))
 
 
-def fetch(urls: Sequence[str], md5: str, folder: Path) -> Path:
+def download(urls: Sequence[str], md5: str, folder: Path) -> Path:
     """Downloads one file into `folder` from the first host that has it; its hash must fit."""
     import pooch
 
@@ -207,7 +210,7 @@ def not_found(
     name: str, files: str, data_dir: Path | None, notes: Sequence[str], why: str
 ) -> InputError:
     """The one error for data that is neither here nor to be had; names both ways out."""
-    looked = " and ".join(map(str, given(data_dir)))
+    looked = " and ".join(map(str, user_folders(data_dir)))
     where = f" in {looked}" if looked else ""
     noted = "".join(f"; {note}" for note in notes)
     return InputError(

@@ -120,10 +120,10 @@ def _read(path: Path, most: int) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         raise ValueError("a key stands twice")
-    return found
+    return content
 
 
 def _checked(content: Any, targets: npt.NDArray[np.generic]) -> Partition:
@@ -136,10 +136,10 @@ def _checked(content: Any, targets: npt.NDArray[np.generic]) -> Partition:
         raise _Refused(f"key {wrong[0][:40]!r} is {why}")
     _check_head(content, targets)
     parts = _parts(content["parts"], content["clients"], len(targets))
-    found = Partition(content["scheme"], parts, content["seed"])
-    if content["parts_sha256"] != found.digest:
+    partition = Partition(content["scheme"], parts, content["seed"])
+    if content["parts_sha256"] != partition.digest:
         raise _Refused("parts_sha256 does not fit the parts: changed or damaged; make it anew")
-    return found
+    return partition
 
 
 def _check_head(content: dict[str, Any], targets: npt.NDArray[np.generic]) -> None:

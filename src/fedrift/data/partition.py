@@ -145,8 +145,8 @@ def partition(
     named, scheme = _scheme(text, alpha)
     rng = generator(seed, "partition")
     known = None if users is None else np.asarray(users)
-    made = scheme.make(PartitionRequest(named, targets, wanted, rng, known))
-    return Partition(str(named), made.parts(), seed, made.note)
+    assignment = scheme.make(PartitionRequest(named, targets, wanted, rng, known))
+    return Partition(str(named), assignment.parts(), seed, assignment.note)
 
 
 def _scheme(text: str, alpha: float | None) -> tuple[grammar.Named, Scheme]:

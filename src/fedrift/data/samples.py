@@ -12,6 +12,7 @@ from fedrift.errors import InputError
 from fedrift.rng import generator
 
 TEST_SHARE = 0.2
+VALIDATION_SHARE = 0.2  # of the training samples, to choose options on; the test stays unseen
 CHUNK = 1 << 17  # numbers scaled at a time, so that all passes find them in the processor's cache
 
 
@@ -70,18 +71,18 @@ def finish(name: str, samples: Samples, train: int | None, test: int | None) -> 
     rows, rows_test = np.arange(len(samples.y)), None
     x_test, y_test = samples.x_test, samples.y_test
     if x_test is None or y_test is None:
-        rows, rows_test = split(samples.y, name)
+        rows, rows_test = split_rows(samples.y, name)
         x_test, y_test = samples.x, samples.y
     else:
         rows_test = np.arange(len(y_test))
     if samples.generated is not None and train is not None:
         raise InputError(f"data set '{name}': train={train} is not possible with so many clients")
-    rows = thin(rows, samples.y, train, f"data set '{name}': train")
-    rows_test = thin(rows_test, y_test, test, f"data set '{name}': test")
+    rows = thin_rows(rows, samples.y, train, f"data set '{name}': train")
+    rows_test = thin_rows(rows_test, y_test, test, f"data set '{name}': test")
     users, user_names = None, ()
     if samples.users is not None:
-        called, numbers = np.unique(samples.users[rows], return_inverse=True)
-        users, user_names = numbers.astype(np.int64), tuple(map(_called, called.tolist()))
+        names, numbers = np.unique(samples.users[rows], return_inverse=True)
+        users, user_names = numbers.astype(np.int64), tuple(map(_called, names.tolist()))
     return DataSet(
         name=name,
         x=scaled(_take(samples.x, rows), samples),
@@ -98,35 +99,54 @@ def finish(name: str, samples: Samples, train: int | None, test: int | None) -> 
     )
 
 
+def hold_out(data: DataSet) -> DataSet:
+    """The same data with a fifth of the training samples of each class in the place of the test."""
+    rng = generator(0, "validation")
+    is_held_out = np.zeros(len(data.y), dtype=bool)
+    strata = data.y if data.y.dtype.kind != "f" else np.zeros(len(data.y), np.int64)
+    for label in np.unique(strata):
+        members = np.flatnonzero(strata == label)
+        is_held_out[rng.permutation(members)[: round(VALIDATION_SHARE * len(members))]] = True
+    users = None if data.users is None else data.users[~is_held_out]
+    return replace(
+        data,
+        x=data.x[~is_held_out],
+        y=data.y[~is_held_out],
+        x_test=data.x[is_held_out],
+        y_test=data.y[is_held_out],
+        users=users,
+    )
+
+
 def as_values(samples: Samples) -> Samples:
     """Class numbers as numbers to predict."""
     if samples.y.dtype.kind == "f":
         return samples
-    held = samples.y_test
-    test = None if held is None else held.astype(np.float32)[:, None]
+    y_test = samples.y_test
+    test = None if y_test is None else y_test.astype(np.float32)[:, None]
     y = samples.y.astype(np.float32)[:, None]
     return replace(samples, y=y, y_test=test, class_names=("value",))
 
 
-def split(y: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
+def split_rows(y: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Training and test rows: a stratified fifth is held out, the same for everybody."""
     if len(y) < 2:
         raise InputError(f"data set '{name}' has {len(y)} sample; it takes 2 to hold out a test")
-    order = stratified(y, "hold-out")
-    held = max(1, round(TEST_SHARE * len(y)))
-    return np.sort(order[held:]), np.sort(order[:held])
+    order = stratified_order(y, "hold-out")
+    test_count = max(1, round(TEST_SHARE * len(y)))
+    return np.sort(order[test_count:]), np.sort(order[:test_count])
 
 
-def thin(rows: np.ndarray, y: np.ndarray, keep: int | None, field: str) -> np.ndarray:
+def thin_rows(rows: np.ndarray, y: np.ndarray, keep: int | None, field: str) -> np.ndarray:
     """The first `keep` rows of one fixed stratified order, so a larger number adds to a smaller."""
     if keep is None:
         return rows
     if keep > len(rows):
         raise InputError(f"{field}={keep} asks for more than the {len(rows)} samples there are")
-    return rows[np.sort(stratified(y[rows], "thin")[:keep])]
+    return rows[np.sort(stratified_order(y[rows], "thin")[:keep])]
 
 
-def stratified(y: np.ndarray, purpose: str) -> np.ndarray:
+def stratified_order(y: np.ndarray, purpose: str) -> np.ndarray:
     """A fixed random order of the samples; every beginning of it has the classes in proportion."""
     draw = generator(0, purpose).random(len(y))
     if y.dtype.kind == "f":  # numbers have no classes
@@ -171,27 +191,3 @@ def _called(user: object) -> str:
 def _take(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     # Rows are sorted and unique: as many as there are samples means all of them, no copy.
     return values if len(rows) == len(values) else values[rows]
-
-
-# A part of the training data held out to choose options on, so that the test data stay unseen.
-
-SHARE = 0.2
-
-
-def hold_out(data: DataSet) -> DataSet:
-    """The same data with a fifth of the training samples of each class in the place of the test."""
-    rng = generator(0, "validation")
-    held = np.zeros(len(data.y), dtype=bool)
-    strata = data.y if data.y.dtype.kind != "f" else np.zeros(len(data.y), np.int64)
-    for label in np.unique(strata):
-        members = np.flatnonzero(strata == label)
-        held[rng.permutation(members)[: round(SHARE * len(members))]] = True
-    users = None if data.users is None else data.users[~held]
-    return replace(
-        data,
-        x=data.x[~held],
-        y=data.y[~held],
-        x_test=data.x[held],
-        y_test=data.y[held],
-        users=users,
-    )

@@ -45,7 +45,7 @@ class SamplePicker:
 class View:
     """One client's samples inside the resident tensors."""
 
-    x: Any  # Rows, or a tuple or dict of them
+    x: Any  # a SamplePicker, or a tuple or dict of them
     y: Any
     index: Tensor
 
@@ -65,7 +65,7 @@ def _picked(rows: Any, index: Tensor) -> Any:
 Pick = Callable[[Tensor], Tensor]
 
 
-def whole(client: Any) -> tuple[Any, Any]:
+def backing_samples(client: Any) -> tuple[Any, Any]:
     """All that a client's samples are picked from: everybody's, or its own."""
     if (
         isinstance(client, View)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedrift.config.models import VALUE_LOSSES as VALUES
-from fedrift.config.models import choose, fits
+from fedrift.config.models import choose_model, fits
 from fedrift.config.spec import Spec
 from fedrift.data import datasets
 from fedrift.data.assignment import Partition
@@ -60,7 +60,7 @@ def prepare(spec: Spec, data: DataSet | None = None) -> Prepared:
         )
     shape = data.x.shape[1:]
     model = spec.model or ("cnn" if fits("cnn", shape) else "mlp")
-    choose(model, shape)
+    choose_model(model, shape)
     x = data.x
     if spec.shift is not None:
         x = x if x.dtype.kind == "f" else x.astype(np.float32)
@@ -78,5 +78,5 @@ def _generated(spec: Spec, data: DataSet, clients: int) -> Prepared:
             )
     spec.check_clients(clients)
     model = spec.model or "mlp"
-    choose(model, data.x.shape[1:])
+    choose_model(model, data.x.shape[1:])
     return Prepared(data, Partition("natural", (), spec.seed), data.x, model)

@@ -217,7 +217,7 @@ def task_from_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) 
     """The task a spec describes, on data that are loaded and divided."""
     data, kind, held = ready.data, DTYPES[spec.dtype], tensors or Tensors()
     scheme = spec.partition if spec.alpha is None else f"{spec.partition}, alpha {spec.alpha:g}"
-    floats = model_names.choose(ready.model).attribute is None
+    floats = model_names.choose_model(ready.model).attribute is None
     x, y, lazy = held.of(ready.x, kind, floats), held.of(data.y, kind), data.generated
     whole = Split(x, y, ready.partition.parts, scheme)
     if lazy is not None:
@@ -227,7 +227,7 @@ def task_from_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) 
         models.factory(ready.model, ready.x.shape[1:], data.classes, was),
         whole,
         (held.of(data.x_test, kind, floats), held.of(data.y_test, kind)),
-        losses.of(spec.loss),
+        losses.loss_by_name(spec.loss),
         black=tuple(-m / s for m, s in zip(data.mean, data.std, strict=True)),
         notes=validate.gaps(data.y, data.classes),
     )

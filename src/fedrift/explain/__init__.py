@@ -19,9 +19,9 @@ from pathlib import Path
 from fedrift.config import catalogue
 from fedrift.errors import InputError, unknown
 from fedrift.explain import captions
-from fedrift.explain.captions import Told
+from fedrift.explain.captions import Texts
 from fedrift.explain.frames import verdict
-from fedrift.explain.story import Story, Task, tell
+from fedrift.explain.story import Story, Task, make_story
 from fedrift.explain.terrain import TERRAINS
 from fedrift.grammar import Named, parse
 from fedrift.report.workings import Working
@@ -61,53 +61,53 @@ def explain(
     the algorithm's effect can be seen.
     """
     file = _checked(Path(f"explain-{_stem(algorithm)}.html") if path is None else Path(path))
-    given, task, told = settle(algorithm, steps, rounds, lr, terrain, turns)
-    story = tell(task)
-    write(story, told, notes(given, task), command(given, task, file), file)
-    return Explained(file, told.title, verdict(story, told))
+    given, task, texts = choose_settings(algorithm, steps, rounds, lr, terrain, turns)
+    story = make_story(task)
+    write_file(story, texts, notes(given, task), command(given, task, file), file)
+    return Explained(file, texts.title, verdict(story, texts))
 
 
 def workings(algorithms: Sequence[str]) -> list[Working]:
     """For a report: those of these algorithms that are the package's own and take local steps."""
-    found: list[Working] = []
+    explained: list[Working] = []
     for algorithm in algorithms:
         if not _is_known(parse(algorithm, "algorithm")):  # a folder's code is not run for a picture
             continue
         try:
-            _, task, told = settle(algorithm, None, ROUNDS, None, None, None)
-            story = tell(task)
+            _, task, texts = choose_settings(algorithm, None, ROUNDS, None, None, None)
+            story = make_story(task)
         except InputError:
             continue
-        said = (told.idea, verdict(story, told))
-        found.append(Working(told.title, said, _drawn(story, told, "png", REPORT_DPI)))
-    return found
+        sentences = (texts.idea, verdict(story, texts))
+        explained.append(Working(texts.title, sentences, _drawn(story, texts, "png", REPORT_DPI)))
+    return explained
 
 
 def _is_known(given: Named | None) -> bool:
     return given is None or (given.name in catalogue.names() and _is_known(given.inner))
 
 
-def settle(
+def choose_settings(
     algorithm: str,
     steps: int | tuple[int, ...] | None,
     rounds: int,
     lr: float | None,
     terrain: str | None,
     turns: bool | None,
-) -> tuple[Named, Task, Told]:
+) -> tuple[Named, Task, Texts]:
     """What was asked for, what is run, and what is said about it."""
     given = parse(algorithm, "algorithm")
-    text, told = algorithm, _own(given)
+    text, texts = algorithm, _own(given)
     if given.name in catalogue.names():
         _refuse(given)
         used = captions.visible(given)
         catalogue.check(used)
-        text, told = str(captions.trained(used)), captions.told(used)
-    name = terrain or told.terrain or "bowls"
+        text, texts = str(captions.trained(used)), captions.texts_of(used)
+    name = terrain or texts.terrain or "bowls"
     if name not in TERRAINS:
         raise unknown("terrain", name, TERRAINS)
     place = TERRAINS[name]
-    many = told.steps or (place.steps,) if steps is None else steps
+    many = texts.steps or (place.steps,) if steps is None else steps
     many = (many,) if isinstance(many, int) else many
     if len(many) > 2 or any(k < 1 for k in many):
         raise InputError(f"steps={many} must be one whole number of at least 1, or two: 3,9")
@@ -115,9 +115,9 @@ def settle(
         raise InputError(f"rounds={rounds} must be at least 1")
     if lr is not None and not 0 < lr < math.inf:
         raise InputError(f"lr={lr} must be a number above 0")
-    rate = lr if lr is not None else (told.lr if terrain is None and told.lr else place.lr)
-    by_turns = bool(told.turns) if turns is None else turns
-    return given, Task(text, place, many, rate, rounds, by_turns), told
+    rate = lr if lr is not None else (texts.lr if terrain is None and texts.lr else place.lr)
+    by_turns = bool(texts.turns) if turns is None else turns
+    return given, Task(text, place, many, rate, rounds, by_turns), texts
 
 
 def _refuse(given: Named) -> None:
@@ -129,10 +129,10 @@ def _refuse(given: Named) -> None:
         inner = inner.inner
 
 
-def _own(given: Named) -> Told:
+def _own(given: Named) -> Texts:
     name = given.value or given.name
     idea = f"{name}: an algorithm of your own, recorded while it runs."
-    return Told(title=name, idea=idea, look="The arrows are what it did in every step.")
+    return Texts(title=name, idea=idea, look="The arrows are what it did in every step.")
 
 
 def _stem(algorithm: str) -> str:
@@ -148,24 +148,24 @@ def _checked(file: Path) -> Path:
     return file
 
 
-def write(story: Story, told: Told, about: list[str], again: str, file: Path) -> None:
+def write_file(story: Story, texts: Texts, about: list[str], again: str, file: Path) -> None:
     """The page, or the picture."""
     from fedrift.report import replace_file
 
     ending = file.suffix.lower()
     if ending in PICTURES:
-        replace_file(file, _drawn(story, told, ending[1:], DPI))
+        replace_file(file, _drawn(story, texts, ending[1:], DPI))
         return
     from fedrift.explain.page import document
 
-    replace_file(file, document(story, told, about, again))
+    replace_file(file, document(story, texts, about, again))
 
 
-def _drawn(story: Story, told: Told, ending: str, dpi: int) -> bytes:
+def _drawn(story: Story, texts: Texts, ending: str, dpi: int) -> bytes:
     from fedrift.explain.picture import draw
 
     content = io.BytesIO()
-    draw(story, told).savefig(content, format=ending, dpi=dpi)
+    draw(story, texts).savefig(content, format=ending, dpi=dpi)
     return content.getvalue()
 
 
@@ -178,8 +178,8 @@ def notes(given: Named, task: Task) -> list[str]:
         f"{task.rounds} rounds of {steps} local steps with rate {task.lr:g}; {who}; gradients "
         "are exact.",
     ]
-    if given.name in captions.table():
-        changed = captions.changed(given, captions.visible(given))
+    if given.name in captions.read_texts():
+        changed = captions.changed_options(given, captions.visible(given))
         if changed:
             lines.append(f"Chosen so that the effect can be seen: {', '.join(changed)}.")
     return lines

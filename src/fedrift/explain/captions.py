@@ -33,7 +33,7 @@ RULES = {"sam": "‖e‖ = ρ", "asam": "‖e/T‖ = ρ,  T = |w| + ηₐ"}
 
 
 @dataclass(frozen=True)
-class Told:
+class Texts:
     """The texts of one algorithm; in a rule, {g|…}, {c|…}, {d|…} and {s|…} are coloured."""
 
     title: str
@@ -67,24 +67,24 @@ class Told:
 
 
 @cache
-def table() -> dict[str, Told]:
+def read_texts() -> dict[str, Texts]:
     """Every text, by the algorithm's name."""
     with FILE.open("rb") as file:
-        return {name: _told(entry) for name, entry in tomllib.load(file).items()}
+        return {name: _texts(entry) for name, entry in tomllib.load(file).items()}
 
 
-def _told(entry: dict[str, Any]) -> Told:
+def _texts(entry: dict[str, Any]) -> Texts:
     terms = {piece: (symbol, words) for piece, (symbol, words) in entry.pop("terms", {}).items()}
     steps = entry.pop("steps", None)
-    return Told(**entry, terms=terms, steps=None if steps is None else tuple(steps))
+    return Texts(**entry, terms=terms, steps=None if steps is None else tuple(steps))
 
 
-def told(named: Named) -> Told:
+def texts_of(named: Named) -> Texts:
     """The texts of an algorithm, composed with those of what it wraps."""
-    own = table()[named.name]
+    own = read_texts()[named.name]
     if named.inner is None:
         return own
-    inner = told(named.inner)
+    inner = texts_of(named.inner)
     step = _uphill(inner.step, RULES[named.name]) if named.name in RULES else inner.step
     server = own.server if named.name == "serveradam" else inner.server
     return replace(
@@ -108,7 +108,7 @@ def _uphill(step: str, about: str) -> str:
 
 def visible(named: Named) -> Named:
     """The algorithm with the options that make it visible, where the reader gave none."""
-    own = table()[named.name]
+    own = read_texts()[named.name]
     options = {**dict(pair.split("=") for pair in filter(None, own.shown.split(",")))}
     inner = named.inner
     if inner is None and own.wraps is not None:
@@ -129,7 +129,7 @@ def trained(named: Named) -> Named:
     return inner if named.name == "fed3rft" else replace(named, inner=inner)
 
 
-def changed(given: Named, used: Named) -> list[str]:
+def changed_options(given: Named, used: Named) -> list[str]:
     """`mu=1 (default 0.01)` for every option that was chosen for the sake of the picture."""
     entry = catalogue.entry(used.name)
     usual = {option.name: str(option) for option in entry.options}
@@ -140,7 +140,7 @@ def changed(given: Named, used: Named) -> list[str]:
     ]
     if used.inner is None:
         return own
-    return own + changed(given.inner or Named(used.inner.name), used.inner)
+    return own + changed_options(given.inner or Named(used.inner.name), used.inner)
 
 
 def plain(rule: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fedrift.explain.captions import Told
+from fedrift.explain.captions import Texts
 from fedrift.explain.recording import Visit
 from fedrift.explain.story import LONG, Path, Story, Turn
 from fedrift.explain.terrain import Point
@@ -32,50 +32,50 @@ class Frame:
     """Which of the two rules is at work."""
 
 
-def frames(story: Story, told: Told) -> list[Frame]:
+def frames(story: Story, texts: Texts) -> list[Frame]:
     """Every moment of every round, then where it all ends."""
-    found: list[Frame] = []
+    moments: list[Frame] = []
     for place, turn in enumerate(story.turns):
-        found += _round(story, told, place, turn)
+        moments += _round_frames(story, texts, place, turn)
     last = len(story.turns) - 1
-    found.append(Frame(last, "end", 0, "Where it ends", verdict(story, told), ""))
-    return found
+    moments.append(Frame(last, "end", 0, "Where it ends", verdict(story, texts), ""))
+    return moments
 
 
-def pieces(story: Story, told: Told) -> list[str]:
+def pieces(story: Story, texts: Texts) -> list[str]:
     """The corrections that occur, in the order of the rule: the first has the first colour."""
-    found: dict[str, None] = {}
+    seen: dict[str, None] = {}
     for turn in story.turns:
         for visit in turn.visits:
             for stride in visit.strides:
-                found |= {push.piece: None for push in stride.pushes if any(push.vector)}
-    return sorted(found, key=lambda piece: list((*told.terms, *found)).index(piece))
+                seen |= {push.piece: None for push in stride.pushes if any(push.vector)}
+    return sorted(seen, key=lambda piece: list((*texts.terms, *seen)).index(piece))
 
 
-def _round(story: Story, told: Told, place: int, turn: Turn) -> Iterator[Frame]:
+def _round_frames(story: Story, texts: Texts, place: int, turn: Turn) -> Iterator[Frame]:
     head = f"Round {turn.number}"
-    yield Frame(place, "send", 0, head, _sent(told, turn), "")
+    yield Frame(place, "send", 0, head, _sent(texts, turn), "")
     longest = max((len(visit.strides) for visit in turn.visits), default=0)
     gathered = any(visit.looks and visit.looks[0].at == turn.sent for visit in turn.visits)
-    if gathered and (told.gathers or not longest):
-        words = told.gathers or "Every client sends the gradient of its own loss at wᵗ."
+    if gathered and (texts.gathers or not longest):
+        words = texts.gathers or "Every client sends the gradient of its own loss at wᵗ."
         yield Frame(place, "gather", 0, f"{head}, gradients", words, "" if longest else "step")
     for k in range(longest):
         heading = f"{head}, local step {k + 1} of {longest}"
-        yield Frame(place, "step", k + 1, heading, _stepped(told, turn, k), "step")
+        yield Frame(place, "step", k + 1, heading, _stepped(texts, turn, k), "step")
     if longest:
         yield Frame(place, "average", 0, f"{head}, average", _averaged(turn), "server")
     if math.dist(turn.mean, turn.end) > TINY or not longest:
-        words = told.moves or "The server's step is not the plain mean of the clients."
+        words = texts.moves or "The server's step is not the plain mean of the clients."
         if not longest:
             words = "The server makes one step along the mean of the gradients."
         yield Frame(place, "server", 0, f"{head}, server", words, "server")
 
 
-def _sent(told: Told, turn: Turn) -> str:
+def _sent(texts: Texts, turn: Turn) -> str:
     who = _who(turn)
-    more = f", {told.sends}" if told.sends.startswith("with ") else f" {told.sends}"
-    what = f"its model wᵗ{more if told.sends else ''}"
+    more = f", {texts.sends}" if texts.sends.startswith("with ") else f" {texts.sends}"
+    what = f"its model wᵗ{more if texts.sends else ''}"
     return f"The server sends {what} to {who}."
 
 
@@ -85,7 +85,7 @@ def _who(turn: Turn) -> str:
     return "both clients"
 
 
-def _stepped(told: Told, turn: Turn, k: int) -> str:
+def _stepped(texts: Texts, turn: Turn, k: int) -> str:
     """What the gradient does, then what each correction adds in this step."""
     strides = [visit.strides[k] for visit in turn.visits if k < len(visit.strides)]
     looks_uphill = any(s.looks and s.looks[-1].at != s.start for s in strides)
@@ -98,13 +98,13 @@ def _stepped(told: Told, turn: Turn, k: int) -> str:
         sentences = [f"{who} down along the gradient found at the end of the dotted line."]
     else:
         sentences = [f"{who} down {'its' if one else 'its own'} loss."]
-    if looks_uphill and strides[0].rule in told.terms:
-        sentences.append(told.term(strides[0].rule)[1])
+    if looks_uphill and strides[0].rule in texts.terms:
+        sentences.append(texts.term(strides[0].rule)[1])
     pieces = [push.piece for stride in strides for push in stride.pushes if any(push.vector)]
     for piece in dict.fromkeys(pieces):
-        sentences.append(told.term(piece)[1])
-    if not pieces and told.first and k == 0:
-        sentences.append(told.first)
+        sentences.append(texts.term(piece)[1])
+    if not pieces and texts.first and k == 0:
+        sentences.append(texts.first)
     return " ".join(filter(None, sentences))
 
 
@@ -121,9 +121,9 @@ def gap(story: Story, path: Path | None) -> float | None:
     return math.dist(path.limit, story.lowest)
 
 
-def verdict(story: Story, told: Told) -> str:
+def verdict(story: Story, texts: Texts) -> str:
     """Where the algorithm ends, and where FedAvg does."""
-    return f"{_ends(story, told.title, story.path)} {_beside(story)}".strip()
+    return f"{_ends(story, texts.title, story.path)} {_beside(story)}".strip()
 
 
 def _ends(story: Story, name: str, path: Path) -> str:

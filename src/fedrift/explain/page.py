@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrift.explain.captions import Told
+from fedrift.explain.captions import Texts
 from fedrift.explain.frames import Frame, climb, frames, pieces, state
 from fedrift.explain.recording import Visit
 from fedrift.explain.story import Path, Story, Turn
 from fedrift.explain.terrain import Point, grid
 from fedrift.report.html import SHELL, STYLE, page
-from fedrift.report.markup import chart, copied, escape, folded, items, section
+from fedrift.report.markup import bullet_list, chart, copyable, escape, folded, section
 
 HERE = File(__file__).parent
 CLASSES = {"g": "gradient", "c": "first", "d": "second", "s": "extra"}
@@ -32,12 +32,12 @@ READ = (
 )
 
 
-def document(story: Story, told: Told, about: Sequence[str], command: str) -> str:
+def document(story: Story, texts: Texts, about: Sequence[str], command: str) -> str:
     """The whole file."""
-    title = f"{told.title}, step by step"
+    title = f"{texts.title}, step by step"
     scripts = (*SHELL, HERE / "stage.js", HERE / "explain.js")
     styles = (STYLE, HERE / "explain.css")
-    return page(title, _body(story, told, about, command), payload(story, told), scripts, styles)
+    return page(title, _body(story, texts, about, command), payload(story, texts), scripts, styles)
 
 
 def coloured(rule: str) -> str:
@@ -49,16 +49,16 @@ def coloured(rule: str) -> str:
     return "".join(out)
 
 
-def _body(story: Story, told: Told, about: Sequence[str], command: str) -> str:
-    ends = frames(story, told)[-1].words
+def _body(story: Story, texts: Texts, about: Sequence[str], command: str) -> str:
+    ends = frames(story, texts)[-1].words
     header = (
         '<header><nav aria-label="Sections"><a href="#stage">Step by step</a>'
         '<a href="#progress">Round by round</a><a href="#settings">Settings</a></nav>'
         '<button type="button" class="plain" id="theme">Dark</button></header>'
     )
     rules = (
-        f'<div class="rules"><p id="rule-step"><span>client</span>{coloured(told.step)}</p>'
-        f'<p id="rule-server"><span>server</span>{coloured(told.server)}</p></div>'
+        f'<div class="rules"><p id="rule-step"><span>client</span>{coloured(texts.step)}</p>'
+        f'<p id="rule-server"><span>server</span>{coloured(texts.server)}</p></div>'
     )
     stage = (
         f'<section id="stage" aria-label="Step by step"><div class="stage"><figure>'
@@ -66,7 +66,7 @@ def _body(story: Story, told: Told, about: Sequence[str], command: str) -> str:
         f"{_controls()}</figure><aside>"
         '<h2 id="heading" aria-live="polite"></h2><p id="words"></p>'
         f'{rules}<div id="legend" class="legend"></div><table id="state" hidden></table>'
-        f'<p class="look">{escape(told.look)} <b>{escape(ends)}</b></p>'
+        f'<p class="look">{escape(texts.look)} <b>{escape(ends)}</b></p>'
         "</aside></div></section>"
     )
     progress = section(
@@ -78,14 +78,14 @@ def _body(story: Story, told: Told, about: Sequence[str], command: str) -> str:
     settings = section(
         "settings",
         "How to read it, and how to make it again",
-        items(READ),
-        items(about),
-        copied("command", command),
-        folded("The state after every round", _states(story, told)) if told.state else "",
+        bullet_list(READ),
+        bullet_list(about),
+        copyable("command", command),
+        folded("The state after every round", _states(story, texts)) if texts.state else "",
     )
     return (
-        f"{header}<main><h1>{escape(told.title)}, step by step</h1>"
-        f'<p class="idea">{escape(told.idea)}</p>{stage}{progress}{settings}</main>'
+        f"{header}<main><h1>{escape(texts.title)}, step by step</h1>"
+        f'<p class="idea">{escape(texts.idea)}</p>{stage}{progress}{settings}</main>'
     )
 
 
@@ -111,21 +111,21 @@ BUTTONS = (
 
 
 def _controls() -> str:
-    made = "".join(
+    buttons = "".join(
         f'<button type="button" class="plain" data-go="{key}" aria-label="{words}" '
         f'title="{words}">{mark}</button>'
         for key, mark, words in BUTTONS
     )
     return (
-        f'<div class="controls" role="group" aria-label="Steps">{made}</div>'
+        f'<div class="controls" role="group" aria-label="Steps">{buttons}</div>'
         '<input type="range" id="slider" min="0" value="0" step="1" aria-label="Moment">'
     )
 
 
-def _states(story: Story, told: Told) -> str:
+def _states(story: Story, texts: Texts) -> str:
     rows: list[str] = []
     for turn in story.turns:
-        cells = "; ".join(f"{name} = {_numbers(x)}" for name, x in state(turn, told.state))
+        cells = "; ".join(f"{name} = {_numbers(x)}" for name, x in state(turn, texts.state))
         rows.append(f"<li>round {turn.number}: {escape(cells)}</li>")
     return f"<ul>{''.join(rows)}</ul>"
 
@@ -135,7 +135,7 @@ def _numbers(values: Sequence[float]) -> str:
     return spelled if len(values) == 1 else f"({spelled})"
 
 
-def payload(story: Story, told: Told) -> dict[str, Any]:
+def payload(story: Story, texts: Texts) -> dict[str, Any]:
     """Everything the page draws, in numbers."""
     low, high = story.box()
     x, y = story.task.terrain.axes(low, high)
@@ -150,17 +150,19 @@ def payload(story: Story, told: Told) -> dict[str, Any]:
             "two": _heights(two),
             "both": _heights((one + two) / 2),
         },
-        "title": told.title,
+        "title": texts.title,
         "lowest": story.lowest,
         "bottoms": story.bottoms,
         "places": [[name, *at] for name, at in story.task.terrain.places.items()],
         "path": _path(story, story.path),
         "other": None if story.other is None else _path(story, story.other),
-        "terms": [{"piece": piece, "symbol": told.term(piece)[0]} for piece in pieces(story, told)],
-        "extra": told.extra or "server's own step",
-        "replaces": told.replaces,
-        "turns": [_turn(turn, told) for turn in story.turns],
-        "frames": [_frame(frame) for frame in frames(story, told)],
+        "terms": [
+            {"piece": piece, "symbol": texts.term(piece)[0]} for piece in pieces(story, texts)
+        ],
+        "extra": texts.extra or "server's own step",
+        "replaces": texts.replaces,
+        "turns": [_turn(turn, texts) for turn in story.turns],
+        "frames": [_frame(frame) for frame in frames(story, texts)],
     }
 
 
@@ -178,7 +180,7 @@ def _path(story: Story, path: Path) -> dict[str, Any]:
     }
 
 
-def _turn(turn: Turn, told: Told) -> dict[str, Any]:
+def _turn(turn: Turn, texts: Texts) -> dict[str, Any]:
     return {
         "number": turn.number,
         "sent": _short(turn.sent),
@@ -186,7 +188,7 @@ def _turn(turn: Turn, told: Told) -> dict[str, Any]:
         "end": _short(turn.end),
         "shown": _short(turn.shown),
         "visits": [_visit(visit, turn) for visit in turn.visits],
-        "state": [[name, _numbers(x)] for name, x in state(turn, told.state)],
+        "state": [[name, _numbers(x)] for name, x in state(turn, texts.state)],
     }
 
 

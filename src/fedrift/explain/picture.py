@@ -7,7 +7,7 @@ import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from fedrift.explain.captions import Told, plain
+from fedrift.explain.captions import Texts, plain
 from fedrift.explain.frames import climb, pieces, verdict
 from fedrift.explain.story import Story, Turn
 from fedrift.explain.terrain import Point, grid
@@ -28,7 +28,7 @@ PIT = "narrow pit"
 CLOSE = 0.25  # of the map's width: what is farther from the shown round is cut off
 
 
-def draw(story: Story, told: Told) -> Figure:
+def draw(story: Story, texts: Texts) -> Figure:
     """Left one round with every local step taken apart, right all rounds and where they lead."""
     figure, (left, right) = new_figure(2, sharey=False)
     low, high = story.box()
@@ -36,26 +36,26 @@ def draw(story: Story, told: Told) -> Figure:
     figure.set_size_inches(WIDE, tall)
     rect = (0, BELOW / tall, 1, 1 - (BELOW + ABOVE) / tall)
     figure.set_layout_engine("constrained", rect=rect)
-    turn = telling(story)
+    turn = telling_turn(story)
     _map(left, story, *_lens(story, turn))
     _map(right, story, *story.box())
-    _round(left, story, told, turn)
-    _way(right, story)
+    _draw_round(left, story, texts, turn)
+    _draw_path(right, story)
     left.set_title(f"Round {turn.number}, step by step", fontsize=11)
     right.set_title(f"{len(story.turns)} rounds, and where they lead", fontsize=11)
-    _heading(figure, story, told)
-    _legend(figure, story, told, turn)
+    _heading(figure, story, texts)
+    _legend(figure, story, texts, turn)
     return figure
 
 
-def telling(story: Story) -> Turn:
+def telling_turn(story: Story) -> Turn:
     """The first round in which everything the algorithm adds is at work."""
     most = max(_variety(turn) for turn in story.turns)
-    found = [turn for turn in story.turns if _variety(turn) == most]
+    candidates = [turn for turn in story.turns if _variety(turn) == most]
     places = story.task.terrain.places
-    if PIT in places and not _meet(found[0]):  # where it is decided whether it falls in
-        return min(found, key=lambda turn: math.dist(turn.sent, places[PIT]))
-    return found[0]
+    if PIT in places and not _meet(candidates[0]):  # where it is decided whether it falls in
+        return min(candidates, key=lambda turn: math.dist(turn.sent, places[PIT]))
+    return candidates[0]
 
 
 def _variety(turn: Turn) -> int:
@@ -115,8 +115,8 @@ def _arrow(axis: Axes, start: Point, end: Point, colour: str, width: float = 1.6
     axis.annotate("", end, start, arrowprops=style, zorder=5, annotation_clip=True)
 
 
-def _round(axis: Axes, story: Story, told: Told, turn: Turn) -> None:
-    order = pieces(story, told)
+def _draw_round(axis: Axes, story: Story, texts: Texts, turn: Turn) -> None:
+    order = pieces(story, texts)
     for visit in turn.visits:
         colour, start = CLIENTS[visit.client], turn.sent
         for k, stride in enumerate(visit.strides):
@@ -136,7 +136,7 @@ def _round(axis: Axes, story: Story, told: Told, turn: Turn) -> None:
     moved = math.dist(turn.mean, turn.end) > 1e-9
     _arrow(axis, turn.sent, turn.mean, GREY if moved else INK, 2.2)
     if moved:
-        _arrow(axis, turn.sent if told.replaces else turn.mean, turn.end, EXTRA, 2.2)
+        _arrow(axis, turn.sent if texts.replaces else turn.mean, turn.end, EXTRA, 2.2)
     for place, name in ((turn.sent, "$w^t$"), (turn.end, "$w^{t+1}$")):
         axis.plot(*place, "o", markersize=7, color=INK, markeredgecolor="white", zorder=7)
         axis.annotate(name, place, (7, -13), textcoords="offset points", fontsize=12, zorder=8)
@@ -158,7 +158,7 @@ def _plus(a: Point, b: Point, scale: float = 1.0) -> Point:
     return a[0] + scale * b[0], a[1] + scale * b[1]
 
 
-def _way(axis: Axes, story: Story) -> None:
+def _draw_path(axis: Axes, story: Story) -> None:
     """All rounds: the server's models, FedAvg's, and where both come to rest."""
     for client, (bottom, colour) in enumerate(zip(story.bottoms, CLIENTS, strict=True), start=1):
         words: dict[str, Any] = {"color": colour, "ha": "center", "fontsize": SMALL}
@@ -185,14 +185,14 @@ def _way(axis: Axes, story: Story) -> None:
         )
 
 
-def _heading(figure: Figure, story: Story, told: Told) -> None:
+def _heading(figure: Figure, story: Story, texts: Texts) -> None:
     """Title, rules and verdict, above the panels."""
-    rules = typeset(f"client:  {plain(told.step)}\nserver:  {plain(told.server)}")
+    rules = typeset(f"client:  {plain(texts.step)}\nserver:  {plain(texts.server)}")
     tall = figure.get_figheight()
     title: dict[str, Any] = {"fontsize": 16, "fontweight": "bold", "color": INK}
-    figure.text(0.012, 1 - 0.08 / tall, told.title, va="top", **title)
+    figure.text(0.012, 1 - 0.08 / tall, texts.title, va="top", **title)
     figure.text(0.012, 1 - 0.42 / tall, rules, fontsize=10.5, va="top", color=INK, linespacing=1.4)
-    ends = "\n".join(textwrap.wrap(verdict(story, told), 64))
+    ends = "\n".join(textwrap.wrap(verdict(story, texts), 64))
     figure.text(0.99, 1 - 0.1 / tall, ends, fontsize=10, va="top", ha="right", color="#59636e")
 
 
@@ -206,20 +206,20 @@ def typeset(rule: str) -> str:
     return re.sub(r"(?<=[a-zρ])_([a-z])\b", r"$_{\1}$", rule)
 
 
-def _legend(figure: Figure, story: Story, told: Told, turn: Turn) -> None:
+def _legend(figure: Figure, story: Story, texts: Texts, turn: Turn) -> None:
     from matplotlib.lines import Line2D
 
     def key(colour: str, label: str, **style: Any) -> Line2D:
         return Line2D([], [], color=colour, label=label, **style)
 
     keys = [key(c, f"client {i}") for i, c in enumerate(CLIENTS, start=1)]
-    for i, piece in enumerate(pieces(story, told)):
-        keys.append(key(TERMS[min(i, 1)], typeset(told.term(piece)[0]), linewidth=2.4))
+    for i, piece in enumerate(pieces(story, texts)):
+        keys.append(key(TERMS[min(i, 1)], typeset(texts.term(piece)[0]), linewidth=2.4))
     if any(climb(v, k) is not None for v in turn.visits for k in range(len(v.strides))):
         open_ = {"linestyle": ":", "marker": "D", "markersize": 4, "markerfacecolor": "white"}
         keys.append(key("#59636e", "where the gradient is taken", **open_))
     if any(math.dist(turn.mean, turn.end) > 1e-9 for turn in story.turns):
-        keys.append(key(EXTRA, told.extra or "server's own step", linewidth=2.4))
+        keys.append(key(EXTRA, texts.extra or "server's own step", linewidth=2.4))
     if sum(bool(visit.strides) for visit in turn.visits) > 1:
         keys.append(key(GREY, "between the local models", linestyle="--", linewidth=1))
     keys.append(key(INK, "server", marker="o", markersize=4))

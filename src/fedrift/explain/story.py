@@ -114,11 +114,11 @@ class Story:
         return (left, down), (right, up)
 
 
-def tell(task: Task) -> Story:
+def make_story(task: Task) -> Story:
     """Runs the algorithm, watched; then, unwatched, for long; then FedAvg beside it."""
     with one_thread():
         subject = subject_of(task.text)
-        turns = watched(task, subject)
+        turns = record_turns(task, subject)
         if not turns:
             raise InputError(
                 f"lr={task.lr:g} is too large: the first round leaves the map; lower it"
@@ -133,7 +133,7 @@ def tell(task: Task) -> Story:
         return Story(task, subject, turns, path, other, terrain.lowest(), bottoms)
 
 
-def watched(task: Task, subject: Subject) -> tuple[Turn, ...]:
+def record_turns(task: Task, subject: Subject) -> tuple[Turn, ...]:
     """The rounds as they happened."""
     visits: list[Visit] = []
     inside = Inside(subject, task.trial(), site=watching(visits))
@@ -163,14 +163,14 @@ def on_map(w: Tensor) -> bool:
 
 def _merged(visits: Sequence[Visit]) -> tuple[Visit, ...]:
     """One visit for each client, though there may have been several exchanges."""
-    found: dict[int, Visit] = {}
+    by_client: dict[int, Visit] = {}
     for visit in visits:
-        kept = found.setdefault(visit.client, Visit(visit.client, visit.round))
+        kept = by_client.setdefault(visit.client, Visit(visit.client, visit.round))
         kept.begin = visit.begin or kept.begin
         kept.end = visit.end or kept.end
         kept.strides += visit.strides
         kept.looks += visit.looks
-    return tuple(found[client] for client in sorted(found))
+    return tuple(by_client[client] for client in sorted(by_client))
 
 
 def _middle(points: Sequence[Point]) -> Point:
@@ -180,16 +180,16 @@ def _middle(points: Sequence[Point]) -> Point:
 def _server(state: Any, shown: Tensor) -> Point:
     """The model the server goes on with, which a wrapper may hide behind an average."""
     leaves = pack(state)
-    found = [path for path in leaves if SERVER_MODEL.fullmatch(path)]
-    return point(leaves[max(found, key=len)] if found else shown)
+    paths = [path for path in leaves if SERVER_MODEL.fullmatch(path)]
+    return point(leaves[max(paths, key=len)] if paths else shown)
 
 
 def _state(inside: Inside, server: Any) -> dict[str, list[float]]:
-    found = _numbers("server", pack(server))
+    numbers = _numbers("server", pack(server))
     for client in range(len(inside.split)):
         for path in inside.store.tables:
-            found |= _numbers(f"client {client + 1}", pack(inside.client(client, path)))
-    return found
+            numbers |= _numbers(f"client {client + 1}", pack(inside.client(client, path)))
+    return numbers
 
 
 def _numbers(whose: str, leaves: dict[str, Any]) -> dict[str, list[float]]:

@@ -103,8 +103,8 @@ class Terrain:
 
     def losses(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Both clients' losses at points (…, 2)."""
-        found = [heights(shape[0], points.double(), bottom[0]) for shape, bottom in self.data()]
-        return found[0], found[1]
+        losses = [heights(shape[0], points.double(), bottom[0]) for shape, bottom in self.data()]
+        return losses[0], losses[1]
 
     def axes(self, low: Point, high: Point) -> tuple[Tensor, Tensor]:
         """Coordinates of a map of a part of the plane."""
@@ -124,13 +124,13 @@ class Terrain:
         x, y = self.axes(self.low, self.high)
         best = total(grid(x, y)).argmin()
         start = [float(x[best % len(x)]), float(y[best // len(x)])]
-        found = minimize(
+        lowest = minimize(
             lambda at: float(total(torch.tensor(at, dtype=torch.float64))),
             start,
             method="Nelder-Mead",
             options={"xatol": 1e-9, "fatol": 1e-13},
         ).x
-        return float(found[0]), float(found[1])
+        return float(lowest[0]), float(lowest[1])
 
 
 BOWLS = Terrain(

@@ -15,12 +15,12 @@ from fedrift.engine import execute
 from fedrift.errors import InputError
 from fedrift.federation.config import FILE, FederationConfig
 from fedrift.federation.events import EventLog
-from fedrift.federation.flower import FlowerPost, from_records, to_records
+from fedrift.federation.flower import FlowerTransport, from_records, to_records
 from fedrift.federation.node import Node
 from fedrift.federation.protocol import Envelope
 from fedrift.federation.remote import Remote
-from fedrift.federation.server import DEADLINE, Around, serve
-from fedrift.federation.task import node_of
+from fedrift.federation.server import DEADLINE, WrapBackend, serve
+from fedrift.federation.task import make_node
 
 try:
     from flwr.app import Context, Message  # pyright: ignore[reportMissingImports]
@@ -38,8 +38,8 @@ log = logging.getLogger("flwr").getChild("fedrift")
 
 def state_folder(node: Mapping[str, Any]) -> Path:
     """Where a node keeps client states: `state-dir` of the node, FEDRIFT_STATE, or its home."""
-    said = node.get("state-dir") or os.environ.get("FEDRIFT_STATE")
-    return Path(str(said)) if said else Path.home() / ".fedrift" / "state"
+    folder = node.get("state-dir") or os.environ.get("FEDRIFT_STATE")
+    return Path(str(folder)) if folder else Path.home() / ".fedrift" / "state"
 
 
 def client_app(folder: str | Path, load: Load) -> ClientApp:
@@ -47,13 +47,13 @@ def client_app(folder: str | Path, load: Load) -> ClientApp:
     app, home = ClientApp(), Path(folder)
 
     def node_here(context: Context) -> Node:
-        charter = FederationConfig.read(home / FILE).with_changes(dict(context.run_config))
+        config = FederationConfig.read(home / FILE).with_changes(dict(context.run_config))
         node: dict[str, Any] = dict(context.node_config)
         client = node.get("partition-id")
         if not isinstance(client, int):
             raise InputError("partition-id is missing; give it with --node-config")
-        x, y = load(charter, node)
-        return node_of(charter, client, x, y, state_folder(node))
+        x, y = load(config, node)
+        return make_node(config, client, x, y, state_folder(node))
 
     def answer(
         message: Message, context: Context, kind: Callable[[Any, Envelope], Envelope]
@@ -87,36 +87,36 @@ def server_app(folder: str | Path, test: LoadTest) -> ServerApp:
     app, home = ServerApp(), Path(folder)
 
     def main(grid: Any, context: Context) -> None:
-        config: dict[str, Any] = dict(context.run_config)
-        charter = FederationConfig.read(home / FILE).with_changes(config)
-        out = Path(str(config["out"])) if config.get("out") else None
-        teller = EventLog(charter, out, log.info)
+        run_config: dict[str, Any] = dict(context.run_config)
+        config = FederationConfig.read(home / FILE).with_changes(run_config)
+        out = Path(str(run_config["out"])) if run_config.get("out") else None
+        event_log = EventLog(config, out, log.info)
         try:
             serve(
-                charter,
-                FlowerPost(grid),
-                test=test(charter, config),
+                config,
+                FlowerTransport(grid),
+                test=test(config, run_config),
                 out=None if out is None else out / "run",
-                least=int(config.get("min-nodes") or 0) or None,
-                deadline=float(config.get("deadline") or DEADLINE),
-                callbacks=[teller],
-                note=teller.note,
-                around=_masks(grid) if config.get("secagg") else None,
+                least=int(run_config.get("min-nodes") or 0) or None,
+                deadline=float(run_config.get("deadline") or DEADLINE),
+                callbacks=[event_log],
+                note=event_log.note,
+                around=_masks(grid) if run_config.get("secagg") else None,
             )
         except Exception as error:
-            teller.failed(error)
+            event_log.failed(error)
             raise
 
     app.main()(main)
     return app
 
 
-def _masks(grid: Any) -> Around:
+def _masks(grid: Any) -> WrapBackend:
     """Secure aggregation around the exchanges; refuses what cannot be masked."""
     from fedrift.federation import secagg
 
     def around(remote: Remote, phases: Mapping[str, Signature]) -> Backend:
         secagg.check(remote, phases)
-        return secagg.Masked(remote, grid)
+        return secagg.MaskedBackend(remote, grid)
 
     return around

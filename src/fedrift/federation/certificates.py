@@ -25,7 +25,7 @@ class Certificates:
     """Name of a node → its private key; the public one lies beside it, ending in .pub."""
 
 
-def make_papers(folder: Path, names: Sequence[str], hosts: Sequence[str]) -> Certificates:
+def make_certificates(folder: Path, names: Sequence[str], hosts: Sequence[str]) -> Certificates:
     """New ones in a folder that is not there yet."""
     try:
         from cryptography.hazmat.primitives import serialization  # pyright: ignore[reportMissingImports]
@@ -42,22 +42,22 @@ def make_papers(folder: Path, names: Sequence[str], hosts: Sequence[str]) -> Cer
     pem, no_password = serialization.Encoding.PEM, serialization.NoEncryption()
     pkcs8 = serialization.PrivateFormat.PKCS8
     openssh = serialization.PrivateFormat.OpenSSH
-    papers = Certificates(
+    certificates = Certificates(
         folder / "authority.crt", folder / "server.crt", folder / "server.key", dict[str, Path]()
     )
-    papers.authority.write_bytes(authority.public_bytes(pem))
-    papers.certificate.write_bytes(certificate.public_bytes(pem))
-    _private(papers.key, key.private_bytes(pem, pkcs8, no_password))
+    certificates.authority.write_bytes(authority.public_bytes(pem))
+    certificates.certificate.write_bytes(certificate.public_bytes(pem))
+    _private(certificates.key, key.private_bytes(pem, pkcs8, no_password))
     _private(folder / "authority.key", authority_key.private_bytes(pem, pkcs8, no_password))
     for name in names:
         own = _key()
-        path = papers.nodes[name] = folder / name
+        path = certificates.nodes[name] = folder / name
         _private(path, own.private_bytes(pem, openssh, no_password))
         public = own.public_key().public_bytes(
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
         )
         path.with_suffix(".pub").write_bytes(public + b"\n")
-    return papers
+    return certificates
 
 
 def _private(path: Path, content: bytes) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedrift.config.own_code import foreign
+from fedrift.config.own_code import foreign_code
 from fedrift.config.spec import FIELDS, Spec, read_toml
 from fedrift.engine.prepare import Prepared
 from fedrift.errors import InputError, unknown
@@ -42,10 +42,10 @@ class FederationConfig:
     def of(spec: Spec, ready: Prepared) -> FederationConfig:
         """The charter of an experiment on named data."""
         data = ready.data
-        made = replace(spec, model=ready.model, **dict.fromkeys(("data_dir", "out")))
+        without_paths = replace(spec, model=ready.model, **dict.fromkeys(("data_dir", "out")))
         shape = tuple(int(n) for n in ready.x.shape[1:])
         numbers = int(data.classes), ready.partition.clients
-        return FederationConfig(made, shape, *numbers, tuple(data.mean), tuple(data.std))
+        return FederationConfig(without_paths, shape, *numbers, tuple(data.mean), tuple(data.std))
 
     @staticmethod
     def read(path: Path) -> FederationConfig:
@@ -79,8 +79,8 @@ class FederationConfig:
         """The file, which stands for itself."""
         import tomlkit
 
-        said = {k: v for k, v in self.spec.to_dict().items() if k not in NOT_HERE}
-        document = tomlkit.parse(Spec.of(said).to_toml())
+        settings = {k: v for k, v in self.spec.to_dict().items() if k not in NOT_HERE}
+        document = tomlkit.parse(Spec.of(settings).to_toml())
         for key in NOT_HERE if self.named else (*NOT_HERE, "data", "partition"):
             document.pop(key, None)
         table = tomlkit.table()
@@ -94,14 +94,14 @@ class FederationConfig:
         document.add("task", table)
         return tomlkit.dumps(document)
 
-    def with_changes(self, said: Mapping[str, Any]) -> FederationConfig:
+    def with_changes(self, changes: Mapping[str, Any]) -> FederationConfig:
         """The same with what a start of the app says otherwise: algorithm, rounds, seed, …"""
-        wanted = {k: v for k, v in said.items() if k in FIELDS and k not in NOT_HERE and v != ""}
+        wanted = {k: v for k, v in changes.items() if k in FIELDS and k not in NOT_HERE and v != ""}
         if not wanted:
             return self
         spec = Spec.of({**self.spec.to_dict(), **wanted})
         spec.validate()
-        new = [code for code in foreign(spec) if code not in foreign(self.spec)]
+        new = [code for code in foreign_code(spec) if code not in foreign_code(self.spec)]
         if new:  # whoever starts the app must not choose what a site imports
             raise InputError(
                 f"'{new[0]}' is code that the charter does not name; change the charter"

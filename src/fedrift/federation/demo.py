@@ -22,16 +22,113 @@ from fedrift.config.grid import slug
 from fedrift.config.spec import Spec
 from fedrift.engine.prepare import Prepared, prepare
 from fedrift.errors import InputError, RunError
-from fedrift.federation.certificates import Certificates, make_papers
+from fedrift.federation.certificates import Certificates, make_certificates
 from fedrift.federation.config import FederationConfig
 from fedrift.federation.events import EVENTS
 from fedrift.federation.template import write_app
 
-# A Flower federation on this machine: a SuperLink, SuperNodes and an app, as processes.
-
 NAME = "here"
-UP = 90.0  # seconds the SuperLink may take to answer
+LINK_SECONDS = 90.0  # seconds the SuperLink may take to answer
 GRACE = 5.0  # seconds to end by itself
+SILENCE = 900.0  # seconds without any news after which a run is given up
+
+
+Say = Callable[[str, dict[str, Any]], None]
+"""Algorithm and what happened."""
+
+
+@dataclass(frozen=True)
+class DemoLayout:
+    """Everything on disk before a process starts."""
+
+    app: Path
+    test: Path
+    sites: tuple[Path, ...]
+
+
+def write_layout(folder: Path, spec: Spec, ready: Prepared, deadline: float) -> DemoLayout:
+    """One file of samples for each node, one for the server's test, and the app without data."""
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"out '{folder}' is not empty; name a new folder")
+    sites: list[Path] = []
+    for client, part in enumerate(ready.partition.parts):
+        site = folder / "sites" / f"node{client}"
+        site.mkdir(parents=True)
+        np.savez(site / "data.npz", x=ready.x[part], y=ready.data.y[part])
+        sites.append(site)
+    test = folder / "server" / "test.npz"
+    test.parent.mkdir(parents=True)
+    np.savez(test, x=ready.data.x_test, y=ready.data.y_test)
+    write_app(folder / "app", FederationConfig.of(spec, ready), deadline)
+    return DemoLayout(folder / "app", test, tuple(sites))
+
+
+def run_demo(
+    algorithms: Sequence[str],
+    spec: Spec,
+    folder: Path,
+    *,
+    secure: bool,
+    deadline: float,
+    say: Say,
+) -> list[Path]:
+    """Run every algorithm in one federation after another on the same nodes; the run folders."""
+    specs = [replace(spec, algorithm=text) for text in algorithms]
+    for one in specs:
+        one.validate()
+    ready = prepare(spec)
+    layout = write_layout(folder, specs[0], ready, deadline)
+    names = [site.name for site in layout.sites]
+    certificates = make_certificates(folder / "papers", names, ["127.0.0.1"]) if secure else None
+    loopback = Loopback(folder / "logs", certificates)
+    try:
+        say("", {"event": "note", "text": "starting the SuperLink"})
+        loopback.start_link()
+        for client, site in enumerate(layout.sites):
+            if secure:
+                loopback.register(site.name)
+            config = {"partition-id": client, "num-partitions": len(names)}
+            config |= {"data": site / "data.npz", "state-dir": site / "state"}
+            loopback.start_node(site.name, config)
+        say("", {"event": "note", "text": f"starting {len(names)} SuperNodes"})
+        runs: list[Path] = []
+        for text in algorithms:
+            out = folder / "runs" / slug(text)
+            config = {"algorithm": text, "out": out, "test": layout.test}
+            name = loopback.start_app(layout.app, config)
+            for row in _read_events(loopback, name, out / EVENTS):
+                say(text, row)
+                if row["event"] == "failed":
+                    raise RunError(f"{text}: {row['text']}")
+            runs.append(out / "run")
+        return runs
+    finally:
+        say("", {"event": "note", "text": "stopping every process"})
+        loopback.stop()
+
+
+def _read_events(loopback: Loopback, name: str, file: Path) -> Iterator[dict[str, Any]]:
+    """Events as the server app writes them, until it has finished or failed."""
+    seen, heard = 0, time.monotonic()
+    while True:
+        loopback.check()
+        ended = loopback.started[name].poll() is not None
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        for line in lines[seen:]:
+            row = json.loads(line)
+            yield row
+            heard = time.monotonic()
+            if row["event"] in ("finished", "failed"):
+                return
+        seen = len(lines)
+        if ended and loopback.started[name].returncode:
+            raise RunError(f"flwr run ended{loopback.tail(name)}")
+        if time.monotonic() - heard > SILENCE:
+            raise RunError(f"nothing was heard for {SILENCE:g} seconds{loopback.tail(name)}")
+        time.sleep(0.5)
+
+
+# The Flower federation itself: a SuperLink, SuperNodes and an app, as processes.
 
 
 def free_port() -> int:
@@ -40,26 +137,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def program(name: str) -> str:
-    """One of Flower's programs: of this environment first."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise InputError(
-            f"the program {name} is missing; install it with: pip install 'fedrift[flower]'"
-        )
-    return found
-
-
 @dataclass
 class Loopback:
     """Starts processes, each in a group of its own, and ends exactly those.
 
-    With papers (certificates and keys) everything is encrypted and only known nodes may join.
+    With certificates everything is encrypted and only known nodes may join.
     """
 
     home: Path
-    papers: Certificates | None = None
+    certificates: Certificates | None = None
     port: int = field(default_factory=free_port)
     started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, Any])
 
@@ -73,8 +159,8 @@ class Loopback:
         }
         (self.home / "flwr").mkdir(exist_ok=True)
         how = "insecure = true"
-        if self.papers is not None:
-            how = f'root-certificates = "{self.papers.authority}"'
+        if self.certificates is not None:
+            how = f'root-certificates = "{self.certificates.authority}"'
         config = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n'
         config += f'address = "{self.address}"\n{how}\n'
         (self.home / "flwr" / "config.toml").write_text(config, encoding="utf-8")
@@ -86,21 +172,21 @@ class Loopback:
     def start_link(self, *more: str) -> None:
         """The SuperLink; returns when it listens."""
         secure = ["--insecure"]
-        if self.papers is not None:
-            p = self.papers
+        if self.certificates is not None:
+            p = self.certificates
             secure = ["--ssl-certfile", str(p.certificate), "--ssl-keyfile", str(p.key)]
             secure += ["--ssl-ca-certfile", str(p.authority), "--enable-supernode-auth"]
         where = ["--host", "127.0.0.1", "--port", str(self.port)]
         alone = "--disable-runtime-dependency-installation"
         self._start("superlink", "flower-superlink", *secure, *where, alone, *more)
-        end = time.monotonic() + UP
+        end = time.monotonic() + LINK_SECONDS
         while time.monotonic() < end:
             self.check("superlink")
             with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
             time.sleep(0.2)
         raise RunError(
-            f"the SuperLink does not listen after {UP:g} seconds{self.tail('superlink')}"
+            f"the SuperLink does not listen after {LINK_SECONDS:g} seconds{self.tail('superlink')}"
         )
 
     def start_node(
@@ -113,25 +199,25 @@ class Loopback:
     ) -> None:
         """One SuperNode; `config` is its --node-config."""
         secure = ["--insecure"]
-        if self.papers is not None and not plain:
-            secure = ["--root-certificates", str(self.papers.authority)]
-            if name in self.papers.nodes:
-                secure += ["--auth-supernode-private-key", str(self.papers.nodes[name])]
-        said = " ".join(f"{k}={_quoted(v)}" for k, v in config.items())
+        if self.certificates is not None and not plain:
+            secure = ["--root-certificates", str(self.certificates.authority)]
+            if name in self.certificates.nodes:
+                secure += ["--auth-supernode-private-key", str(self.certificates.nodes[name])]
+        node_config = " ".join(f"{k}={_quoted(v)}" for k, v in config.items())
         where = [
             "--superlink",
             superlink or self.address,
             "--port",
             str(free_port()),
             "--node-config",
-            said,
+            node_config,
         ]
         self._start(name, "flower-supernode", *secure, *where, *more)
 
     def register(self, name: str) -> None:
         """Tell the SuperLink the public key of a node that may join."""
-        assert self.papers is not None
-        public = self.papers.nodes[name].with_suffix(".pub")
+        assert self.certificates is not None
+        public = self.certificates.nodes[name].with_suffix(".pub")
         command = [program("flwr"), "supernode", "register", str(public), NAME]
         done = subprocess.run(
             command, env=self.environment, capture_output=True, timeout=60, check=False
@@ -141,9 +227,9 @@ class Loopback:
 
     def start_app(self, folder: Path, config: Mapping[str, Any], *more: str) -> str:
         """`flwr run`, following its log; the name of its process."""
-        said = " ".join(f"{k}={_quoted(v)}" for k, v in config.items())
+        run_config = " ".join(f"{k}={_quoted(v)}" for k, v in config.items())
         name = f"app {len(self.started)}"
-        how = ["--run-config", said] if said else []
+        how = ["--run-config", run_config] if run_config else []
         self._start(name, "flwr", "run", str(folder), NAME, "--stream", *how, *more)
         return name
 
@@ -195,14 +281,25 @@ class Loopback:
             self.kill(name, signal.SIGTERM)
 
 
+def program(name: str) -> str:
+    """One of Flower's programs: of this environment first."""
+    beside = Path(sys.executable).parent / name
+    path = str(beside) if beside.exists() else shutil.which(name)
+    if path is None:
+        raise InputError(
+            f"the program {name} is missing; install it with: pip install 'fedrift[flower]'"
+        )
+    return path
+
+
 def descendants(process: int) -> dict[int, str]:
     """All processes below one, and when each was born; empty where there is no /proc."""
-    found: dict[int, str] = {}
+    births: dict[int, str] = {}
     for tasks in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):
             for child in map(int, tasks.read_text().split()):
-                found |= {child: _born(child), **descendants(child)}
-    return found
+                births |= {child: _born(child), **descendants(child)}
+    return births
 
 
 def _born(process: int) -> str:
@@ -215,100 +312,3 @@ def _quoted(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, (int, float)) else '"' + str(value) + '"'
-
-
-SILENCE = 900.0  # seconds without any news after which a run is given up
-
-Say = Callable[[str, dict[str, Any]], None]
-"""Algorithm and what happened."""
-
-
-@dataclass(frozen=True)
-class Laid:
-    """Everything on disk before a process starts."""
-
-    app: Path
-    test: Path
-    sites: tuple[Path, ...]
-
-
-def lay_out(folder: Path, spec: Spec, ready: Prepared, deadline: float) -> Laid:
-    """One file of samples for each node, one for the server's test, and the app without data."""
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"out '{folder}' is not empty; name a new folder")
-    sites: list[Path] = []
-    for client, part in enumerate(ready.partition.parts):
-        site = folder / "sites" / f"node{client}"
-        site.mkdir(parents=True)
-        np.savez(site / "data.npz", x=ready.x[part], y=ready.data.y[part])
-        sites.append(site)
-    test = folder / "server" / "test.npz"
-    test.parent.mkdir(parents=True)
-    np.savez(test, x=ready.data.x_test, y=ready.data.y_test)
-    write_app(folder / "app", FederationConfig.of(spec, ready), deadline)
-    return Laid(folder / "app", test, tuple(sites))
-
-
-def demonstrate(
-    algorithms: Sequence[str],
-    spec: Spec,
-    folder: Path,
-    *,
-    secure: bool,
-    deadline: float,
-    say: Say,
-) -> list[Path]:
-    """Run every algorithm in one federation after another on the same nodes; the run folders."""
-    specs = [replace(spec, algorithm=text) for text in algorithms]
-    for one in specs:
-        one.validate()
-    ready = prepare(spec)
-    laid = lay_out(folder, specs[0], ready, deadline)
-    names = [site.name for site in laid.sites]
-    papers = make_papers(folder / "papers", names, ["127.0.0.1"]) if secure else None
-    here = Loopback(folder / "logs", papers)
-    try:
-        say("", {"event": "note", "text": "starting the SuperLink"})
-        here.start_link()
-        for client, site in enumerate(laid.sites):
-            if secure:
-                here.register(site.name)
-            config = {"partition-id": client, "num-partitions": len(names)}
-            config |= {"data": site / "data.npz", "state-dir": site / "state"}
-            here.start_node(site.name, config)
-        say("", {"event": "note", "text": f"starting {len(names)} SuperNodes"})
-        made: list[Path] = []
-        for text in algorithms:
-            out = folder / "runs" / slug(text)
-            config = {"algorithm": text, "out": out, "test": laid.test}
-            name = here.start_app(laid.app, config)
-            for row in _news(here, name, out / EVENTS):
-                say(text, row)
-                if row["event"] == "failed":
-                    raise RunError(f"{text}: {row['text']}")
-            made.append(out / "run")
-        return made
-    finally:
-        say("", {"event": "note", "text": "stopping every process"})
-        here.stop()
-
-
-def _news(here: Loopback, name: str, file: Path) -> Iterator[dict[str, Any]]:
-    """Events as the server app writes them, until it has finished or failed."""
-    seen, heard = 0, time.monotonic()
-    while True:
-        here.check()
-        ended = here.started[name].poll() is not None
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        for line in lines[seen:]:
-            row = json.loads(line)
-            yield row
-            heard = time.monotonic()
-            if row["event"] in ("finished", "failed"):
-                return
-        seen = len(lines)
-        if ended and here.started[name].returncode:
-            raise RunError(f"flwr run ended{here.tail(name)}")
-        if time.monotonic() - heard > SILENCE:
-            raise RunError(f"nothing was heard for {SILENCE:g} seconds{here.tail(name)}")
-        time.sleep(0.5)

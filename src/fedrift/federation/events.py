@@ -1,4 +1,4 @@
-"""What happens in a federation, said as it happens: to the log, and to a file beside the run."""
+"""What happens in a federation, as it happens: to the log, and to a file beside the run folder."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class EventLog(Callback):
     """Tells of rounds and of what goes on between server and nodes."""
 
     def __init__(
-        self, charter: FederationConfig, folder: Path | None, say: Callable[[str], None]
+        self, config: FederationConfig, folder: Path | None, say: Callable[[str], None]
     ) -> None:
-        self._charter, self._folder, self._say = charter, folder, say
+        self._config, self._folder, self._say = config, folder, say
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -29,8 +29,8 @@ class EventLog(Callback):
         self._tell(
             {
                 "event": "started",
-                "algorithm": str(self._charter.spec.algorithm_named),
-                "rounds": self._charter.spec.rounds,
+                "algorithm": str(self._config.spec.algorithm_named),
+                "rounds": self._config.spec.rounds,
                 "clients": plan.clients,
                 "parameters": plan.parameters,
                 "after": plan.resumed_from,

@@ -1,4 +1,4 @@
-"""Letters over Flower: records of raw arrays, and a post that is a Flower grid."""
+"""Envelopes over Flower: records of raw arrays, and a transport that is a Flower grid."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _piece(path: str, array: Any) -> Piece:
     return Piece(str(array.dtype), tuple(int(n) for n in array.shape), bytes(array.data))
 
 
-class FlowerPost:
-    """The grid of a Flower server app as a post."""
+class FlowerTransport:
+    """The grid of a Flower server app as a transport."""
 
     def __init__(self, grid: Any) -> None:
         self._grid = grid
@@ -80,17 +80,17 @@ class FlowerPost:
         return {t: node for t, node in zip(tickets, nodes, strict=True) if t}
 
     def collect(self, tickets: set[str]) -> dict[str, Envelope | str]:
-        found: dict[str, Envelope | str] = {}
+        replies: dict[str, Envelope | str] = {}
         if not tickets:
-            return found
+            return replies
         for message in self._grid.pull_messages(tickets):
             ticket = message.metadata.reply_to_message_id
             if message.has_error():
                 error = message.error
-                found[ticket] = f"{error.reason or 'no reason given'} (code {error.code})"[:300]
+                replies[ticket] = f"{error.reason or 'no reason given'} (code {error.code})"[:300]
                 continue
             try:
-                found[ticket] = from_records(message.content)
+                replies[ticket] = from_records(message.content)
             except (Refused, TypeError, ValueError, AttributeError) as why:
-                found[ticket] = str(why)[:300]
-        return found
+                replies[ticket] = str(why)[:300]
+        return replies

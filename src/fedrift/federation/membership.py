@@ -11,7 +11,7 @@ import numpy as np
 from fedrift.backends.codec import Refused
 from fedrift.federation.protocol import ABOUT, Envelope, read_header
 
-PAUSE = 0.3  # seconds between two looks into the post
+PAUSE = 0.3  # seconds between two looks at the transport
 PATIENCE = 20.0  # seconds that a newcomer's first answer is waited for
 TRIES = 3  # of a newcomer that fails
 REMIND = 30.0  # seconds after which it is said again who is waited for
@@ -38,7 +38,7 @@ class Membership:
 
     def __init__(
         self,
-        post: Transport,
+        transport: Transport,
         *,
         experiment: str,
         population: int,
@@ -48,7 +48,7 @@ class Membership:
         self.nodes: dict[int, int] = {}
         """Client → node."""
         self.sizes: np.ndarray = np.zeros(population, dtype=np.int64)
-        self._post, self._experiment, self._least = post, experiment, least
+        self._transport, self._experiment, self._least = transport, experiment, least
         self._population, self._note = population, note
         self._asked: dict[str, tuple[int, float]] = {}
         self._known: set[int] = set()
@@ -72,7 +72,7 @@ class Membership:
         return any(now - since < PATIENCE for _, since in self._asked.values())
 
     def _refresh(self) -> None:
-        here = self._post.nodes()
+        here = self._transport.nodes()
         self._known &= here
         for client, node in list(self.nodes.items()):
             if node not in here:
@@ -83,11 +83,11 @@ class Membership:
         envelope = Envelope({"experiment": self._experiment})
         if new:
             now = time.monotonic()
-            sent = self._post.send(ABOUT, dict.fromkeys(new, envelope))
+            sent = self._transport.send(ABOUT, dict.fromkeys(new, envelope))
             self._asked |= {ticket: (node, now) for ticket, node in sent.items()}
         self._asked = {t: (node, at) for t, (node, at) in self._asked.items() if node in here}
         if self._asked:
-            for ticket, answer in self._post.collect(set(self._asked)).items():
+            for ticket, answer in self._transport.collect(set(self._asked)).items():
                 node, _ = self._asked.pop(ticket)
                 self._take(node, answer)
 

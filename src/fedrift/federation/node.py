@@ -18,7 +18,7 @@ from fedrift.federation.protocol import (
     Envelope,
     Value,
     buffer_forms,
-    declared,
+    declared_signature,
     digest,
     frozen_forms,
     read_header,
@@ -87,7 +87,7 @@ class Node:
         if read_header(envelope, "client", int) != self._client:
             raise Refused(f"this node is client {self._client}")
         phase = read_header(envelope, "phase", str)
-        kinds, path = declared(self._visitor.root, phase), owner_of(phase)
+        kinds, path = declared_signature(self._visitor.root, phase), owner_of(phase)
         owner, problem = self._visitor.owner(path)
         down = Codec(kinds.down, owner, problem).decode(envelope.part("down"))
         private = None

@@ -43,7 +43,7 @@ def read_header(envelope: Envelope, name: str, kind: type[V]) -> V:
     return value
 
 
-def declared(root: Algorithm[Any, Any], phase: str) -> Signature:
+def declared_signature(root: Algorithm[Any, Any], phase: str) -> Signature:
     """The classes of a phase; refused if it is no client method of the algorithm."""
     path, _, name = phase.rpartition(".")
     owner = next((node for where, node in parts(root) if where == owner_of(phase)), None)
@@ -51,12 +51,12 @@ def declared(root: Algorithm[Any, Any], phase: str) -> Signature:
     if method is None or getattr(method, "__self__", None) is not owner:
         raise Refused(f"phase '{phase[:60]}' is not a client method of the algorithm")
     try:
-        found = signature(method)
+        classes = signature(method)
     except (InputError, TypeError, NameError, AttributeError):
         raise Refused(f"phase '{phase[:60]}' is not a client method of '{path}'") from None
     if "site" not in method.__func__.__annotations__:
         raise Refused(f"phase '{phase[:60]}' is not a client method of '{path}'")
-    return found
+    return classes
 
 
 def buffer_forms(problem: Problem) -> dict[str, Form]:
@@ -74,8 +74,8 @@ def digest(pieces: Mapping[str, Piece]) -> str:
     """Short hash of arrays and their names; empty for none."""
     if not pieces:
         return ""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for path in sorted(pieces):
         one = pieces[path]
-        found.update(f"{path} {one.dtype} {one.shape} ".encode() + one.data)
-    return found.hexdigest()[:16]
+        hashed.update(f"{path} {one.dtype} {one.shape} ".encode() + one.data)
+    return hashed.hexdigest()[:16]

@@ -1,4 +1,7 @@
-"""Visits at nodes elsewhere: envelopes out, replies checked, folded in client-id order."""
+"""Visits at nodes elsewhere: envelopes out, replies checked, folded in client-id order.
+
+Client states stay at their nodes: the server knows only which version counts.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ from fedrift.federation.membership import PAUSE, Membership, Transport
 from fedrift.federation.protocol import VISIT, Envelope, Value, buffer_forms, digest, read_header
 from fedrift.storage.client_state import Tables
 
-# Client states that stay at their nodes: the server knows only which version counts.
+LOOK = 3.0  # seconds between looks at who is still there while waiting
+REPLY = {"client", "write", "speaks", "finite", "gradients", "forwards", "steps"}
+"""All that a reply's header says."""
+Note = Callable[[str], None]
 
 
 class Versions:
@@ -93,13 +99,6 @@ class NodeStates(Tables[Versions]):
         return None
 
 
-LOOK = 3.0  # seconds between looks at who is still there while waiting
-
-REPLY = {"client", "write", "speaks", "finite", "gradients", "forwards", "steps"}
-"""All that a reply's header says."""
-Note = Callable[[str], None]
-
-
 class Remote:
     """A backend whose visits run at the nodes of a membership."""
 
@@ -110,7 +109,7 @@ class Remote:
         visitor: Visitor,
         states: NodeStates,
         evaluator: Evaluator | None,
-        post: Transport,
+        transport: Transport,
         membership: Membership,
         *,
         experiment: str,
@@ -118,9 +117,9 @@ class Remote:
         note: Note,
     ) -> None:
         self._visitor, self._states, self._evaluator = visitor, states, evaluator
-        self._post, self.membership, self._experiment = post, membership, experiment
+        self._transport, self.membership, self._experiment = transport, membership, experiment
         self.deadline, self.note = deadline, note
-        self._told: dict[int, str] = {}
+        self._frozen_sent: dict[int, str] = {}
         self._late: dict[str, tuple[int, int]] = {}
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
@@ -147,7 +146,7 @@ class Remote:
 
     def forget(self, client: int) -> None:
         """What it has been told once may not have arrived: it is told again."""
-        self._told.pop(client, None)
+        self._frozen_sent.pop(client, None)
 
     def table(self, exchange: Exchange) -> Versions | None:
         """The versions of the states that an exchange reads and makes."""
@@ -191,20 +190,20 @@ class Remote:
             own = dict(common)
             if client in exchange.private and kinds.private is not None:
                 own["private"] = Codec(kinds.private, *owner).encode(exchange.private[client])
-            if hashed and self._told.get(client) != hashed:
+            if hashed and self._frozen_sent.get(client) != hashed:
                 own["frozen"] = frozen
-                self._told[client] = hashed
+                self._frozen_sent[client] = hashed
             envelopes[client] = Envelope(header, own)
         return version, envelopes
 
     def _ask(self, envelopes: Mapping[int, Envelope], round: int) -> dict[int, Envelope]:
         """Send, and wait until all have answered, left, or the deadline has passed."""
         at = {self.membership.nodes[c]: c for c in envelopes if c in self.membership.nodes}
-        waiting = self._post.send(VISIT, {node: envelopes[c] for node, c in at.items()})
+        waiting = self._transport.send(VISIT, {node: envelopes[c] for node, c in at.items()})
         end, look = time.monotonic() + self.deadline, time.monotonic() + LOOK
         replies: dict[int, Envelope] = {}
         while waiting and time.monotonic() < end:
-            for ticket, answer in self._post.collect({*waiting, *self._late}).items():
+            for ticket, answer in self._transport.collect({*waiting, *self._late}).items():
                 if ticket in self._late:
                     client, when = self._late.pop(ticket)
                     self.note(f"round {when + 1}: client {client} answered too late; ignored")
@@ -217,7 +216,7 @@ class Remote:
                     self.note(f"round {round + 1}: client {client} failed: {answer}")
             if waiting and time.monotonic() >= look:
                 look = time.monotonic() + LOOK
-                here = self._post.nodes()
+                here = self._transport.nodes()
                 for ticket, node in list(waiting.items()):
                     if node not in here:
                         del waiting[ticket]

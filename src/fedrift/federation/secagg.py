@@ -22,17 +22,28 @@ from fedrift.federation.flower import from_records, to_records
 from fedrift.federation.membership import PAUSE
 from fedrift.federation.node import LARGEST, Node
 from fedrift.federation.protocol import Envelope
-from fedrift.federation.remote import Remote
-
-# The stages of secure aggregation on the wire: every reply checked, every byte counted.
+from fedrift.federation.remote import LOOK, Remote
 
 try:
+    from flwr.app import ArrayRecord, ConfigRecord, RecordDict  # pyright: ignore[reportMissingImports]
+    from flwr.client.mod import secaggplus_mod  # pyright: ignore[reportMissingImports]
+    from flwr.common import (  # pyright: ignore[reportMissingImports]
+        Code,
+        FitRes,
+        Status,
+        ndarrays_to_parameters,
+        parameters_to_ndarrays,
+    )
     from flwr.common.secure_aggregation.secaggplus_constants import (  # pyright: ignore[reportMissingImports]
         RECORD_KEY_CONFIGS,
         Key,
         Stage,
     )
     from flwr.compat.common import recorddict_compat  # pyright: ignore[reportMissingImports]
+    from flwr.server.workflow import SecAggPlusWorkflow  # pyright: ignore[reportMissingImports]
+    from flwr.server.workflow.secure_aggregation.secaggplus_workflow import (  # pyright: ignore[reportMissingImports]
+        WorkflowState,
+    )
     from flwr.supercore.primitives.asymmetric import (  # pyright: ignore[reportMissingImports]
         bytes_to_public_key,
     )
@@ -43,13 +54,208 @@ except ImportError:
 
 MASKED_BYTES = 8  # of one masked number
 LONGEST = 4096  # bytes of a key, a share or a sealed share
-LOOK = 3.0  # seconds between looks at who is still there while waiting
+FEWEST = 3  # of two, each could subtract its own
 FORM = {  # what a reply of each stage must hold, and what its values are
     Stage.SETUP: {Key.PUBLIC_KEY_1: bytes, Key.PUBLIC_KEY_2: bytes},
     Stage.SHARE_KEYS: {Key.DESTINATION_LIST: int, Key.CIPHERTEXT_LIST: bytes},
     Stage.COLLECT_MASKED_VECTORS: {Key.MASKED_PARAMETERS: bytes},
     Stage.UNMASK: {Key.NODE_ID_LIST: int, Key.SHARE_LIST: bytes},
 }
+
+
+class MaskedBackend:
+    """A backend that asks as another does, but learns only sums."""
+
+    workers = 0
+
+    def __init__(self, remote: Remote, grid: Any) -> None:
+        self._remote, self._grid = remote, grid
+
+    def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
+        remote = self._remote
+        weights = {
+            c: int(remote.membership.sizes[c]) if exchange.weights == "samples" else 1
+            for c in clients
+        }
+        at = {
+            remote.membership.nodes[c]: c for c in sorted(clients) if c in remote.membership.nodes
+        }
+        message = SummedMessage(exchange.signature.up, *remote.owner(exchange))
+
+        def refused(node: int, why: str) -> None:
+            remote.forget(at[node])
+            remote.note(f"round {exchange.round + 1}: client {at[node]} dropped out: {why}")
+
+        link = SecAggLink(self._grid, message.size, remote.deadline, refused)
+        version, summed = self._sum(exchange, link, at, weights)
+        keys = {"keys": Size(tensors=link.up)} if link.up else {}
+        sent = {"keys": Size(tensors=link.down)} if link.down else {}
+        if summed is None:
+            for client in at.values():
+                remote.forget(client)
+            remote.note(f"round {exchange.round + 1}: too few came through secure aggregation")
+            return replace(Fold(exchange).outcome(), up_bytes=keys, down_bytes=sent)
+        replied = tuple(sorted(at[node] for node in summed.headers))
+        total = float(sum(weights[c] for c in replied))
+        finite, table = bool(np.isfinite(summed.mean).all()), remote.table(exchange)
+        if finite and table is not None:
+            for client in replied:
+                table.keep(client, version)
+        masked = Size(tensors=len(replied) * MASKED_BYTES * (message.size + 1))
+        return Outcome(
+            up=message.message(summed.mean, total) if finite else None,
+            replied=replied if finite else (),
+            nonfinite=() if finite else replied,
+            weight=total,
+            buffers=exchange.buffers,
+            work=_work(summed),
+            up_bytes={"masked": masked, **keys},
+            down_bytes=sent,
+        )
+
+    def _sum(
+        self,
+        exchange: Exchange,
+        link: SecAggLink,
+        at: Mapping[int, int],
+        weights: Mapping[int, int],
+    ) -> tuple[int, MaskedSum | None]:
+        """The version of the states that the visits make, and the sum if there is one."""
+        if len(at) < FEWEST:
+            return -1, None
+        remote, heaviest = self._remote, max(weights[c] for c in at.values())
+        version, envelopes = remote.envelopes(exchange, sorted(at.values()))
+        sent = {
+            node: Envelope({**envelopes[c].header, "heaviest": heaviest}, envelopes[c].parts)
+            for node, c in at.items()
+        }
+        try:
+            return version, aggregate(link, sent, heaviest)
+        except Exception as error:  # by a false key or share, which nobody can see in time
+            remote.note(f"round {exchange.round + 1}: secure aggregation failed: {error!r:.200}")
+            return version, None
+
+    def evaluate(self, shown: EvaluatedModel) -> Done:
+        return self._remote.evaluate(shown)
+
+    def close(self) -> None:
+        self._remote.close()
+
+
+def _work(summed: MaskedSum) -> Work:
+    """What the nodes say they did, as far as it can be."""
+    work = Work()
+    for header in summed.headers.values():
+        counts = [header.get(name) for name in ("gradients", "forwards", "steps")]
+        sane = [c if isinstance(c, int) and 0 <= c < 1 << 62 else 0 for c in counts]
+        work.add(Work(sane[0], sane[1], sane[2]))
+    return work
+
+
+def check(remote: Remote, phases: Mapping[str, Any]) -> None:
+    """Refuse, before the first round, an algorithm whose replies cannot be masked."""
+    for phase, kinds in phases.items():
+        owner, problem = remote.at(owner_of(phase))
+        if problem.moving:
+            raise InputError("secagg: running statistics of batch normalisation cannot be masked")
+        try:
+            SummedMessage(kinds.up, owner, problem)
+        except Refused as why:
+            raise InputError(
+                f"secagg: '{phase}' cannot be masked: {why}; set secagg=false"
+            ) from None
+
+
+# The four stages, at the server (`aggregate`) and at a node (`answer`).
+
+
+@dataclass(frozen=True)
+class MaskedSum:
+    """What the protocol gives: the weighted mean, and what each of its members said besides."""
+
+    mean: np.ndarray
+    headers: Mapping[int, Mapping[str, Any]]
+
+
+def aggregate(
+    link: SecAggLink, envelopes: Mapping[int, Envelope], heaviest: float
+) -> MaskedSum | None:
+    """Run the four stages with these nodes; None if too few came through."""
+    workflow = SecAggPlusWorkflow(1.0, 0.5, max_weight=float(heaviest), clipping_range=LARGEST)
+    strategy = _Strategy(list(envelopes))
+    records = RecordDict(
+        {"config": ConfigRecord({"current_round": 1}), "parameters": ArrayRecord([])}
+    )
+    context: Any = SimpleNamespace(
+        state=records,
+        strategy=strategy,
+        client_manager=SimpleNamespace(num_available=lambda: len(envelopes)),
+    )
+    grid: Any = link
+    state = WorkflowState()
+    for stage in (workflow.setup_stage, workflow.share_keys_stage):
+        if not stage(grid, context, state):
+            return None
+        _forget_dropouts(state)
+    state.nid_to_fitins = {node: to_records(envelope) for node, envelope in envelopes.items()}
+    if not workflow.collect_masked_vectors_stage(grid, context, state):
+        return None
+    if len(state.active_node_ids) < FEWEST:  # nobody has been asked to unmask yet
+        return None
+    return strategy.summed if workflow.unmask_stage(grid, context, state) else None
+
+
+def _forget_dropouts(state: WorkflowState) -> None:
+    """Forget who dropped out before sharing keys: there is no mask of theirs to take out, and
+    Flower would ask the others for shares that they do not have."""
+    here = state.sampled_node_ids = set(state.active_node_ids)
+    state.nid_to_neighbours = {
+        node: near & here for node, near in state.nid_to_neighbours.items() if node in here
+    }
+
+
+class _Strategy:
+    """What Flower's workflow asks of a strategy, for one exchange."""
+
+    def __init__(self, nodes: Sequence[int]) -> None:
+        self._nodes = nodes
+        self.summed: MaskedSum | None = None
+
+    def configure_fit(self, *_: Any) -> list[tuple[Any, Any]]:
+        empty = SimpleNamespace(parameters=ndarrays_to_parameters([]), config={})
+        return [(SimpleNamespace(node_id=node), empty) for node in self._nodes]
+
+    def aggregate_fit(
+        self, _: int, results: Sequence[Any], failures: Any
+    ) -> tuple[None, dict[str, Any]]:
+        if results:
+            [mean] = parameters_to_ndarrays(results[0][1].parameters)
+            headers = {proxy.node_id: dict(fit.metrics) for proxy, fit in results}
+            self.summed = MaskedSum(np.asarray(mean, dtype=np.float64), headers)
+        return None, {}
+
+
+def answer(message: Any, context: Any, node: Callable[[], Node]) -> Any:
+    """A node's reply when masking is on: every stage is Flower's, and a visit leaves masked."""
+
+    def visit(inner: Any, _: Any) -> Any:
+        records = inner.content
+        envelope = from_records(
+            RecordDict({k: v for k, v in records.items() if k != RECORD_KEY_CONFIGS})
+        )
+        vector, weight, header = node().masked(envelope)
+        fit = FitRes(
+            status=Status(Code.OK, ""),
+            parameters=ndarrays_to_parameters([vector]),
+            num_examples=weight,
+            metrics=dict(header),
+        )
+        return SimpleNamespace(content=recorddict_compat.fitres_to_recorddict(fit, False))
+
+    return secaggplus_mod(message, context, visit)
+
+
+# The stages on the wire: every reply checked, every byte counted.
 
 
 class SecAggLink:
@@ -109,10 +315,12 @@ class SecAggLink:
             raise Refused("the reply comes from another node")
         if any(len(record) for record in content.array_records.values()):
             raise Refused("the reply has arrays that are not masked")
-        said = content.config_records.get(RECORD_KEY_CONFIGS)
-        if said is None or set(said) != set(FORM[stage]):
+        reply_record = content.config_records.get(RECORD_KEY_CONFIGS)
+        if reply_record is None or set(reply_record) != set(FORM[stage]):
             raise Refused(f"the reply is not one of the stage '{stage}'")
-        values = {name: _items(said[name], kind, name) for name, kind in FORM[stage].items()}
+        values = {
+            name: _items(reply_record[name], kind, name) for name, kind in FORM[stage].items()
+        }
         masked = stage == Stage.COLLECT_MASKED_VECTORS
         if not masked and any(len(v) > LONGEST for vs in values.values() for v in vs if _is_raw(v)):
             raise Refused(f"the reply of the stage '{stage}' has an item above {LONGEST} bytes")
@@ -122,7 +330,7 @@ class SecAggLink:
             self._check_keys([one for vs in values.values() for one in vs])
         else:
             self._check_shares(stage, node, asked, *values.values())
-        self.up += _bytes(said) - (MASKED_BYTES * (self._size + 1) if masked else 0)
+        self.up += _bytes(reply_record) - (MASKED_BYTES * (self._size + 1) if masked else 0)
 
     def _check_keys(self, keys: Sequence[bytes]) -> None:
         """Keys that nobody can use would make the honest nodes fail."""
@@ -156,8 +364,8 @@ class SecAggLink:
             except (ValueError, EOFError, OSError, KeyError, SyntaxError):
                 raise Refused("a masked array cannot be read") from None
             if array.shape != shape or array.dtype != np.int64:
-                said = f"{array.dtype} of shape {array.shape}"
-                raise Refused(f"a masked array is {said}, expected is int64 of shape {shape}")
+                form = f"{array.dtype} of shape {array.shape}"
+                raise Refused(f"a masked array is {form}, expected is int64 of shape {shape}")
         try:
             recorddict_compat.recorddict_to_fitres(content, True)
         except Exception as error:  # the form of Flower's records, which it does not check
@@ -183,218 +391,3 @@ def _bytes(record: Any) -> int:
         total += len(name.encode())
         total += sum(len(v) if isinstance(v, (bytes, str)) else 8 for v in items)
     return total
-
-
-try:
-    from flwr.app import ArrayRecord, ConfigRecord, RecordDict  # pyright: ignore[reportMissingImports]
-    from flwr.client.mod import secaggplus_mod  # pyright: ignore[reportMissingImports]
-    from flwr.common import (  # pyright: ignore[reportMissingImports]
-        Code,
-        FitRes,
-        Status,
-        ndarrays_to_parameters,
-        parameters_to_ndarrays,
-    )
-    from flwr.common.secure_aggregation.secaggplus_constants import (  # pyright: ignore[reportMissingImports]
-        RECORD_KEY_CONFIGS,
-    )
-    from flwr.compat.common import recorddict_compat  # pyright: ignore[reportMissingImports]
-    from flwr.server.workflow import SecAggPlusWorkflow  # pyright: ignore[reportMissingImports]
-    from flwr.server.workflow.secure_aggregation.secaggplus_workflow import (  # pyright: ignore[reportMissingImports]
-        WorkflowState,
-    )
-except ImportError:
-    raise InputError(
-        "secure aggregation needs flwr 1.41; install it with: pip install 'fedrift[flower]'"
-    ) from None
-
-FEWEST = 3  # of two, each could subtract its own
-
-
-@dataclass(frozen=True)
-class Summed:
-    """What the protocol gives: the weighted mean, and what each of its members said besides."""
-
-    mean: np.ndarray
-    said: Mapping[int, Mapping[str, Any]]
-
-
-class _Strategy:
-    """What Flower's workflow asks of a strategy, for one exchange."""
-
-    def __init__(self, nodes: Sequence[int]) -> None:
-        self._nodes = nodes
-        self.summed: Summed | None = None
-
-    def configure_fit(self, *_: Any) -> list[tuple[Any, Any]]:
-        empty = SimpleNamespace(parameters=ndarrays_to_parameters([]), config={})
-        return [(SimpleNamespace(node_id=node), empty) for node in self._nodes]
-
-    def aggregate_fit(
-        self, _: int, results: Sequence[Any], failures: Any
-    ) -> tuple[None, dict[str, Any]]:
-        if results:
-            [mean] = parameters_to_ndarrays(results[0][1].parameters)
-            said = {proxy.node_id: dict(fit.metrics) for proxy, fit in results}
-            self.summed = Summed(np.asarray(mean, dtype=np.float64), said)
-        return None, {}
-
-
-def aggregate(
-    line: SecAggLink, envelopes: Mapping[int, Envelope], heaviest: float
-) -> Summed | None:
-    """Run the four stages with these nodes; None if too few came through."""
-    workflow = SecAggPlusWorkflow(1.0, 0.5, max_weight=float(heaviest), clipping_range=LARGEST)
-    strategy = _Strategy(list(envelopes))
-    records = RecordDict(
-        {"config": ConfigRecord({"current_round": 1}), "parameters": ArrayRecord([])}
-    )
-    context: Any = SimpleNamespace(
-        state=records,
-        strategy=strategy,
-        client_manager=SimpleNamespace(num_available=lambda: len(envelopes)),
-    )
-    grid: Any = line
-    state = WorkflowState()
-    for stage in (workflow.setup_stage, workflow.share_keys_stage):
-        if not stage(grid, context, state):
-            return None
-        _leave_behind(state)
-    state.nid_to_fitins = {node: to_records(envelope) for node, envelope in envelopes.items()}
-    if not workflow.collect_masked_vectors_stage(grid, context, state):
-        return None
-    if len(state.active_node_ids) < FEWEST:  # nobody has been asked to unmask yet
-        return None
-    return strategy.summed if workflow.unmask_stage(grid, context, state) else None
-
-
-def _leave_behind(state: WorkflowState) -> None:
-    """Forget who dropped out before sharing keys: there is no mask of theirs to take out, and
-    Flower would ask the others for shares that they do not have."""
-    here = state.sampled_node_ids = set(state.active_node_ids)
-    state.nid_to_neighbours = {
-        node: near & here for node, near in state.nid_to_neighbours.items() if node in here
-    }
-
-
-def answer(message: Any, context: Any, node: Callable[[], Node]) -> Any:
-    """A node's reply when masking is on: every stage is Flower's, and a visit leaves masked."""
-
-    def visit(inner: Any, _: Any) -> Any:
-        records = inner.content
-        envelope = from_records(
-            RecordDict({k: v for k, v in records.items() if k != RECORD_KEY_CONFIGS})
-        )
-        vector, weight, header = node().masked(envelope)
-        fit = FitRes(
-            status=Status(Code.OK, ""),
-            parameters=ndarrays_to_parameters([vector]),
-            num_examples=weight,
-            metrics=dict(header),
-        )
-        return SimpleNamespace(content=recorddict_compat.fitres_to_recorddict(fit, False))
-
-    return secaggplus_mod(message, context, visit)
-
-
-class Masked:
-    """A backend that asks as another does, but learns only sums."""
-
-    workers = 0
-
-    def __init__(self, remote: Remote, grid: Any) -> None:
-        self._remote, self._grid = remote, grid
-
-    def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
-        remote = self._remote
-        weights = {
-            c: int(remote.membership.sizes[c]) if exchange.weights == "samples" else 1
-            for c in clients
-        }
-        at = {
-            remote.membership.nodes[c]: c for c in sorted(clients) if c in remote.membership.nodes
-        }
-        added = SummedMessage(exchange.signature.up, *remote.owner(exchange))
-
-        def refused(node: int, why: str) -> None:
-            remote.forget(at[node])
-            remote.note(f"round {exchange.round + 1}: client {at[node]} dropped out: {why}")
-
-        line = SecAggLink(self._grid, added.size, remote.deadline, refused)
-        version, summed = self._sum(exchange, line, at, weights)
-        keys = {"keys": Size(tensors=line.up)} if line.up else {}
-        sent = {"keys": Size(tensors=line.down)} if line.down else {}
-        if summed is None:
-            for client in at.values():
-                remote.forget(client)
-            remote.note(f"round {exchange.round + 1}: too few came through secure aggregation")
-            return replace(Fold(exchange).outcome(), up_bytes=keys, down_bytes=sent)
-        replied = tuple(sorted(at[node] for node in summed.said))
-        total = float(sum(weights[c] for c in replied))
-        finite, table = bool(np.isfinite(summed.mean).all()), remote.table(exchange)
-        if finite and table is not None:
-            for client in replied:
-                table.keep(client, version)
-        masked = Size(tensors=len(replied) * MASKED_BYTES * (added.size + 1))
-        return Outcome(
-            up=added.message(summed.mean, total) if finite else None,
-            replied=replied if finite else (),
-            nonfinite=() if finite else replied,
-            weight=total,
-            buffers=exchange.buffers,
-            work=_work(summed),
-            up_bytes={"masked": masked, **keys},
-            down_bytes=sent,
-        )
-
-    def _sum(
-        self,
-        exchange: Exchange,
-        line: SecAggLink,
-        at: Mapping[int, int],
-        weights: Mapping[int, int],
-    ) -> tuple[int, Summed | None]:
-        """The version of the states that the visits make, and the sum if there is one."""
-        if len(at) < FEWEST:
-            return -1, None
-        remote, heaviest = self._remote, max(weights[c] for c in at.values())
-        version, envelopes = remote.envelopes(exchange, sorted(at.values()))
-        sent = {
-            node: Envelope({**envelopes[c].header, "heaviest": heaviest}, envelopes[c].parts)
-            for node, c in at.items()
-        }
-        try:
-            return version, aggregate(line, sent, heaviest)
-        except Exception as error:  # by a false key or share, which nobody can see in time
-            remote.note(f"round {exchange.round + 1}: secure aggregation failed: {error!r:.200}")
-            return version, None
-
-    def evaluate(self, shown: EvaluatedModel) -> Done:
-        return self._remote.evaluate(shown)
-
-    def close(self) -> None:
-        self._remote.close()
-
-
-def _work(summed: Summed) -> Work:
-    """What the nodes say they did, as far as it can be."""
-    work = Work()
-    for said in summed.said.values():
-        counts = [said.get(name) for name in ("gradients", "forwards", "steps")]
-        sane = [c if isinstance(c, int) and 0 <= c < 1 << 62 else 0 for c in counts]
-        work.add(Work(sane[0], sane[1], sane[2]))
-    return work
-
-
-def check(remote: Remote, phases: Mapping[str, Any]) -> None:
-    """Refuse, before the first round, an algorithm whose replies cannot be masked."""
-    for phase, kinds in phases.items():
-        owner, problem = remote.at(owner_of(phase))
-        if problem.moving:
-            raise InputError("secagg: running statistics of batch normalisation cannot be masked")
-        try:
-            SummedMessage(kinds.up, owner, problem)
-        except Refused as why:
-            raise InputError(
-                f"secagg: '{phase}' cannot be masked: {why}; set secagg=false"
-            ) from None

@@ -1,4 +1,4 @@
-"""The server's side of a federation: our engine over somebody's post."""
+"""The server's side of a federation: our engine over somebody's transport."""
 
 from __future__ import annotations
 
@@ -21,17 +21,100 @@ from fedrift.errors import InputError
 from fedrift.federation.config import FederationConfig
 from fedrift.federation.membership import Membership, Transport
 from fedrift.federation.remote import NodeStates, Remote
-from fedrift.federation.task import experiment, settled
+from fedrift.federation.task import experiment_id, make_server_task
 from fedrift.federation.visibility import phases
 from fedrift.storage.jsonl import dump, read_file, replace_bytes
 from fedrift.storage.run_folder import CLIENTS
 
-# How many samples each client has: learnt as nodes come, remembered in the run's folder.
+DEADLINE = 600.0  # seconds an exchange may take
+
+WrapBackend = Callable[[Remote, Mapping[str, Signature]], Backend]
+"""Puts something around the backend, such as masks; it is told the phases of the algorithm."""
+
+
+@dataclass
+class NodeClients:
+    """Clients at the nodes of a membership."""
+
+    task: Task
+    transport: Transport
+    membership: Membership
+    sizes: Sizes
+    deadline: float
+    note: Callable[[str], None]
+    around: WrapBackend | None = None
+    _states: NodeStates | None = None
+
+    def states(self, visitor: Visitor) -> NodeStates:
+        self._states = NodeStates(visitor, [path for path, _ in parts(self.task.algorithm)])
+        return self._states
+
+    def backend(self, visitor: Visitor, evaluator: Evaluator | None) -> Backend:
+        assert self._states is not None
+        remote = Remote(
+            visitor,
+            self._states,
+            evaluator,
+            self.transport,
+            self.membership,
+            experiment=experiment_id(self.task),
+            deadline=self.deadline,
+            note=self.note,
+        )
+        return remote if self.around is None else self.around(remote, phases(self.task.algorithm))
+
+    def present(self) -> np.ndarray:
+        here = self.membership.present()
+        self.sizes.remember(self.task)
+        return here
+
+
+def serve(
+    config: FederationConfig,
+    transport: Transport,
+    *,
+    test: tuple[Any, Any] | None = None,
+    out: Path | None = None,
+    least: int | None = None,
+    deadline: float = DEADLINE,
+    callbacks: Sequence[Callback] = (),
+    note: Callable[[str], None] = lambda text: None,
+    around: WrapBackend | None = None,
+) -> Result:
+    """Run the charter's experiment with whoever is there; goes on with what `out` holds of it."""
+    least = config.clients if least is None else least
+    if not 1 <= least <= config.clients:
+        raise InputError(f"min-nodes={least} must be from 1 to {config.clients}, the clients")
+    if not 0 < deadline < float("inf"):
+        raise InputError(f"deadline={deadline} must be a number of seconds above 0")
+    with execute.one_thread():
+        task = make_server_task(config, test)
+    if task.faults is not None:
+        raise InputError("faults: they are simulated, and a federation has its own; leave them out")
+    if around is not None and task.aggregation is not None:
+        raise InputError(
+            "aggregate and privacy need to see each reply, which secure aggregation hides; "
+            "use one or the other"
+        )
+    membership = Membership(
+        transport,
+        experiment=experiment_id(task),
+        population=config.clients,
+        least=least,
+        note=note,
+    )
+    sizes = Sizes(out, membership.sizes)
+    sizes.recall()
+    membership.present()
+    task.split.sizes = membership.sizes  # filled in as nodes come
+    task = replace(task, problem=replace(task.problem, samples=int(membership.sizes.sum())))
+    place = NodeClients(task, transport, membership, sizes, deadline, note, around)
+    return execute.execute(task, out=out, callbacks=callbacks, place=place)
 
 
 @dataclass
 class Sizes:
-    """Keeps `clients.json` true when a node joins after the run has begun."""
+    """How many samples each client has: learnt as nodes come, kept in `clients.json`."""
 
     folder: Path | None
     sizes: np.ndarray
@@ -56,89 +139,3 @@ class Sizes:
         text = dump(recorder.clients(task.split, task.problem.classes)) + "\n"
         replace_bytes(self.folder / CLIENTS, text.encode())
         self._written = now
-
-
-DEADLINE = 600.0  # seconds an exchange may take
-
-Around = Callable[[Remote, Mapping[str, Signature]], Backend]
-"""Puts something around the backend, such as masks; it is told the phases of the algorithm."""
-
-
-@dataclass
-class AtNodes:
-    """Clients at the nodes of a membership."""
-
-    task: Task
-    post: Transport
-    membership: Membership
-    sizes: Sizes
-    deadline: float
-    note: Callable[[str], None]
-    around: Around | None = None
-    _states: NodeStates | None = None
-
-    def states(self, visitor: Visitor) -> NodeStates:
-        self._states = NodeStates(visitor, [path for path, _ in parts(self.task.algorithm)])
-        return self._states
-
-    def backend(self, visitor: Visitor, evaluator: Evaluator | None) -> Backend:
-        assert self._states is not None
-        remote = Remote(
-            visitor,
-            self._states,
-            evaluator,
-            self.post,
-            self.membership,
-            experiment=experiment(self.task),
-            deadline=self.deadline,
-            note=self.note,
-        )
-        return remote if self.around is None else self.around(remote, phases(self.task.algorithm))
-
-    def present(self) -> np.ndarray:
-        here = self.membership.present()
-        self.sizes.remember(self.task)
-        return here
-
-
-def serve(
-    charter: FederationConfig,
-    post: Transport,
-    *,
-    test: tuple[Any, Any] | None = None,
-    out: Path | None = None,
-    least: int | None = None,
-    deadline: float = DEADLINE,
-    callbacks: Sequence[Callback] = (),
-    note: Callable[[str], None] = lambda text: None,
-    around: Around | None = None,
-) -> Result:
-    """Run the charter's experiment with whoever is there; goes on with what `out` holds of it."""
-    least = charter.clients if least is None else least
-    if not 1 <= least <= charter.clients:
-        raise InputError(f"min-nodes={least} must be from 1 to {charter.clients}, the clients")
-    if not 0 < deadline < float("inf"):
-        raise InputError(f"deadline={deadline} must be a number of seconds above 0")
-    with execute.one_thread():
-        task = settled(charter, test)
-    if task.faults is not None:
-        raise InputError("faults: they are simulated, and a federation has its own; leave them out")
-    if around is not None and task.aggregation is not None:
-        raise InputError(
-            "aggregate and privacy need to see each reply, which secure aggregation hides; "
-            "use one or the other"
-        )
-    membership = Membership(
-        post,
-        experiment=experiment(task),
-        population=charter.clients,
-        least=least,
-        note=note,
-    )
-    sizes = Sizes(out, membership.sizes)
-    sizes.recall()
-    membership.present()
-    task.split.sizes = membership.sizes  # filled in as nodes come
-    task = replace(task, problem=replace(task.problem, samples=int(membership.sizes.sum())))
-    place = AtNodes(task, post, membership, sizes, deadline, note, around)
-    return execute.execute(task, out=out, callbacks=callbacks, place=place)

@@ -28,50 +28,50 @@ from fedrift.storage.shared_memory import is_channels_last
 PROTOCOL = 2  # of the envelopes; ends that differ do not talk
 
 
-def settled(charter: FederationConfig, test: tuple[Any, Any] | None = None) -> Task:
+def make_server_task(config: FederationConfig, test: tuple[Any, Any] | None = None) -> Task:
     """The task without any client's data: the model is tried on two random samples."""
-    spec, kind = charter.spec, task.DTYPES[charter.spec.dtype]
-    if not charter.named:  # what the record of the run says
+    spec, kind = config.spec, task.DTYPES[config.spec.dtype]
+    if not config.named:  # what the record of the run says
         spec = replace(spec, data=IN_PYTHON["data"], partition=IN_PYTHON["data"])
     some = torch.Generator().manual_seed(0)
-    x = torch.randn(2, *charter.shape, generator=some, dtype=kind)
-    y = torch.tensor([0, charter.classes - 1])
-    nobody = [np.empty(0, np.int64)] * (charter.clients - 1)
+    x = torch.randn(2, *config.shape, generator=some, dtype=kind)
+    y = torch.tensor([0, config.classes - 1])
+    nobody = [np.empty(0, np.int64)] * (config.clients - 1)
     probe = Split(x, y, [np.arange(2), *nobody], "at the nodes")
-    was = (charter.mean, charter.std) if charter.mean else None
-    make = models.factory(spec.model or "mlp", charter.shape, charter.classes, was)
-    held = None if test is None else tensors(charter, *test)
-    objects = Objects(make, probe, held, losses.of(spec.loss), black=charter.black)
-    return task.make_task(spec, objects)
+    was = (config.mean, config.std) if config.mean else None
+    make = models.factory(spec.model or "mlp", config.shape, config.classes, was)
+    test_tensors = None if test is None else checked_tensors(config, *test)
+    loss = losses.loss_by_name(spec.loss)
+    return task.make_task(spec, Objects(make, probe, test_tensors, loss, black=config.black))
 
 
-def tensors(charter: FederationConfig, x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def checked_tensors(config: FederationConfig, x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Samples as the task takes them, refused if they are of another shape."""
-    kind = task.DTYPES[charter.spec.dtype]
+    kind = task.DTYPES[config.spec.dtype]
     inputs = arrays.tensors(torch.as_tensor(np.asarray(x)), kind, "x")
     labels = arrays.tensors(torch.as_tensor(np.asarray(y)), kind, "y")
-    if tuple(inputs.shape[1:]) != charter.shape:
-        raise InputError(f"x has samples of shape {tuple(inputs.shape[1:])}, not {charter.shape}")
+    if tuple(inputs.shape[1:]) != config.shape:
+        raise InputError(f"x has samples of shape {tuple(inputs.shape[1:])}, not {config.shape}")
     if labels.shape != inputs.shape[:1] or labels.is_floating_point():
         raise InputError(f"y must be {len(inputs)} whole numbers, one label for each sample")
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < charter.classes:
-        raise InputError(f"y holds labels outside 0 to {charter.classes - 1}")
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < config.classes:
+        raise InputError(f"y holds labels outside 0 to {config.classes - 1}")
     return inputs, labels
 
 
-def experiment(settled: Task) -> str:
+def experiment_id(server_task: Task) -> str:
     """Hash of everything that server and sites must have in common."""
-    p = settled.problem
+    p = server_task.problem
     text = (
         PROTOCOL,
-        re.sub(r" at 0x[0-9a-f]+", "", repr(settled.algorithm)),
+        re.sub(r" at 0x[0-9a-f]+", "", repr(server_task.algorithm)),
         p.layout.names,
         p.population,
         p.rounds,
         p.is_full,
         p.participation,
-        settled.seed,
-        repr(settled.augment),
+        server_task.seed,
+        repr(server_task.augment),
         p.part,
     )
     digest = hashlib.sha256(repr(text).encode())
@@ -80,16 +80,16 @@ def experiment(settled: Task) -> str:
     return digest.hexdigest()[:16]
 
 
-def node_of(charter: FederationConfig, client: int, x: Any, y: Any, folder: Path) -> Node:
+def make_node(config: FederationConfig, client: int, x: Any, y: Any, folder: Path) -> Node:
     """The node of one client, with its data, and its states in a folder."""
-    if not 0 <= client < charter.clients:
-        raise InputError(f"partition-id={client} must be from 0 to {charter.clients - 1}")
-    made = settled(charter)
-    inputs, labels = tensors(charter, x, y)
-    arranged = is_channels_last(made.split.x)
+    if not 0 <= client < config.clients:
+        raise InputError(f"partition-id={client} must be from 0 to {config.clients - 1}")
+    server_task = make_server_task(config)
+    inputs, labels = checked_tensors(config, x, y)
+    arranged = is_channels_last(server_task.split.x)
     inputs = arrays.channels_last(inputs) if arranged else arrays.contiguous(inputs)
-    parts = [np.empty(0, np.int64)] * charter.clients
+    parts = [np.empty(0, np.int64)] * config.clients
     parts[client] = np.arange(len(labels))
     split = Split(inputs, labels, parts)
-    visitor = Visitor(made.algorithm, made.problem, split, made.augment)
-    return Node(visitor, client, len(labels), experiment(made), folder)
+    visitor = Visitor(server_task.algorithm, server_task.problem, split, server_task.augment)
+    return Node(visitor, client, len(labels), experiment_id(server_task), folder)

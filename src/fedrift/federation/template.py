@@ -101,18 +101,18 @@ and may add `data="/path/to/its.npz"` and `state-dir="/path/for/client/states"`.
 """
 
 
-def write_app(folder: Path, charter: FederationConfig, deadline: float) -> list[Path]:
+def write_app(folder: Path, config: FederationConfig, deadline: float) -> list[Path]:
     """The files of an app in a new folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"folder '{folder}' is not empty; name a new one")
     name = re.sub(r"[^a-z0-9-]+", "-", folder.resolve().name.lower()).strip("-") or "federated-app"
     words = {
         "name": name,
-        "algorithm": str(charter.spec.algorithm).replace('"', ""),
-        "rounds": charter.spec.rounds,
+        "algorithm": str(config.spec.algorithm).replace('"', ""),
+        "rounds": config.spec.rounds,
         "version": VERSION,
         "deadline": f"{deadline:g}",
-        "clients": charter.clients,
+        "clients": config.clients,
     }
     texts = {
         "pyproject.toml": PYPROJECT.format(**words),
@@ -120,7 +120,7 @@ def write_app(folder: Path, charter: FederationConfig, deadline: float) -> list[
         "federated/__init__.py": "",
         "federated/client.py": CLIENT,
         "federated/server.py": SERVER,
-        f"federated/{FILE}": charter.to_toml(),
+        f"federated/{FILE}": config.to_toml(),
     }
     for path, text in texts.items():
         file = folder / path

@@ -12,13 +12,13 @@ from torch import Tensor
 from fedrift.backends.codec import Refused, plain, unfit
 from fedrift.core.algorithm import Algorithm, Signature, parts
 from fedrift.core.messages import hints, reductions
-from fedrift.federation.protocol import declared
+from fedrift.federation.protocol import declared_signature
 
-ADDED = {"mean": "a mean over the cohort", "sum": "a sum over the cohort"}
+REDUCED_TO = {"mean": "a mean over the cohort", "sum": "a sum over the cohort"}
 
 
 @dataclass(frozen=True)
-class Sight:
+class VisibleField:
     """One field of one exchange."""
 
     phase: str
@@ -32,40 +32,40 @@ class Sight:
 
 def phases(root: Algorithm[Any, Any]) -> dict[str, Signature]:
     """Every client method that the server may call, by its address."""
-    found: dict[str, Signature] = {}
+    signatures: dict[str, Signature] = {}
     for path, node in parts(root):
         for name, method in inspect.getmembers(type(node), inspect.isfunction):
             phase = f"{path}.{name}" if path else name
             if "site" not in method.__annotations__ or name.startswith("_"):
                 continue
             try:
-                found[phase] = declared(root, phase)
+                signatures[phase] = declared_signature(root, phase)
             except Refused:
                 continue
-    return found
+    return signatures
 
 
-def sights(root: Algorithm[Any, Any]) -> list[Sight]:
+def visible_fields(root: Algorithm[Any, Any]) -> list[VisibleField]:
     """Everything that leaves one side for the other, and what stays."""
-    rows: list[Sight] = []
+    rows: list[VisibleField] = []
     for phase, kinds in phases(root).items():
         for cls in (kinds.down, kinds.private):
-            rows += [Sight(phase, "client", n, k, "") for n, k in _leaves(cls)]
+            rows += [VisibleField(phase, "client", n, k, "") for n, k in _leaves(cls)]
         how = reductions(kinds.up)
         for name, kind in _leaves(kinds.up):
             rule = how.get(name.partition(".")[0], "")
-            use = ADDED.get(
+            use = REDUCED_TO.get(
                 rule, "each client's value" if rule else "each client's, to fold others"
             )
-            rows.append(Sight(phase, "server", name, kind, use))
+            rows.append(VisibleField(phase, "server", name, kind, use))
         stays = "never leaves the node"
-        rows += [Sight(phase, "node", n, k, stays) for n, k in _leaves(kinds.state)]
+        rows += [VisibleField(phase, "node", n, k, stays) for n, k in _leaves(kinds.state)]
     return rows
 
 
 def can_be_masked(root: Algorithm[Any, Any], phase: str) -> bool:
     """All that goes up is a mean or a sum: the server needs no single client's value."""
-    return not unfit(declared(root, phase).up)
+    return not unfit(declared_signature(root, phase).up)
 
 
 def _leaves(cls: Any, path: str = "") -> Iterator[tuple[str, str]]:

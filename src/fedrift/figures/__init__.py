@@ -1,4 +1,7 @@
-"""Figures of what an analysis found, drawn from its numbers alone: no torch, no run needed."""
+"""Figures of what an analysis found, drawn from its numbers alone: no torch, no run needed.
+
+`style` holds what all figures of the package share, curves over rounds included.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,7 @@ Picture = Callable[["Figure", Mapping[str, Record]], None]
 """Draws one run or several, from their names and numbers."""
 
 
-# Which figures compare several runs, by what was examined.
-
-TOGETHER: dict[str, dict[str, Picture]] = {
+COMMON_FIGURES: dict[str, dict[str, Picture]] = {
     "hessian": {"eigenvalues": curvature.eigenvalues, "density": curvature.density},
     "sharpness": {"rises": curvature.rises, "discrepancy": curvature.discrepancy},
     "cka": {"layers": clients.by_layer},
@@ -31,3 +32,4 @@ TOGETHER: dict[str, dict[str, Picture]] = {
     "landscape": {"lines": curvature.lines, "around": curvature.around},
     "during": {"drift": clients.drift, "recency": clients.recency},
 }
+"""Figures that compare several runs, by what was examined."""

@@ -1,4 +1,4 @@
-"""Eigenvalues and spectral density of the Hessian."""
+"""Curvature: the Hessian's eigenvalues and density, sharpness, and the loss around models."""
 
 from __future__ import annotations
 
@@ -9,20 +9,67 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedrift.figures.style import colour, legend, names, panels, title
+from fedrift.figures.style import colour_of, legend, name_ticks, panel_title, panels
 from fedrift.storage.jsonl import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-# A spectrum of a few nodes as a smooth curve.
-
 Floats = npt.NDArray[np.float64]
 SHARE = 100  # a bell's width is this part of the spectrum's span
 POINTS = 400
+FLOOR = 1e-9  # of the highest density: one outlier among a million weights is still seen
 AROUND = 7  # widths beyond the outermost nodes: their bells end below what is drawn
+
+
+def eigenvalues(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """The largest ones of the global models; local models as crosses."""
+    (axis,) = panels(figure, 1)
+    for place, (name, numbers) in enumerate(runs.items()):
+        values = numbers["global"]["eigenvalues"]
+        ranks = range(1, len(values) + 1)
+        axis.plot(ranks, values, "o-", color=colour_of(place), label=f"{name}, global model")
+        for i, local in enumerate(numbers["clients"].values()):
+            label = f"{name}, local models" if not i else None
+            local_values = local["eigenvalues"]
+            at = range(1, len(local_values) + 1)
+            axis.plot(at, local_values, "x", color=colour_of(place), alpha=0.6, label=label)
+    axis.axhline(0, color="grey", linewidth=0.8)
+    longest = max(len(n["global"]["eigenvalues"]) for n in runs.values())
+    axis.set_xticks(range(1, longest + 1))
+    axis.set_xlabel("rank by size")
+    axis.set_ylabel("eigenvalue of the Hessian")
+    legend(figure, [axis], 2)
+
+
+def density(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """Share of eigenvalues per unit, on a logarithmic scale; local models dashed, if measured."""
+    (axis,) = panels(figure, 1)
+    highest = 0.0
+    shown = [(place, *one) for place, run in enumerate(runs.items()) for one in _densities(*run)]
+    # one width for all: the heights of curves of different smoothness cannot be compared
+    width = max(span(spectrum["nodes"]) for *_, spectrum in shown) / SHARE
+    for place, label, line, spectrum in shown:
+        grid, curve = smoothed(spectrum["nodes"], spectrum["weights"], width)
+        highest = max(highest, float(curve.max()))
+        style: dict[str, Any] = {"color": colour_of(place), "label": label, "linestyle": line}
+        axis.semilogy(grid, np.maximum(curve, 1e-300), lw=1.5, **style)
+    axis.set_ylim(highest * FLOOR, highest * 2)
+    axis.set_xlabel("eigenvalue of the Hessian")
+    axis.set_ylabel("spectral density (share per unit)")
+    legend(figure, [axis], 3)
+
+
+def _densities(name: str, numbers: Record) -> list[tuple[str | None, str, Record]]:
+    """Label, line style and numbers of every model whose density was measured."""
+    local = [one for one in numbers["clients"].values() if "nodes" in one]
+    label = f"{name}, global model" if local else name
+    shown: list[tuple[str | None, str, Record]] = [(label, "-", numbers["global"])]
+    return [
+        *shown,
+        *((None if i else f"{name}, local models", "--", x) for i, x in enumerate(local)),
+    ]
 
 
 def span(nodes: Sequence[Any]) -> float:
@@ -44,58 +91,6 @@ def smoothed(
     return grid, total / len(nodes)
 
 
-FLOOR = 1e-9  # of the highest density: one outlier among a million weights is still seen
-
-
-def eigenvalues(figure: Figure, runs: Mapping[str, Record]) -> None:
-    """The largest ones of the global models; local models as crosses."""
-    (axis,) = panels(figure, 1)
-    for place, (name, numbers) in enumerate(runs.items()):
-        values = numbers["global"]["eigenvalues"]
-        ranks = range(1, len(values) + 1)
-        axis.plot(ranks, values, "o-", color=colour(place), label=f"{name}, global model")
-        for i, local in enumerate(numbers["clients"].values()):
-            label = f"{name}, local models" if not i else None
-            found = local["eigenvalues"]
-            at = range(1, len(found) + 1)
-            axis.plot(at, found, "x", color=colour(place), alpha=0.6, label=label)
-    axis.axhline(0, color="grey", linewidth=0.8)
-    longest = max(len(n["global"]["eigenvalues"]) for n in runs.values())
-    axis.set_xticks(range(1, longest + 1))
-    axis.set_xlabel("rank by size")
-    axis.set_ylabel("eigenvalue of the Hessian")
-    legend(figure, [axis], 2)
-
-
-def density(figure: Figure, runs: Mapping[str, Record]) -> None:
-    """Share of eigenvalues per unit, on a logarithmic scale; local models dashed, if measured."""
-    (axis,) = panels(figure, 1)
-    highest = 0.0
-    shown = [(place, *one) for place, run in enumerate(runs.items()) for one in _densities(*run)]
-    # one width for all: the heights of curves of different smoothness cannot be compared
-    width = max(span(found["nodes"]) for *_, found in shown) / SHARE
-    for place, label, line, found in shown:
-        grid, curve = smoothed(found["nodes"], found["weights"], width)
-        highest = max(highest, float(curve.max()))
-        style: dict[str, Any] = {"color": colour(place), "label": label, "linestyle": line}
-        axis.semilogy(grid, np.maximum(curve, 1e-300), lw=1.5, **style)
-    axis.set_ylim(highest * FLOOR, highest * 2)
-    axis.set_xlabel("eigenvalue of the Hessian")
-    axis.set_ylabel("spectral density (share per unit)")
-    legend(figure, [axis], 3)
-
-
-def _densities(name: str, numbers: Record) -> list[tuple[str | None, str, Record]]:
-    """Label, line style and numbers of every model whose density was measured."""
-    local = [one for one in numbers["clients"].values() if "nodes" in one]
-    label = f"{name}, global model" if local else name
-    found: list[tuple[str | None, str, Record]] = [(label, "-", numbers["global"])]
-    return [
-        *found,
-        *((None if i else f"{name}, local models", "--", x) for i, x in enumerate(local)),
-    ]
-
-
 # Sharpness of global models, and of local models on their own data beside it.
 
 KINDS = {"one_step": "one ascent step", "ascent": "projected ascent"}
@@ -109,8 +104,8 @@ def rises(figure: Figure, runs: Mapping[str, Record]) -> None:
         for i, (key, label) in enumerate(KINDS.items()):
             heights = [n["global"][prefix + key] for n in runs.values()]
             places = np.arange(len(runs)) + 0.36 * (i - 0.5)
-            axis.bar(places, heights, 0.34, color=colour(i), label=label)
-        names(axis, list(runs))
+            axis.bar(places, heights, 0.34, color=colour_of(i), label=label)
+        name_ticks(axis, list(runs))
         axis.set_title("adaptive sharpness" if prefix else "sharpness", fontsize=10)
         axis.set_ylabel(f"rise of the loss within ρ = {first[radius]:g}")
         axis.grid(axis="x", visible=False)
@@ -123,13 +118,13 @@ def discrepancy(figure: Figure, runs: Mapping[str, Record]) -> None:
     for place, numbers in enumerate(runs.values()):
         local = [one["ascent"] for one in numbers["clients"].values()]
         label = "local models, own data" if not place else None
-        axis.plot([place] * len(local), local, "o", color=colour(0), alpha=0.6, label=label)
+        axis.plot([place] * len(local), local, "o", color=colour_of(0), alpha=0.6, label=label)
         label = "their mean" if not place else None
-        axis.plot(place, np.mean(local), "_", color=colour(0), ms=22, mew=2.5, label=label)
+        axis.plot(place, np.mean(local), "_", color=colour_of(0), ms=22, mew=2.5, label=label)
         label = "global model, their pooled data" if not place else None
-        axis.plot(place, numbers["pooled"]["ascent"], "D", color=colour(1), label=label)
+        axis.plot(place, numbers["pooled"]["ascent"], "D", color=colour_of(1), label=label)
     axis.set_xlim(-0.6, len(runs) - 0.4)
-    names(axis, list(runs))
+    name_ticks(axis, list(runs))
     axis.set_ylabel(f"rise of the loss within ρ = {next(iter(runs.values()))['rho']:g}")
     axis.grid(axis="x", visible=False)
     legend(figure, [axis], 1)
@@ -149,7 +144,7 @@ def lines(figure: Figure, runs: Mapping[str, Record]) -> None:
     for place, (run, numbers) in enumerate(runs.items()):
         for i, (name, values) in enumerate(numbers["lines"].items()):
             alone = len(runs) == 1
-            style: dict[str, Any] = {"color": colour(i if alone else place), "linewidth": 1.8}
+            style: dict[str, Any] = {"color": colour_of(i if alone else place), "linewidth": 1.8}
             style |= {"linestyle": "-" if alone else STYLES[i % len(STYLES)]}
             style |= {"label": name if alone else f"{run}: {name}"}
             axes[0].plot(values["at"], values["loss"], **style)
@@ -170,20 +165,20 @@ def plane(figure: Figure, runs: Mapping[str, Record]) -> None:
     """The plane through the global and two local models, with the way the global one came."""
     axes = panels(figure, len(runs), 4.2, 5.0)
     for axis, (run, numbers) in zip(axes, runs.items(), strict=True):
-        found = numbers["plane"]
-        _chart(axis, found)
-        _way(axis, found["path"])
-        for place, (name, at) in enumerate(found["models"].items()):
-            axis.plot(*at, "o", markersize=8, color=colour(place), markeredgecolor="white")
+        surface = numbers["plane"]
+        _draw_surface(axis, surface)
+        _draw_path(axis, surface["path"])
+        for place, (name, at) in enumerate(surface["models"].items()):
+            axis.plot(*at, "o", markersize=8, color=colour_of(place), markeredgecolor="white")
             words: dict[str, Any] = {"fontsize": 9, "color": "black"}
             words["bbox"] = {"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1.5}
             axis.annotate(name, at, (7, 6), "data", "offset points", **words)
         axis.set_xlabel("towards the first local model (filter-normalised)")
         axis.set_ylabel("at right angles to it")
-        title(axis, numbers, run)
+        panel_title(axis, numbers, run)
 
 
-def _way(axis: Axes, path: list[Any]) -> None:
+def _draw_path(axis: Axes, path: list[Any]) -> None:
     """Kept global models, projected; what lies outside the map is cut off."""
     if len(path) < 2:
         return
@@ -213,27 +208,27 @@ def around(figure: Figure, runs: Mapping[str, Record]) -> None:
     """Two random filter-normalised directions around the global model; one scale for all runs."""
     axes = panels(figure, len(runs), 4.2, 5.0)
     charts = [numbers["around"] for numbers in runs.values()]
-    heights = np.concatenate([np.array(found["loss"]).ravel() for found in charts])
+    heights = np.concatenate([np.array(surface["loss"]).ravel() for surface in charts])
     known = heights[np.isfinite(heights)]
     span = float(known.min()), float(np.quantile(known, 0.95))
     for axis, (run, numbers) in zip(axes, runs.items(), strict=True):
-        _chart(axis, numbers["around"], span)
+        _draw_surface(axis, numbers["around"], span)
         axis.plot(0, 0, "*", markersize=13, color="#F0E442", markeredgecolor="black")
         axis.set_xlabel("first random direction (filter-normalised)")
         axis.set_ylabel("second random direction")
-        title(axis, numbers, run)
+        panel_title(axis, numbers, run)
 
 
-def _chart(axis: Axes, found: Record, span: tuple[float, float] | None = None) -> None:
-    loss = np.array(found["loss"], np.float64)
+def _draw_surface(axis: Axes, surface: Record, span: tuple[float, float] | None = None) -> None:
+    loss = np.array(surface["loss"], np.float64)
     known = loss[np.isfinite(loss)]
     low, high = span or (float(known.min()), float(np.quantile(known, 0.95)))
     high = high if high > low else low + 1e-6
     levels = _round_levels(low, high)
-    x, y = np.array(found["x"]), np.array(found["y"])
-    held = np.clip(loss, low, None)
-    filled = axis.contourf(x, y, held, levels, cmap="viridis", extend="max")
-    axis.contour(x, y, held, levels, colors="white", linewidths=0.4, alpha=0.6)
+    x, y = np.array(surface["x"]), np.array(surface["y"])
+    clipped = np.clip(loss, low, None)
+    filled = axis.contourf(x, y, clipped, levels, cmap="viridis", extend="max")
+    axis.contour(x, y, clipped, levels, colors="white", linewidths=0.4, alpha=0.6)
     axis.grid(False)
     axis.set_aspect("equal")
     figure = axis.figure

@@ -1,4 +1,4 @@
-"""What all figures share: an empty sheet, quiet axes, one legend, tables of colours."""
+"""What all figures share: colours, empty figures, curves over rounds, legends, colour tables."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-# Figures for papers and slides, drawn with matplotlib: no browser, no screen.
 
 # Okabe & Ito (2008): told apart by people with any kind of colour vision
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -107,7 +105,7 @@ ACROSS = 3  # panels side by side; four stand two by two
 MOST_NAMED = 24  # rows or columns of a table whose cells are labelled
 
 
-def sheet() -> Figure:
+def empty_figure() -> Figure:
     """An empty figure; needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -122,8 +120,8 @@ def panels(figure: Figure, count: int, height: float = HEIGHT, width: float = WI
     across = count if count <= ACROSS else (2 if count == 4 else ACROSS)
     down = -(-count // across)
     figure.set_size_inches(width * across, height * down)
-    made: list[Axes] = list(figure.subplots(down, across, squeeze=False).ravel())
-    axes, spare = made[:count], made[count:]
+    created: list[Axes] = list(figure.subplots(down, across, squeeze=False).ravel())
+    axes, spare = created[:count], created[count:]
     for axis in spare:
         axis.remove()
     for axis in axes:
@@ -133,7 +131,7 @@ def panels(figure: Figure, count: int, height: float = HEIGHT, width: float = WI
     return axes
 
 
-def colour(place: int) -> str:
+def colour_of(place: int) -> str:
     return COLOURS[place % len(COLOURS)]
 
 
@@ -150,18 +148,18 @@ def legend(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
     number = min(columns, fitting)
     rows = -(-len(entries) // number)
     figure.set_figheight(figure.get_figheight() + ROW * (rows - 1))
-    made = figure.legend(
+    drawn = figure.legend(
         entries.values(),
         entries.keys(),
         loc="outside lower center",
         ncols=number,
         frameon=False,
     )
-    for text in made.get_texts():
+    for text in drawn.get_texts():
         text.set_parse_math(False)  # names may hold any sign
 
 
-def names(axis: Axes, labels: Sequence[str]) -> None:
+def name_ticks(axis: Axes, labels: Sequence[str]) -> None:
     """Names along the horizontal axis."""
     short = [n if len(n) <= LONGEST else f"{n[: LONGEST - 1]}…" for n in labels]
     thin = -(-len(short) // MOST_NAMED)
@@ -175,7 +173,7 @@ def names(axis: Axes, labels: Sequence[str]) -> None:
             label.set(rotation=30, ha="right")
 
 
-def both_ways(axis: Axes, labels: Sequence[str], about: str) -> None:
+def label_both_sides(axis: Axes, labels: Sequence[str], about: str) -> None:
     """The same labels along both sides of a table, as many as can be read."""
     thin = -(-len(labels) // MOST_NAMED)
     places, shown = range(0, len(labels), thin), labels[::thin]
@@ -187,19 +185,21 @@ def both_ways(axis: Axes, labels: Sequence[str], about: str) -> None:
     axis.set_ylabel(about)
 
 
-def table(
+def colour_table(
     axis: Axes, values: Any, label: str, *, low: float, high: float, map: str = "viridis"
 ) -> Any:
     """A table of colours with its bar; the numbers too where there is room."""
-    held = np.asarray(values, np.float64)
+    cells = np.asarray(values, np.float64)
     axis.grid(False)
     axis.spines[["top", "right", "bottom", "left"]].set_visible(False)
-    image = axis.imshow(held, vmin=low, vmax=high, cmap=map, aspect="auto", interpolation="nearest")
+    image = axis.imshow(
+        cells, vmin=low, vmax=high, cmap=map, aspect="auto", interpolation="nearest"
+    )
     figure = axis.figure
     figure.colorbar(image, ax=axis, label=label, shrink=0.9)  # type: ignore[union-attr]
     return image
 
 
-def title(axis: Axes, numbers: Mapping[str, Any], name: str) -> None:
+def panel_title(axis: Axes, numbers: Mapping[str, Any], name: str) -> None:
     """The run and its round, as the heading of a panel."""
     axis.set_title(f"{name}, round {numbers['round']}", fontsize=10, parse_math=False)

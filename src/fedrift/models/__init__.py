@@ -23,28 +23,8 @@ from fedrift.errors import InputError
 from fedrift.models.mobilenet import Scale, mobilenet_v2
 from fedrift.models.resnet import resnet18, resnet20
 
-# Random convolutional features: an extractor that needs no training and no download.
-
-KERNEL = 6
-CELLS = 4  # of the grid, along each side
-
-
-class RandomConvolutions(nn.Module):
-    """One frozen layer of random filters, pooled, and a linear head."""
-
-    head = "fc"
-
-    def __init__(
-        self, input_shape: tuple[int, ...], classes: int, filters: int = RANDOM_FILTERS
-    ) -> None:
-        nn.Module.__init__(self)
-        self.conv = nn.Conv2d(input_shape[0], filters, KERNEL, padding=KERNEL // 2)
-        nn.init.kaiming_normal_(self.conv.weight)
-        self.conv.requires_grad_(False)
-        self.fc = nn.Linear(filters * CELLS**2, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(F.adaptive_avg_pool2d(F.relu(self.conv(x)), CELLS).flatten(1))
+KERNEL = 6  # of the random filters
+CELLS = 4  # of the grid that they are pooled to, along each side
 
 
 class Logistic(nn.Module):
@@ -108,6 +88,24 @@ class ConvNet(nn.Module):
         return x if self.fc3 is None else self.fc3(F.relu(x))
 
 
+class RandomConvolutions(nn.Module):
+    """One frozen layer of random filters, pooled, and a linear head; no download."""
+
+    head = "fc"
+
+    def __init__(
+        self, input_shape: tuple[int, ...], classes: int, filters: int = RANDOM_FILTERS
+    ) -> None:
+        nn.Module.__init__(self)
+        self.conv = nn.Conv2d(input_shape[0], filters, KERNEL, padding=KERNEL // 2)
+        nn.init.kaiming_normal_(self.conv.weight)
+        self.conv.requires_grad_(False)
+        self.fc = nn.Linear(filters * CELLS**2, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(F.adaptive_avg_pool2d(F.relu(self.conv(x)), CELLS).flatten(1))
+
+
 def _conv_net(name: str, channels: tuple[int, int], *hidden: int) -> Callable[..., nn.Module]:
     return partial(ConvNet, channels=channels, hidden=hidden, padding=CONV_PADDING[name])
 
@@ -143,7 +141,7 @@ def factory(
     if classes < 1:
         raise InputError(f"model '{text}' needs at least 1 class, not {classes}")
     shape = tuple(int(side) for side in input_shape)
-    choice = models.choose(text, shape)
+    choice = models.choose_model(text, shape)
     if choice.attribute is None:
         options: dict[str, Any] = dict(choice.options)
         if choice.name == "mobilenet-v2":
@@ -173,11 +171,11 @@ def build_own(module: str, attribute: str, input_shape: tuple[int, ...], classes
 
 
 def _load(module: str, attribute: str) -> Callable[..., object]:
-    made = own_code.load(module, attribute, "model", f"; models of ours: {', '.join(NAMES)}")
-    if not callable(made):
-        kind = type(made).__name__
+    loaded = own_code.load(module, attribute, "model", f"; models of ours: {', '.join(NAMES)}")
+    if not callable(loaded):
+        kind = type(loaded).__name__
         raise InputError(f"model '{module}:{attribute}' is a {kind}, not a class or function")
-    return made
+    return loaded
 
 
 def _arguments(
@@ -195,14 +193,14 @@ def _arguments(
         "classes": classes,
         "num_classes": classes,
     }
-    given: dict[str, object] = {}
+    chosen: dict[str, object] = {}
     for name, parameter in parameters.items():
         is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if name in ours and not is_open and parameter.kind != parameter.POSITIONAL_ONLY:
-            given[name] = ours[name]
+            chosen[name] = ours[name]
         elif parameter.default is parameter.empty and not is_open:
             raise InputError(
                 f"model '{text}' needs an argument '{name}'; give it a default "
                 "(only input_shape, classes and num_classes are passed)"
             )
-    return given
+    return chosen

@@ -20,17 +20,17 @@ NAMES: dict[str, Loss] = {
 }
 
 
-def of(text: str | None) -> Loss | None:
+def loss_by_name(text: str | None) -> Loss | None:
     """The function a text names; None for the usual one, cross-entropy."""
     if text is None or text == "cross_entropy":
         return None
     if text in NAMES:
         return NAMES[text]
     named = parse(text, "loss")
-    found: Any = own_code.load(named.name, named.value or "", "loss")
-    if not callable(found):
-        raise InputError(f"loss '{text}' is a {type(found).__name__}, not a function")
-    return found  # type: ignore[reportReturnType]
+    loss: Any = own_code.load(named.name, named.value or "", "loss")
+    if not callable(loss):
+        raise InputError(f"loss '{text}' is a {type(loss).__name__}, not a function")
+    return loss  # type: ignore[reportReturnType]
 
 
 def name_of(loss: Any) -> str | None:

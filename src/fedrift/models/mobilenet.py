@@ -137,7 +137,7 @@ def _load(net: MobileNetV2, path: Path, classes: int) -> None:
     from safetensors.torch import load_file
 
     try:
-        held = load_file(path)
+        loaded = load_file(path)
     except (OSError, SafetensorError) as error:
         raise InputError(f"weights '{path}' cannot be read as safetensors: {error}") from None
     own = {
@@ -146,12 +146,12 @@ def _load(net: MobileNetV2, path: Path, classes: int) -> None:
         if not name.startswith("prepared.") and not name.endswith(UNTRAINED)
     }
     head = {name for name in own if name.startswith("classifier.")}
-    known = held.get("classifier.1.bias")
+    known = loaded.get("classifier.1.bias")
     if known is None or len(known) != classes:
         own = {name: value for name, value in own.items() if name not in head}
-    wrong = [n for n, v in own.items() if n not in held or held[n].shape != v.shape]
-    strange = [n for n in held if n not in own and n not in head and not n.endswith(UNTRAINED)]
+    wrong = [n for n, v in own.items() if n not in loaded or loaded[n].shape != v.shape]
+    strange = [n for n in loaded if n not in own and n not in head and not n.endswith(UNTRAINED)]
     if wrong or strange:
         first = (wrong or strange)[0]
         raise InputError(f"weights '{path}' are not those of a MobileNetV2: '{first}' does not fit")
-    net.load_state_dict({name: held[name] for name in own}, strict=False)
+    net.load_state_dict({name: loaded[name] for name in own}, strict=False)

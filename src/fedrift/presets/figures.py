@@ -1,4 +1,7 @@
-"""The figures of a comparison that a preset asks for, in the style of the reports."""
+"""The figures a preset asks for: curves of its comparison, and analyses of its models.
+
+`fedrift.report.figures` draws those of a report, `fedrift.figures` those of single analyses.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from fedrift.engine.execute import one_thread
 from fedrift.figures import style
 from fedrift.figures.style import COLOURS, save
 from fedrift.presets.preset import Part
-from fedrift.report.statistics.estimates import series
+from fedrift.report.statistics.estimates import quality_series
 from fedrift.report.statistics.findings import Findings
 from fedrift.report.statistics.measured import Floats
 
@@ -31,46 +34,46 @@ LINES = ("-", "--", ":")  # of the methods beyond the number of colours
 WIDE = 6.4  # inches of a single panel
 
 
-def draw(found: Findings, folder: Path, names: Sequence[str]) -> list[str]:
+def draw(findings: Findings, folder: Path, names: Sequence[str]) -> list[str]:
     """Writes NAME.png and NAME.svg for each; gives the names."""
     for name in names:
-        figure = FIGURES[name](found)
+        figure = FIGURES[name](findings)
         for ending in ENDINGS:
             save(figure, folder / f"{name}.{ending}")
     return list(names)
 
 
-def _rounds(found: Findings) -> Figure:
-    return _over(found, "rounds")
+def _rounds(findings: Findings) -> Figure:
+    return _over(findings, "rounds")
 
 
-def _bytes(found: Findings) -> Figure:
-    return _over(found, "bytes")
+def _bytes(findings: Findings) -> Figure:
+    return _over(findings, "bytes")
 
 
-def _loss(found: Findings) -> Figure:
+def _loss(findings: Findings) -> Figure:
     """A logarithmic axis shows small differences of small losses."""
-    figure = _over(found, "rounds", loss=True)
+    figure = _over(findings, "rounds", loss=True)
     for axis in figure.axes:
         axis.set_yscale("log")
     return figure
 
 
-def _over(found: Findings, cost: str, loss: bool = False) -> Figure:
+def _over(findings: Findings, cost: str, loss: bool = False) -> Figure:
     """One panel for each setting, one line for each method."""
     from matplotlib.ticker import EngFormatter
 
-    figure = style.sheet()
+    figure = style.empty_figure()
     axes = style.panels(
-        figure, len(found.settings), width=WIDE if len(found.settings) == 1 else 4.6
+        figure, len(findings.settings), width=WIDE if len(findings.settings) == 1 else 4.6
     )
-    for axis, setting in zip(axes, found.settings, strict=True):
-        for one in found.by_setting[setting]:
+    for axis, setting in zip(axes, findings.settings, strict=True):
+        for one in findings.by_setting[setting]:
             runs = [run for run in one.group.runs if not run.is_blank]
-            values = [run.loss if loss else series(run) for run in runs]
-            place = found.methods.index(one.method)
+            values = [run.loss if loss else quality_series(run) for run in runs]
+            place = findings.methods.index(one.method)
             _seeds(axis, [getattr(r, cost) for r in runs], values, one.method, place)
-        _label(axis, setting.label if len(axes) > 1 else "", found.has_accuracy and not loss)
+        _label(axis, setting.label if len(axes) > 1 else "", findings.has_accuracy and not loss)
         if cost == "bytes":
             axis.set_xlabel("bytes sent")
             axis.xaxis.set_major_formatter(EngFormatter("B"))
@@ -78,18 +81,18 @@ def _over(found: Findings, cost: str, loss: bool = False) -> Figure:
     return figure
 
 
-def _settings(found: Findings) -> Figure:
+def _settings(findings: Findings) -> Figure:
     """One panel for each method, one line for each setting."""
-    figure = style.sheet()
-    axes = style.panels(figure, len(found.methods))
-    for axis, method in zip(axes, found.methods, strict=True):
-        for place, setting in enumerate(found.settings):
-            one = found.get(method, setting)
+    figure = style.empty_figure()
+    axes = style.panels(figure, len(findings.methods))
+    for axis, method in zip(axes, findings.methods, strict=True):
+        for place, setting in enumerate(findings.settings):
+            one = findings.get(method, setting)
             if one is not None:
                 runs = one.group.runs
-                rounds, values = [r.rounds for r in runs], [series(r) for r in runs]
+                rounds, values = [r.rounds for r in runs], [quality_series(r) for r in runs]
                 _seeds(axis, rounds, values, setting.label, place)
-        _label(axis, method if len(axes) > 1 else "", found.has_accuracy)
+        _label(axis, method if len(axes) > 1 else "", findings.has_accuracy)
     style.legend(figure, axes)
     return figure
 
@@ -101,12 +104,12 @@ def _seeds(
     shortest = min(map(len, values), default=0)
     if not shortest:
         return
-    held = np.array([one[:shortest] for one in values])
+    curves = np.array([one[:shortest] for one in values])
     x = np.mean([one[:shortest] for one in costs], axis=0)
-    colour, line = style.colour(place), LINES[place // len(COLOURS) % len(LINES)]
-    axis.plot(x, held.mean(axis=0), color=colour, linestyle=line, label=label, linewidth=1.6)
-    if len(held) > 1:
-        low, high = held.min(axis=0), held.max(axis=0)
+    colour, line = style.colour_of(place), LINES[place // len(COLOURS) % len(LINES)]
+    axis.plot(x, curves.mean(axis=0), color=colour, linestyle=line, label=label, linewidth=1.6)
+    if len(curves) > 1:
+        low, high = curves.min(axis=0), curves.max(axis=0)
         axis.fill_between(x, low, high, color=colour, alpha=0.16, lw=0)
 
 
@@ -121,22 +124,22 @@ def _label(axis: Axes, title: str, has_accuracy: bool) -> None:
         axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
 
 
-def _clients(found: Findings) -> Figure:
+def _clients(findings: Findings) -> Figure:
     """One panel for each method, one line for each client: accuracy on the classes it holds."""
-    runs = [one.group.runs[0] for one in found.by_setting[found.settings[0]]]
-    figure = style.sheet()
+    runs = [one.group.runs[0] for one in findings.by_setting[findings.settings[0]]]
+    figure = style.empty_figure()
     axes = style.panels(figure, len(runs))
-    for axis, one in zip(axes, found.by_setting[found.settings[0]], strict=True):
+    for axis, one in zip(axes, findings.by_setting[findings.settings[0]], strict=True):
         run = one.group.runs[0]
         shares = None if run.clients is None else run.clients.shares
         if shares is not None and run.classes is not None:
             for client, share in enumerate(shares):
-                held = ", ".join(str(c) for c in np.flatnonzero(share))
-                label = f"client {client} ({held})" if share.astype(bool).sum() <= 3 else ""
+                classes = ", ".join(str(c) for c in np.flatnonzero(share))
+                label = f"client {client} ({classes})" if share.astype(bool).sum() <= 3 else ""
                 axis.plot(
                     run.rounds,
                     run.classes @ share,
-                    color=style.colour(client),
+                    color=style.colour_of(client),
                     label=label or f"client {client}",
                     linewidth=1.4,
                 )
@@ -148,16 +151,16 @@ def _clients(found: Findings) -> Figure:
     return figure
 
 
-def _partition(found: Findings) -> Figure:
+def _partition(findings: Findings) -> Figure:
     """Who holds how many samples of which class, in the first seed of each setting."""
-    figure = style.sheet()
-    axes = style.panels(figure, len(found.settings), height=2.9)
-    for axis, setting in zip(axes, found.settings, strict=True):
-        clients = found.by_setting[setting][0].group.runs[0].clients
+    figure = style.empty_figure()
+    axes = style.panels(figure, len(findings.settings), height=2.9)
+    for axis, setting in zip(axes, findings.settings, strict=True):
+        clients = findings.by_setting[setting][0].group.runs[0].clients
         if clients is not None and clients.counts is not None:
             counts = clients.counts.T
             top = float(counts.max())
-            style.table(axis, counts, "samples", low=0, high=top, map="Blues")
+            style.colour_table(axis, counts, "samples", low=0, high=top, map="Blues")
         axis.set_title(setting.partition, fontsize=10, parse_math=False)
         axis.set_xlabel("client")
         axis.set_ylabel("class")
@@ -174,15 +177,15 @@ FIGURES: dict[str, Callable[[Findings], Figure]] = {
 }
 
 
-# What the microscope sees in the models of a comparison: figures of its first seed.
+# Figures of `fedrift.analysis`, of the first seed of each method.
 
 EVERYBODY = 0
 
 
-def inside(found: Findings, folder: Path, part: Part) -> list[str]:
+def analysis_figures(findings: Findings, folder: Path, part: Part) -> list[str]:
     """Names of the figures, which are copied beside those of the comparison."""
     loader, names = Loader(), list[str]()
-    for one in found.all:
+    for one in findings.all:
         run = Path(one.group.runs[0].name)
         case = loader.case(run, one.method)
         with one_thread():

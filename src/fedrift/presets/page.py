@@ -60,9 +60,11 @@ def _overview(measured: Sequence[Measured]) -> str:
 
 def _counts(one: Measured) -> list[str]:
     """Relations that held, failed and are open; and of the certain ones that were decided."""
-    found = [(relation.certain, verdict and verdict.held) for relation, verdict in one.verdicts()]
-    asked = [held for certain, held in found if not certain]
-    sure = [held for certain, held in found if certain and held is not None]
+    verdicts = [
+        (relation.certain, verdict and verdict.held) for relation, verdict in one.verdicts()
+    ]
+    asked = [holds for certain, holds in verdicts if not certain]
+    sure = [holds for certain, holds in verdicts if certain and holds is not None]
     counts = [str(asked.count(case)) for case in (True, False, None)]
     return [*counts, f"{sum(sure)} of {len(sure)}" if sure else "–"]
 
@@ -81,8 +83,8 @@ def _trends(measured: Sequence[Measured]) -> str:
             rows.append([plain(words), "–", "–", spoken(None)])
         for number, (one, relation, verdict) in enumerate(asked):
             case = f"[`{one.anchor}`](#{one.anchor}): {plain(relation.words)}"
-            told = [case, plain(verdict.numbers), spoken(verdict)]
-            rows.append(["" if number else plain(words), *told])
+            cells = [case, plain(verdict.numbers), spoken(verdict)]
+            rows.append(["" if number else plain(words), *cells])
     return "## Trends that small runs can be asked for\n\n" + _lines(
         ("expected", "asked in", "measured", ""), rows
     )
@@ -130,10 +132,10 @@ def _provenance(one: Measured) -> str:
     cores = int(machine["cores"])
     busy = bool(loads) and max(loads) > BUSY * cores
     shared = f", shared with other work (load {max(loads):.1f})" if busy else ""
-    made = " ".join(f"{name} {version}" for name, version in versions.items())
+    program_versions = " ".join(f"{name} {version}" for name, version in versions.items())
     return (
         f"`{records[-1]['command']}` · seeds {' / '.join(seeds)} · {' to '.join(dates)} · "
-        f"{_took(one)} on {cores} cores of {machine['cpu']}{shared} · {made}\n"
+        f"{_took(one)} on {cores} cores of {machine['cpu']}{shared} · {program_versions}\n"
     )
 
 

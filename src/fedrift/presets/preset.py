@@ -40,7 +40,7 @@ class Part:
     @property
     def grid(self) -> grid.Grid:
         assert self.compare is not None
-        return grid.of(self.compare)
+        return grid.from_values(self.compare)
 
 
 @dataclass(frozen=True)

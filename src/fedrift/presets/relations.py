@@ -1,4 +1,7 @@
-"""Statements such as "SCAFFOLD above FedAvg", decided from the tables of a run."""
+"""Statements such as "SCAFFOLD above FedAvg", decided from the tables of a run.
+
+And `Reader`, by which they and all else of a preset's file are read.
+"""
 
 from __future__ import annotations
 
@@ -11,75 +14,11 @@ from typing import Any, TypeVar, cast
 from fedrift.errors import InputError, unknown
 from fedrift.presets.findings import Cell, Findings, Table
 
-# Tables of a preset's file, read with their types; an unknown key is told with what was meant.
-
 T = TypeVar("T")
 NOUNS = {str: "a text", float: "a number", int: "a whole number", list: "a list", dict: "a table"}
 
 
-class Reader:
-    """One table; every key must be asked for once, and what is left over is refused."""
-
-    def __init__(self, value: object, where: str) -> None:
-        if not isinstance(value, dict):
-            raise InputError(f"{where} must be a table, not {value!r}")
-        self.where = where
-        self._left = dict(cast("dict[str, object]", value))
-        self._known: list[str] = []
-
-    def text(self, key: str, usual: str | None = None) -> str:
-        return " ".join(self._take(key, str, usual).split())
-
-    def number(self, key: str, usual: float | None = None) -> float:
-        return float(self._take(key, float, usual))
-
-    def flag(self, key: str) -> bool:
-        found = self.raw(key)
-        if not isinstance(found, bool | None):
-            raise InputError(f"{self.where}: {key} must be true or false, not {found!r}")
-        return bool(found)
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        found = self._take(key, list, [])
-        for one in found:
-            if not isinstance(one, str):
-                raise InputError(f"{self.where}: {key} must be a list of texts, not {one!r}")
-        return tuple(" ".join(one.split()) for one in cast("list[str]", found))
-
-    def tables(self, key: str) -> list[object]:
-        return cast("list[object]", self._take(key, list, []))
-
-    def table(self, key: str) -> dict[str, Any] | None:
-        """None if there is none."""
-        self._known.append(key)
-        return cast("dict[str, Any]", self._take(key, dict, {})) if key in self._left else None
-
-    def raw(self, key: str) -> object:
-        """The value as it is, whatever its type; None if there is none."""
-        self._known.append(key)
-        return self._left.pop(key, None)
-
-    def end(self) -> None:
-        """Refuses what nobody has asked for."""
-        if self._left:
-            raise unknown(f"key of {self.where}", next(iter(self._left)), self._known)
-
-    def _take(self, key: str, kind: type[T] | Callable[..., T], usual: T | None) -> T:
-        self._known.append(key)
-        if key not in self._left:
-            if usual is None:
-                raise InputError(f"{self.where} lacks the key '{key}'")
-            return usual
-        value = self._left.pop(key)
-        fits = (int, float) if kind is float else kind
-        if not isinstance(value, cast("type", fits)) or isinstance(value, bool):
-            noun = cast("Mapping[object, str]", NOUNS)[kind]
-            raise InputError(f"{self.where}: {key} must be {noun}, not {value!r}")
-        return cast("T", value)
-
-
 # Trends that runs much smaller than the published ones can be asked for: shape, not value.
-
 TRENDS = {
     "sam": "one class per client: FedASAM ≥ FedSAM ≥ FedAvg − 1 point",
     "swa": "SWA ≥ the same without it in the last quarter of the rounds, and calmer",
@@ -112,8 +51,8 @@ class Place:
 
     def cell(self, parts: Mapping[str, Findings]) -> Cell:
         """None where the parts that were run hold no such cell."""
-        found = parts.get(self.part)
-        for table in () if found is None else found.tables:
+        findings = parts.get(self.part)
+        for table in () if findings is None else findings.tables:
             if self.table in ("", table.title) and _has(table, self):
                 return table.cell(self.row, self.column)
         return None
@@ -208,9 +147,9 @@ def value_of(cell: Cell, worst: float) -> float | None:
         return float(cell)
     if cell.startswith(DIVERGED):
         return worst
-    found = NUMBER.match(cell)
-    whole = found is not None and not re.match(r"[0-9A-Za-z]", cell[found.end() :])
-    return float(found.group().replace("\u2212", "-")) if found is not None and whole else None
+    number = NUMBER.match(cell)
+    whole = number is not None and not re.match(r"[0-9A-Za-z]", cell[number.end() :])
+    return float(number.group().replace("\u2212", "-")) if number is not None and whole else None
 
 
 def shown(cell: Cell) -> str:
@@ -267,3 +206,67 @@ def _needs(value: object, where: str, part: str) -> tuple[Place, float] | None:
     least = reader.number("above")
     reader.end()
     return place, least
+
+
+# Reading the tables of a preset's file with their types.
+
+
+class Reader:
+    """One table; every key must be asked for once, and what is left over is refused."""
+
+    def __init__(self, value: object, where: str) -> None:
+        if not isinstance(value, dict):
+            raise InputError(f"{where} must be a table, not {value!r}")
+        self.where = where
+        self._left = dict(cast("dict[str, object]", value))
+        self._known: list[str] = []
+
+    def text(self, key: str, usual: str | None = None) -> str:
+        return " ".join(self._take(key, str, usual).split())
+
+    def number(self, key: str, usual: float | None = None) -> float:
+        return float(self._take(key, float, usual))
+
+    def flag(self, key: str) -> bool:
+        value = self.raw(key)
+        if not isinstance(value, bool | None):
+            raise InputError(f"{self.where}: {key} must be true or false, not {value!r}")
+        return bool(value)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        values = self._take(key, list, [])
+        for one in values:
+            if not isinstance(one, str):
+                raise InputError(f"{self.where}: {key} must be a list of texts, not {one!r}")
+        return tuple(" ".join(one.split()) for one in cast("list[str]", values))
+
+    def tables(self, key: str) -> list[object]:
+        return cast("list[object]", self._take(key, list, []))
+
+    def table(self, key: str) -> dict[str, Any] | None:
+        """None if there is none."""
+        self._known.append(key)
+        return cast("dict[str, Any]", self._take(key, dict, {})) if key in self._left else None
+
+    def raw(self, key: str) -> object:
+        """The value as it is, whatever its type; None if there is none."""
+        self._known.append(key)
+        return self._left.pop(key, None)
+
+    def end(self) -> None:
+        """Refuses what nobody has asked for."""
+        if self._left:
+            raise unknown(f"key of {self.where}", next(iter(self._left)), self._known)
+
+    def _take(self, key: str, kind: type[T] | Callable[..., T], usual: T | None) -> T:
+        self._known.append(key)
+        if key not in self._left:
+            if usual is None:
+                raise InputError(f"{self.where} lacks the key '{key}'")
+            return usual
+        value = self._left.pop(key)
+        fits = (int, float) if kind is float else kind
+        if not isinstance(value, cast("type", fits)) or isinstance(value, bool):
+            noun = cast("Mapping[object, str]", NOUNS)[kind]
+            raise InputError(f"{self.where}: {key} must be {noun}, not {value!r}")
+        return cast("T", value)

@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from fedrift.comparison import CallbacksOf
 
 
-# Processor time, which other work on the machine does not lengthen as it does that of a clock.
+# Processor time: unlike a clock, other work on the machine does not lengthen it.
 
 PROCESSES = Path("/proc")
 PARENT, FIRST, LAST = 1, 11, 15  # fields after the name: parent; own and reaped children's ticks
 
 
-def spent() -> float | None:
+def cpu_seconds() -> float | None:
     """Seconds of one core that this process and all it has started have used; None: not known."""
     if not (PROCESSES / "self" / "stat").is_file():
         return None
     known = _processes()
     ours = {os.getpid()}
-    while found := {pid for pid, (parent, _) in known.items() if parent in ours} - ours:
-        ours |= found
+    while children := {pid for pid, (parent, _) in known.items() if parent in ours} - ours:
+        ours |= children
     ticks = sum(known[pid][1] for pid in ours if pid in known)
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _processes() -> dict[int, tuple[int, int]]:
     """Parent and ticks of every process; workers belong to the server that forks them."""
-    found: dict[int, tuple[int, int]] = {}
+    processes: dict[int, tuple[int, int]] = {}
     for folder in PROCESSES.iterdir():
         if folder.name.isdigit():
             try:
@@ -52,8 +52,8 @@ def _processes() -> dict[int, tuple[int, int]]:
             except OSError:  # it has ended meanwhile
                 continue
             fields = text.rpartition(")")[2].split()
-            found[int(folder.name)] = int(fields[PARENT]), sum(map(int, fields[FIRST:LAST]))
-    return found
+            processes[int(folder.name)] = int(fields[PARENT]), sum(map(int, fields[FIRST:LAST]))
+    return processes
 
 
 FINDINGS, COMPARISON, ELAPSED = "findings.json", "compare.toml", "elapsed.json"
@@ -82,17 +82,17 @@ class Order:
 
 def run(order: Order, watching: Watching, tell: Tell) -> dict[str, Record]:
     """The findings of every part, by name; each is written as soon as it is there."""
-    found: dict[str, Record] = {}
+    records: dict[str, Record] = {}
     for number, part in enumerate(order.size.parts, start=1):
         place, key = order.folder / part.name, key_of(part, order)
         known = read_file(place / FINDINGS) if place.is_dir() else None
         if known is not None and known.get("key") == key:
             tell(f"part {number} of {len(order.size.parts)}, {part.name}: done before")
-            found[part.name] = known
+            records[part.name] = known
             continue
         tell(f"part {number} of {len(order.size.parts)}, {part.name}")
-        found[part.name] = _part(order, part, place, key, watching, tell)
-    return found
+        records[part.name] = _part(order, part, place, key, watching, tell)
+    return records
 
 
 def finished(folder: Path) -> dict[str, Record]:
@@ -116,7 +116,7 @@ def _part(
         raise InputError(f"out '{place}' cannot be made: {error.strerror}") from None
     known = read_file(place / ELAPSED) or {}
     before = known if known.get("key") == key else {}
-    began, worked = time.perf_counter(), spent()
+    began, worked = time.perf_counter(), cpu_seconds()
     try:
         findings, seeds = (
             _compare(order, part, place, watching)
@@ -127,7 +127,7 @@ def _part(
         elapsed: Record = {
             "key": key,
             "seconds": before.get("seconds", 0.0) + time.perf_counter() - began,
-            "processor": _added(before.get("processor", 0.0), worked, spent()),
+            "processor": _added(before.get("processor", 0.0), worked, cpu_seconds()),
         }
         replace_text(place / ELAPSED, dump(elapsed) + "\n")
     record: Record = {
@@ -159,7 +159,7 @@ def _compare(
 ) -> tuple[Findings, tuple[int, ...]]:
     from fedrift import comparison
     from fedrift.backends import prestart
-    from fedrift.presets.tables import compared
+    from fedrift.presets.tables import comparison_findings
 
     grid = _grid(order, part)
     cells = grid.cells()
@@ -167,16 +167,16 @@ def _compare(
         prestart()
     replace_text(place / COMPARISON, grid.to_toml())
     with watching(cells) as callbacks:
-        made = comparison.run_grid(
+        comparison_made = comparison.run_grid(
             cells, place, grid.base.workers, callbacks, backend=grid.base.backend
         )
-    failed = next((o for o in made.outcomes if o.result is None), None)
+    failed = next((o for o in comparison_made.outcomes if o.result is None), None)
     if failed is not None:
         raise RunError(
             f"part '{part.name}': {failed.item.label} failed: {failed.error}; the same command "
             "tries again"
         )
-    return compared(place, part), grid.seeds
+    return comparison_findings(place, part), grid.seeds
 
 
 def _grid(order: Order, part: Part) -> Grid:

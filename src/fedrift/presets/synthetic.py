@@ -19,9 +19,9 @@ SEED = 0
 
 def feddyn() -> DataSet:
     """The data set, one user for each client; always the same."""
-    made = [_client(client) for client in range(CLIENTS)]
-    x, y = (np.concatenate([pair[i][:SAMPLES] for pair in made]) for i in range(2))
-    x_test, y_test = (np.concatenate([pair[i][SAMPLES:] for pair in made]) for i in range(2))
+    samples = [_client(client) for client in range(CLIENTS)]
+    x, y = (np.concatenate([pair[i][:SAMPLES] for pair in samples]) for i in range(2))
+    x_test, y_test = (np.concatenate([pair[i][SAMPLES:] for pair in samples]) for i in range(2))
     names = tuple(map(str, range(CLASSES)))
     users = np.repeat(np.arange(CLIENTS), SAMPLES)
     return DataSet("feddyn", x, y, x_test, y_test, CLASSES, names, users)

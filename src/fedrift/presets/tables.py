@@ -12,7 +12,7 @@ from fedrift.presets.relations import DIVERGED
 from fedrift.report import numbers
 from fedrift.report.selection import select
 from fedrift.report.statistics import findings as statistics
-from fedrift.report.statistics.estimates import Estimate, counted, estimate, series
+from fedrift.report.statistics.estimates import Estimate, estimate, quality_series, rounds_averaged
 from fedrift.report.statistics.findings import Finding
 from fedrift.report.statistics.grouping import Setting
 from fedrift.report.tables import convention, measure
@@ -22,29 +22,31 @@ MEGA = 1e6
 MOST_ROUNDS = 12  # columns of the table of rounds
 
 
-def compared(folder: Path, part: Part) -> Findings:
+def comparison_findings(folder: Path, part: Part) -> Findings:
     """The tables and figures of the comparison in `folder`; figures are written there."""
     from fedrift.presets.figures import draw
 
     chosen = select([folder])
-    found = statistics.find(chosen.runs, target=part.target, baseline=part.baseline, last=part.last)
-    tables = [table for name in part.tables for table in TABLES[name](found)]
-    figures = draw(found, folder, part.figures)
+    findings = statistics.make_findings(
+        chosen.runs, target=part.target, baseline=part.baseline, last=part.last
+    )
+    tables = [table for name in part.tables for table in TABLES[name](findings)]
+    figures = draw(findings, folder, part.figures)
     if part.analyse:
-        from fedrift.presets.figures import inside
+        from fedrift.presets.figures import analysis_figures
 
-        figures += inside(found, folder, part)
+        figures += analysis_figures(findings, folder, part)
     # Without the folder, which differs from machine to machine.
     notes = [one.replace(f"{folder}/", "") for one in chosen.problems]
     return Findings(tables, figures, notes)
 
 
-def _score(found: statistics.Findings, one: Finding | None) -> Cell:
+def _score(findings: statistics.Findings, one: Finding | None) -> Cell:
     if one is None:
         return None
     if one.score.diverged:
         return f"{DIVERGED} ({one.score.diverged} of {len(one.group.runs)} seeds)"
-    return _figure(one.score.final, found.has_accuracy)
+    return _figure(one.score.final, findings.has_accuracy)
 
 
 def _figure(value: Estimate, has_accuracy: bool) -> Cell:
@@ -56,70 +58,79 @@ def _figure(value: Estimate, has_accuracy: bool) -> Cell:
     return round(100 * value.mean, 2) if has_accuracy else float(f"{value.mean:.5g}")
 
 
-def _accuracy(found: statistics.Findings) -> list[Table]:
+def _accuracy(findings: statistics.Findings) -> list[Table]:
     """Methods × settings; of one setting also the best round and the difference to the baseline."""
-    title = f"Test {measure(found)}, {convention(found)}"
-    if len(found.settings) > 1:
-        return [_by_setting(found, title, lambda one: _score(found, one))]
-    known, compares = found.has_accuracy, len(found.methods) > 1
+    title = f"Test {measure(findings)}, {convention(findings)}"
+    if len(findings.settings) > 1:
+        return [_by_setting(findings, title, lambda one: _score(findings, one))]
+    known, compares = findings.has_accuracy, len(findings.methods) > 1
     columns = ["method", "accuracy" if known else "loss", "best round"]
-    columns += [f"difference to {found.baseline}"] if compares else []
+    columns += [f"difference to {findings.baseline}"] if compares else []
     rows: list[list[Cell]] = []
-    for one in found.all:
-        row: list[Cell] = [one.method, _score(found, one), _figure(one.score.best, known)]
-        is_base = one.method == found.baseline
-        row += ["" if is_base else numbers.difference(one.difference, known)] if compares else []
+    for one in findings.all:
+        row: list[Cell] = [one.method, _score(findings, one), _figure(one.score.best, known)]
+        is_base = one.method == findings.baseline
+        row += (
+            ["" if is_base else numbers.difference_text(one.difference, known)] if compares else []
+        )
         rows.append(row)
     return [Table(title, columns, rows)]
 
 
 def _by_setting(
-    found: statistics.Findings, title: str, cell: Callable[[Finding | None], Cell]
+    findings: statistics.Findings, title: str, cell: Callable[[Finding | None], Cell]
 ) -> Table:
     rows = [
-        [m, *(cell(found.get(m, setting)) for setting in found.settings)] for m in found.methods
+        [m, *(cell(findings.get(m, setting)) for setting in findings.settings)]
+        for m in findings.methods
     ]
-    return Table(title, ["method", *(setting.label for setting in found.settings)], rows)
+    return Table(title, ["method", *(setting.label for setting in findings.settings)], rows)
 
 
-def _best(found: statistics.Findings) -> list[Table]:
+def _best(findings: statistics.Findings) -> list[Table]:
     def cell(one: Finding | None) -> Cell:
-        return None if one is None else _figure(one.score.best, found.has_accuracy)
+        return None if one is None else _figure(one.score.best, findings.has_accuracy)
 
-    title = f"Test {measure(found)}, best round"
-    if len(found.settings) > 1:
-        return [_by_setting(found, title, cell)]
-    only = next(iter(found.settings))
+    title = f"Test {measure(findings)}, best round"
+    if len(findings.settings) > 1:
+        return [_by_setting(findings, title, cell)]
+    only = next(iter(findings.settings))
     return [
-        Table(title, ["method", "best"], [[m, cell(found.get(m, only))] for m in found.methods])
+        Table(
+            title, ["method", "best"], [[m, cell(findings.get(m, only))] for m in findings.methods]
+        )
     ]
 
 
 def _each_setting(
-    found: statistics.Findings, title: str, make: Callable[[Setting, str], Table]
+    findings: statistics.Findings, title: str, make: Callable[[Setting, str], Table]
 ) -> list[Table]:
-    several = len(found.settings) > 1
-    return [make(s, f"{title}, {s.label}" if several else title) for s in found.settings]
+    several = len(findings.settings) > 1
+    return [make(s, f"{title}, {s.label}" if several else title) for s in findings.settings]
 
 
-def _rounds(found: statistics.Findings) -> list[Table]:
+def _rounds(findings: statistics.Findings) -> list[Table]:
     """The curve in numbers: every evaluated round, or some of them where there are many."""
 
     def table(setting: Setting, title: str) -> Table:
-        held = found.by_setting[setting]
-        shortest = min((run for one in held for run in one.group.runs), key=lambda r: len(r.rounds))
+        shown = findings.by_setting[setting]
+        shortest = min(
+            (run for one in shown for run in one.group.runs), key=lambda r: len(r.rounds)
+        )
         places = _spread_out(len(shortest.rounds))
         columns = ["method", *(f"round {shortest.rounds[i]}" for i in places)]
         rows: list[list[Cell]] = []
-        for one in held:
+        for one in shown:
             values = [
-                estimate(float(series(run)[i]) for run in one.group.runs if len(run.rounds) > i)
+                estimate(
+                    float(quality_series(run)[i]) for run in one.group.runs if len(run.rounds) > i
+                )
                 for i in places
             ]
-            rows.append([one.method, *(_figure(v, found.has_accuracy) for v in values)])
+            rows.append([one.method, *(_figure(v, findings.has_accuracy) for v in values)])
         return Table(title, columns, rows)
 
-    return _each_setting(found, f"Test {measure(found)} after each round", table)
+    return _each_setting(findings, f"Test {measure(findings)} after each round", table)
 
 
 def _spread_out(number: int) -> list[int]:
@@ -128,51 +139,53 @@ def _spread_out(number: int) -> list[int]:
     return list(range(number - 1, -1, -step))[::-1]
 
 
-def _loss(found: statistics.Findings) -> list[Table]:
+def _loss(findings: statistics.Findings) -> list[Table]:
     """Test loss, for experiments that were published as curves of the loss."""
 
     def cell(one: Finding | None) -> Cell:
         if one is None or one.score.diverged:
             return None if one is None else DIVERGED
-        ends = [float(r.loss[-counted(r, found.last) :].mean()) for r in one.group.runs]
+        ends = [float(r.loss[-rounds_averaged(r, findings.last) :].mean()) for r in one.group.runs]
         return _figure(estimate(ends), False)
 
-    title = f"Test loss, {convention(found)}"
-    if len(found.settings) > 1:
-        return [_by_setting(found, title, cell)]
-    only = next(iter(found.settings))
+    title = f"Test loss, {convention(findings)}"
+    if len(findings.settings) > 1:
+        return [_by_setting(findings, title, cell)]
+    only = next(iter(findings.settings))
     return [
-        Table(title, ["method", "loss"], [[m, cell(found.get(m, only))] for m in found.methods])
+        Table(
+            title, ["method", "loss"], [[m, cell(findings.get(m, only))] for m in findings.methods]
+        )
     ]
 
 
-def _costs(found: statistics.Findings) -> list[Table]:
+def _costs(findings: statistics.Findings) -> list[Table]:
     """What a whole run sent and computed, from the ledger, and as multiples of the baseline's."""
 
     def table(setting: Setting, title: str) -> Table:
         rows: list[list[Cell]] = []
-        for one in found.by_setting[setting]:
+        for one in findings.by_setting[setting]:
             sent = estimate(float(run.bytes[-1]) for run in one.group.runs).mean / MEGA
             worked = estimate(float(run.gradients[-1]) for run in one.group.runs).mean
             budget = one.budget
             ratios: list[Cell] = [1.0, 1.0]
-            if one.method != found.baseline:
+            if one.method != findings.baseline:
                 ratios = [None, None] if budget is None else [budget.bytes, budget.gradients]
             exact = [round(r, 3) if isinstance(r, float) else r for r in ratios]
             rows.append([one.method, round(sent, 3), exact[0], round(worked), exact[1]])
-        times = f"times {found.baseline}"
+        times = f"times {findings.baseline}"
         heads = ["method", "MB sent", f"sent, {times}", "gradients", f"gradients, {times}"]
         return Table(title, heads, rows)
 
-    return _each_setting(found, "Cost of the whole run", table)
+    return _each_setting(findings, "Cost of the whole run", table)
 
 
-def _target(found: statistics.Findings) -> list[Table]:
+def _target(findings: statistics.Findings) -> list[Table]:
     """Rounds, bytes and gradients until the target; the usual one is where the baseline ends."""
 
     def table(setting: Setting, title: str) -> Table:
         rows: list[list[Cell]] = []
-        for one in found.by_setting[setting]:
+        for one in findings.by_setting[setting]:
             aim = one.target
             if aim is None or not aim.is_met:
                 words = "no target" if aim is None else f"{aim.met} of {aim.seeds} seeds"
@@ -181,23 +194,23 @@ def _target(found: statistics.Findings) -> list[Table]:
             mean = {axis: aim.costs[axis].mean for axis in ("rounds", "bytes", "gradients")}
             sent = round(mean["bytes"] / MEGA, 3)
             rows.append([one.method, round(mean["rounds"], 1), sent, round(mean["gradients"])])
-        known = [f.target.value for f in found.by_setting[setting] if f.target is not None]
-        aim = numbers.with_unit(known[0], found.has_accuracy) if known else "no target"
+        known = [f.target.value for f in findings.by_setting[setting] if f.target is not None]
+        aim = numbers.with_unit(known[0], findings.has_accuracy) if known else "no target"
         heads = ["method", "rounds to target", "MB to target", "gradients to target"]
         return Table(f"{title}, {aim}", heads, rows)
 
-    return _each_setting(found, "Until the target", table)
+    return _each_setting(findings, "Until the target", table)
 
 
-def _same(found: statistics.Findings) -> list[Table]:
+def _same(findings: statistics.Findings) -> list[Table]:
     """Equal hashes mean equal weights, bit for bit."""
 
     def table(setting: Setting, title: str) -> Table:
-        held = found.by_setting[setting]
-        rows = [[one.method, " ".join(_hash(run.name) for run in one.group.runs)] for one in held]
+        shown = findings.by_setting[setting]
+        rows = [[one.method, " ".join(_hash(run.name) for run in one.group.runs)] for one in shown]
         return Table(title, ["method", "weights"], rows)
 
-    return _each_setting(found, "Hash of the final weights, seed by seed", table)
+    return _each_setting(findings, "Hash of the final weights, seed by seed", table)
 
 
 def _hash(run: str) -> str:

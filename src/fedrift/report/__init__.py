@@ -9,10 +9,10 @@ from pathlib import Path
 
 from fedrift.errors import InputError, unknown
 from fedrift.report import formats, provenance, sentences, tables
-from fedrift.report.analyses import analysed
+from fedrift.report.analyses import read_analyses
 from fedrift.report.provenance import Extras, runs_table
 from fedrift.report.selection import COMPARISON, Labelled, Selection, select
-from fedrift.report.statistics.findings import Findings, find
+from fedrift.report.statistics.findings import Findings, make_findings
 from fedrift.report.statistics.measured import Recorded
 from fedrift.report.workings import Explainer
 from fedrift.storage.jsonl import replace_bytes
@@ -55,15 +55,15 @@ def write(
     page_path = _checked(Path(path), format, figures)
     sources = list(runs)
     selection = select(sources)
-    findings = find(selection.runs, target=target, baseline=baseline, last=last)
-    analyses, damaged = analysed(findings)
-    told = [*selection.problems, *findings.grouped.problems, *damaged]
-    problems = sentences.problems(told, findings)
+    findings = make_findings(selection.runs, target=target, baseline=baseline, last=last)
+    analyses, damaged = read_analyses(findings)
+    left_out = [*selection.problems, *findings.grouped.problems, *damaged]
+    problems = sentences.problems(left_out, findings)
     flags = _flags(target, baseline, last, explain is not None)
     extras = Extras(
         title=title or sentences.title(findings),
         problems=problems,
-        notes=(*(provenance.sentence(t) for t in selection.tunings), *notes),
+        notes=(*(provenance.tuning_sentence(t) for t in selection.tunings), *notes),
         commands=_commands(sources, selection, page_path, flags),
         specs=_specs(selection),
         analyses=analyses,
@@ -93,9 +93,9 @@ def _checked(path: Path, format: Sequence[str], figures: Sequence[str]) -> Path:
     for name in figures:
         if name not in FIGURES:
             raise unknown("figures", name, FIGURES)
-    from fedrift.report.html import library
+    from fedrift.report.html import plotly_library
 
-    library()
+    plotly_library()
     return path
 
 
@@ -107,18 +107,18 @@ def _page(findings: Findings, extras: Extras) -> str:
 
 
 def _tables(findings: Findings, page: Path, wanted: Sequence[str]) -> dict[Path, str]:
-    found = [tables.grid(findings), tables.leaderboard(findings)]
+    written = [tables.grid(findings), tables.leaderboard(findings)]
     clients = tables.clients(findings)
-    found += [clients] if clients is not None else []
+    written += [clients] if clients is not None else []
     texts: dict[Path, str] = {}
     for name in wanted:
         if name == "csv":
-            for table in (*found, runs_table(findings)):
+            for table in (*written, runs_table(findings)):
                 file = page.with_name(f"{page.stem}-{table.name}.csv")
                 texts[file] = formats.comma_separated(table)
         else:
             ending, writer = formats.WRITERS[name]
-            texts[page.with_suffix(ending)] = writer(found)
+            texts[page.with_suffix(ending)] = writer(written)
     return texts
 
 
@@ -151,15 +151,15 @@ def _algorithms(findings: Findings) -> list[str]:
 
 
 def _specs(selection: Selection) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    specs: list[tuple[str, str]] = []
     for folder in selection.comparisons:
         try:
             content = (folder / COMPARISON).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             continue
         if len(content) <= LONGEST_SPEC:
-            found.append((str(folder / COMPARISON), content))
-    return found
+            specs.append((str(folder / COMPARISON), content))
+    return specs
 
 
 def replace_file(path: Path, content: str | bytes) -> None:

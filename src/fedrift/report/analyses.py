@@ -1,4 +1,4 @@
-"""What `fedrift analyse` has found in the runs of a report: one run of each method and setting."""
+"""Reads what `fedrift analyse` has written to the run folders: one run of each group."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ ENDINGS = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
 @dataclass(frozen=True)
-class Analysed:
+class Analysis:
     """One measurement of one run, as it was read from its folder."""
 
     run: str
     """What the page calls the run."""
     what: str
     title: str
-    said: tuple[str, ...]
+    sentences: tuple[str, ...]
     numbers: Record
     figures: dict[str, Path] = field(default_factory=dict[str, Path])
 
 
-def analysed(findings: Findings) -> tuple[list[Analysed], list[str]]:
+def read_analyses(findings: Findings) -> tuple[list[Analysis], list[str]]:
     """The first run of each group that was looked at; and what could not be read."""
-    found: list[Analysed] = []
+    analyses: list[Analysis] = []
     problems: list[str] = []
     for one in findings.all:
         group = one.group
@@ -46,17 +46,17 @@ def analysed(findings: Findings) -> tuple[list[Analysed], list[str]]:
             named = f"{name}, seed {run.seed}" if seeds else name
             for file in files:
                 try:
-                    found.append(_read(file, named))
+                    analyses.append(_read(file, named))
                 except InputError as error:
                     problems.append(f"{error}")
             break
-    return found, problems
+    return analyses, problems
 
 
-def _read(file: Path, run: str) -> Analysed:
+def _read(file: Path, run: str) -> Analysis:
     record: Record = read_file(file) or {}
-    numbers, said = record.get("numbers"), record.get("said")
-    if not isinstance(numbers, dict) or not isinstance(said, list):
+    numbers, texts = record.get("numbers"), record.get("said")
+    if not isinstance(numbers, dict) or not isinstance(texts, list):
         raise InputError(f"'{file}' is no analysis of a run; make it again")
     figures: dict[str, Path] = {}
     for name in _words(record.get("figures")):
@@ -67,7 +67,7 @@ def _read(file: Path, run: str) -> Analysed:
             first = next((path for path in there if path.is_file()), None)
             figures |= {} if first is None else {name: first}
     title = str(record.get("title") or file.stem)
-    return Analysed(run, file.stem, title, tuple(_words(said)), numbers, figures)  # type: ignore[arg-type]
+    return Analysis(run, file.stem, title, tuple(_words(texts)), numbers, figures)  # type: ignore[arg-type]
 
 
 def _words(values: Any) -> Sequence[str]:

@@ -107,33 +107,33 @@ class _Pools:
             self.cohorts.append(list(shown))
         return self._known[shown]
 
-    def _clients(self, held: Clients | None) -> int | None:
-        if held is None:
+    def _clients(self, clients: Clients | None) -> int | None:
+        if clients is None:
             return None
-        key = _key(held)
+        key = _key(clients)
         if key not in self._known:
             self._known[key] = len(self.clients)
-            self.clients.append(self._table(held))
+            self.clients.append(self._table(clients))
         return self._known[key]
 
-    def _table(self, held: Clients) -> dict[str, Any]:
+    def _table(self, clients: Clients) -> dict[str, Any]:
         """Sizes, counts and who is shown, if not all."""
-        number = len(held.sizes)
+        number = len(clients.sizes)
         shown = np.arange(number)
         if number > self.most_clients:
             shown = np.unique(np.linspace(0, number - 1, max(1, self.most_clients)).astype(int))
-        counts = None if held.counts is None else held.counts[shown].tolist()
+        counts = None if clients.counts is None else clients.counts[shown].tolist()
         return {
             "number": number,
             "shown": packed(shown.astype(np.float64)),
-            "sizes": held.sizes[shown].tolist(),
+            "sizes": clients.sizes[shown].tolist(),
             "counts": counts,
         }
 
 
-def _key(held: Clients) -> bytes:
-    counts = b"" if held.counts is None else held.counts.tobytes()
-    return held.sizes.tobytes() + counts
+def _key(clients: Clients) -> bytes:
+    counts = b"" if clients.counts is None else clients.counts.tobytes()
+    return clients.sizes.tobytes() + counts
 
 
 def packed(values: Floats, scale: int = 1) -> list[int] | None:

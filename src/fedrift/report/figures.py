@@ -1,4 +1,4 @@
-"""Figures for papers, drawn with matplotlib in the package's style: no browser needed."""
+"""A report's curves, differences and clients as figure files; `fedrift.figures` draws analyses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from fedrift.figures.style import COLOURS, new_figure, save
 from fedrift.report.statistics.costs import client_accuracy
-from fedrift.report.statistics.estimates import series
+from fedrift.report.statistics.estimates import quality_series
 from fedrift.report.statistics.findings import Finding, Findings
 from fedrift.report.statistics.grouping import Setting
 
@@ -37,12 +37,14 @@ def draw(findings: Findings, stem: Path, endings: Sequence[str]) -> list[Path]:
     pages = [settings[i : i + MOST_PANELS] for i in range(0, len(settings), MOST_PANELS)]
     for number, page in enumerate(pages, start=1):
         part = f"-{number}" if len(pages) > 1 else ""
-        made: dict[str, Figure] = {f"over-{axis}": _curves(findings, page, axis) for axis in LABELS}
+        drawings: dict[str, Figure] = {
+            f"over-{axis}": _curves(findings, page, axis) for axis in LABELS
+        }
         if any(one.spread is not None for setting in page for one in findings.by_setting[setting]):
-            made["clients"] = _clients(findings, page)
+            drawings["clients"] = _clients(findings, page)
         if any(one.difference is not None for s in page for one in findings.by_setting[s]):
-            made["differences"] = _differences(findings, page)
-        for name, figure in made.items():
+            drawings["differences"] = _differences(findings, page)
+        for name, figure in drawings.items():
             for ending in endings:
                 files.append(save(figure, stem.with_name(f"{stem.name}-{name}{part}.{ending}")))
     return files
@@ -109,7 +111,7 @@ def _line(panel: Axes, one: Finding, axis: str, style: dict[str, Any]) -> None:
         return
     shortest = min(len(run.rounds) for run in runs)
     x = np.mean([getattr(run, axis)[:shortest] for run in runs], axis=0)
-    y = np.array([series(run)[:shortest] for run in runs])
+    y = np.array([quality_series(run)[:shortest] for run in runs])
     if not np.isfinite(x).all():  # an older version did not count it
         return
     panel.plot(x, y.mean(axis=0), label=one.method, linewidth=1.8, **style)
@@ -118,7 +120,7 @@ def _line(panel: Axes, one: Finding, axis: str, style: dict[str, Any]) -> None:
         panel.fill_between(x, y.min(axis=0), y.max(axis=0), color=colour, alpha=0.16, lw=0)
     for run in runs:
         if run.status == "diverged":
-            panel.plot(getattr(run, axis)[-1], series(run)[-1], "x", color=style["color"])
+            panel.plot(getattr(run, axis)[-1], quality_series(run)[-1], "x", color=style["color"])
 
 
 def _clients(findings: Findings, settings: Sequence[Setting]) -> Figure:
@@ -126,8 +128,8 @@ def _clients(findings: Findings, settings: Sequence[Setting]) -> Figure:
     figure, axes = _panels(findings, settings)
     for panel, setting in zip(axes, settings, strict=True):
         for one in findings.by_setting[setting]:
-            found = [client_accuracy(run, findings.last) for run in one.group.runs]
-            known = [np.quantile(values, SHARES) for values in found if values is not None]
+            accuracies = [client_accuracy(run, findings.last) for run in one.group.runs]
+            known = [np.quantile(values, SHARES) for values in accuracies if values is not None]
             if known:
                 style = _style(findings, one.method)
                 mean = np.mean(known, axis=0)

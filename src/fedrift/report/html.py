@@ -1,4 +1,4 @@
-"""The sections of the page: sentences, tables, places for charts."""
+"""The page of a report: its sections as HTML, and the one file they stand in."""
 
 from __future__ import annotations
 
@@ -14,107 +14,23 @@ from pathlib import Path
 from fedrift.errors import InputError
 from fedrift.figures import Picture
 from fedrift.report import sentences, tables
-from fedrift.report.analyses import ENDINGS, Analysed
+from fedrift.report.analyses import ENDINGS, Analysis
 from fedrift.report.markup import (
+    bullet_list,
     chart,
     choices,
     escape,
     folded,
     html_table,
     image,
-    items,
-    said,
+    paragraph,
     section,
     select,
-    tools,
+    toolbar,
 )
-from fedrift.report.provenance import Extras, provenance
-from fedrift.report.provenance import sentences as option_sentences
+from fedrift.report.provenance import Extras, option_sentences, runs_section
 from fedrift.report.statistics.findings import Findings
-from fedrift.report.workings import workings
-
-# The section about the models themselves: what an analysis found, as sentences and figures.
-
-ORDER = (
-    "hessian",
-    "sharpness",
-    "landscape",
-    "cka",
-    "drift",
-    "classes",
-    "predictions",
-    "during",
-)
-MOST_RUNS = 12  # in one figure, and whose own figures are in the page
-WRONG = (KeyError, TypeError, ValueError, IndexError, AttributeError)
-
-
-def inside(findings: Findings, extras: Extras) -> str:
-    """Empty if no run was looked at."""
-    if not extras.analyses:
-        return ""
-    names = dict.fromkeys(one.what for one in extras.analyses)
-    ordered = sorted(names, key=lambda n: (ORDER.index(n) if n in ORDER else len(ORDER), n))
-    parts = [_part(what, [a for a in extras.analyses if a.what == what]) for what in ordered]
-    about = "Made by fedrift analyse from saved weights. Of several seeds the first is shown."
-    return section("inside", "Inside the models", said(about), *parts)
-
-
-def _part(what: str, found: Sequence[Analysed]) -> str:
-    shown = found[:MOST_RUNS]
-    left = len(found) - len(shown)
-    pieces = [f"<h3>{escape(found[0].title)}</h3>"]
-    if len(shown) == 1:
-        pieces += [items(shown[0].said), _own(shown[0])]
-        return "".join(pieces)
-    compared = _together(what, shown)
-    pieces.append(compared)
-    for one in shown:
-        pieces.append(folded(one.run, items(one.said), _own(one)))
-    if left:
-        pieces.append(said(f"{left} more runs were analysed; their figures are in their folders."))
-    return "".join(pieces)
-
-
-def _own(one: Analysed) -> str:
-    """The figures that stand in the run's folder."""
-    made: list[str] = []
-    for name, path in one.figures.items():
-        try:
-            content = path.read_bytes()
-        except OSError:
-            continue
-        about = f"{one.title} of {one.run}: {name.replace('-', ' ')}"
-        made.append(image(content, ENDINGS[path.suffix], about))
-    return f'<div class="pictures">{"".join(made)}</div>' if made else ""
-
-
-def _together(what: str, found: Sequence[Analysed]) -> str:
-    """Figures with all runs in them, drawn now from their numbers."""
-    from fedrift.figures import TOGETHER
-
-    made = [
-        drawn
-        for name, draw in TOGETHER.get(what, {}).items()
-        if (drawn := _drawn(draw, found, f"{found[0].title}: {name.replace('-', ' ')}"))
-    ]
-    return f'<div class="pictures">{"".join(made)}</div>' if made else ""
-
-
-def _drawn(draw: Picture, found: Sequence[Analysed], about: str) -> str:
-    from matplotlib import rc_context
-
-    from fedrift.figures.style import sheet
-
-    figure, content = sheet(), io.BytesIO()
-    try:
-        draw(figure, {one.run: one.numbers for one in found})
-        with rc_context({"svg.hashsalt": "fedrift"}):
-            figure.savefig(content, format="svg", metadata={"Date": None})
-    except WRONG:  # numbers of another version, or not measured in every run
-        return ""
-    return image(content.getvalue(), ENDINGS[".svg"], about)
-
+from fedrift.report.workings import workings_section
 
 LINE = (
     '<svg width="22" height="8" aria-hidden="true">'
@@ -132,10 +48,10 @@ def body(findings: Findings, extras: Extras) -> str:
         "Data": _data(findings),
         "Classes": _classes(findings),
         "Clients": _clients(findings),
-        "Inside": inside(findings, extras),
-        "Workings": workings(extras.workings),
+        "Inside": models_section(findings, extras),
+        "Workings": workings_section(extras.workings),
         "Communication": _ledger(findings),
-        "Runs": provenance(findings, extras),
+        "Runs": runs_section(findings, extras),
     }
     keys = {"Communication": "ledger"}
     links = "".join(
@@ -157,13 +73,15 @@ def _summary(findings: Findings, extras: Extras) -> str:
     problems = ""
     if extras.problems:
         heading = "<h2>Not everything could be used</h2>"
-        problems = f'<div class="problems" role="note">{heading}{items(extras.problems)}</div>'
+        problems = (
+            f'<div class="problems" role="note">{heading}{bullet_list(extras.problems)}</div>'
+        )
     return (
         f'<section id="summary" aria-label="Summary"><h1>{escape(extras.title)}</h1>'
         f"<p>{escape(sentences.scope(findings))}</p>{problems}"
-        f"<h3>What the numbers show</h3>{items(sentences.shown(findings))}"
-        f"<h3>What they do not show</h3>{items(sentences.not_shown(findings))}"
-        f"<h3>With which options</h3>{items([*option_sentences(findings), *extras.notes])}"
+        f"<h3>What the numbers show</h3>{bullet_list(sentences.shown_sentences(findings))}"
+        f"<h3>What they do not show</h3>{bullet_list(sentences.not_shown_sentences(findings))}"
+        f"<h3>With which options</h3>{bullet_list([*option_sentences(findings), *extras.notes])}"
         "</section>"
     )
 
@@ -173,7 +91,7 @@ def _leaderboard(findings: Findings) -> str:
     labels = [setting.label for setting in findings.settings]
     if len(labels) == 1:
         return section("leaderboard", "Leaderboard", html_table(table, "leaders"))
-    filters = tools(select("leader-setting", "Setting", labels, first="all", filters="leaders"))
+    filters = toolbar(select("leader-setting", "Setting", labels, first="all", filters="leaders"))
     places = [labels.index(row[2].text) for row in table.rows]
     return section("leaderboard", "Leaderboard", filters, html_table(table, "leaders", places))
 
@@ -217,8 +135,8 @@ def _curves(findings: Findings) -> str:
     return section(
         "curves",
         "Convergence",
-        said(about),
-        tools(*controls),
+        paragraph(about),
+        toolbar(*controls),
         _legend(findings),
         _panels(findings, "curve", "Test result over rounds or cost"),
     )
@@ -230,8 +148,8 @@ def _data(findings: Findings) -> str:
     return section(
         "data",
         "Data of the clients",
-        said("How many samples each client holds, and which share of them is of which class."),
-        tools(select("data-which", "Division")),
+        paragraph("How many samples each client holds, and which share of them is of which class."),
+        toolbar(select("data-which", "Division")),
         f"<figure>{chart('clients', 'Classes and samples per client', size='tall')}</figure>",
     )
 
@@ -248,8 +166,8 @@ def _classes(findings: Findings) -> str:
     return section(
         "classes",
         "Classes over rounds",
-        said(about),
-        tools(select("classes-which", "Method"), select("classes-seed", "Seed")),
+        paragraph(about),
+        toolbar(select("classes-which", "Method"), select("classes-seed", "Seed")),
         f"<figure>{chart('classes', 'Accuracy per class and round', size='tall')}</figure>",
     )
 
@@ -266,7 +184,7 @@ def _clients(findings: Findings) -> str:
     return section(
         "clients",
         "Clients",
-        said(about),
+        paragraph(about),
         _legend(findings),
         _panels(findings, "expected", "Expected accuracy of the clients"),
         html_table(table),
@@ -278,7 +196,7 @@ def _ledger(findings: Findings) -> str:
     if table is None:
         return ""
     labels = [setting.label for setting in findings.settings]
-    control = tools(select("ledger-setting", "Setting", labels)) if len(labels) > 1 else ""
+    control = toolbar(select("ledger-setting", "Setting", labels)) if len(labels) > 1 else ""
     return section(
         "ledger",
         "Communication",
@@ -288,7 +206,92 @@ def _ledger(findings: Findings) -> str:
     )
 
 
-# The report as one HTML file that needs nothing else: no server, no network, no fonts.
+# The section about the models themselves: what an analysis found, as sentences and figures.
+
+ORDER = (
+    "hessian",
+    "sharpness",
+    "landscape",
+    "cka",
+    "drift",
+    "classes",
+    "predictions",
+    "during",
+)
+MOST_RUNS = 12  # in one figure, and whose own figures are in the page
+NOT_DRAWABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+
+
+def models_section(findings: Findings, extras: Extras) -> str:
+    """Empty if no run was looked at."""
+    if not extras.analyses:
+        return ""
+    names = dict.fromkeys(one.what for one in extras.analyses)
+    ordered = sorted(names, key=lambda n: (ORDER.index(n) if n in ORDER else len(ORDER), n))
+    parts = [_measurement(what, [a for a in extras.analyses if a.what == what]) for what in ordered]
+    about = "Made by fedrift analyse from saved weights. Of several seeds the first is shown."
+    return section("inside", "Inside the models", paragraph(about), *parts)
+
+
+def _measurement(what: str, analyses: Sequence[Analysis]) -> str:
+    shown = analyses[:MOST_RUNS]
+    left = len(analyses) - len(shown)
+    pieces = [f"<h3>{escape(analyses[0].title)}</h3>"]
+    if len(shown) == 1:
+        pieces += [bullet_list(shown[0].sentences), _own_figures(shown[0])]
+        return "".join(pieces)
+    compared = _common_figures(what, shown)
+    pieces.append(compared)
+    for one in shown:
+        pieces.append(folded(one.run, bullet_list(one.sentences), _own_figures(one)))
+    if left:
+        pieces.append(
+            paragraph(f"{left} more runs were analysed; their figures are in their folders.")
+        )
+    return "".join(pieces)
+
+
+def _own_figures(one: Analysis) -> str:
+    """The figures that stand in the run's folder."""
+    images: list[str] = []
+    for name, path in one.figures.items():
+        try:
+            content = path.read_bytes()
+        except OSError:
+            continue
+        about = f"{one.title} of {one.run}: {name.replace('-', ' ')}"
+        images.append(image(content, ENDINGS[path.suffix], about))
+    return f'<div class="pictures">{"".join(images)}</div>' if images else ""
+
+
+def _common_figures(what: str, analyses: Sequence[Analysis]) -> str:
+    """Figures with all runs in them, drawn now from their numbers."""
+    from fedrift.figures import COMMON_FIGURES
+
+    images = [
+        drawn
+        for name, draw in COMMON_FIGURES.get(what, {}).items()
+        if (drawn := _svg(draw, analyses, f"{analyses[0].title}: {name.replace('-', ' ')}"))
+    ]
+    return f'<div class="pictures">{"".join(images)}</div>' if images else ""
+
+
+def _svg(draw: Picture, analyses: Sequence[Analysis], about: str) -> str:
+    from matplotlib import rc_context
+
+    from fedrift.figures.style import empty_figure
+
+    figure, content = empty_figure(), io.BytesIO()
+    try:
+        draw(figure, {one.run: one.numbers for one in analyses})
+        with rc_context({"svg.hashsalt": "fedrift"}):
+            figure.savefig(content, format="svg", metadata={"Date": None})
+    except NOT_DRAWABLE:  # numbers of another version, or not measured in every run
+        return ""
+    return image(content.getvalue(), ENDINGS[".svg"], about)
+
+
+# The whole file, which needs nothing else: no server, no network, no fonts.
 
 HERE = Path(__file__).parent
 SHELL = (HERE / "page.js", HERE / "charts.js")  # unpacks, switches theme, sets up charts
@@ -297,12 +300,12 @@ STYLE = HERE / "page.css"
 LEVEL = 6  # of gzip: 9 takes three times as long for one percent
 
 
-def library() -> bytes:
+def plotly_library() -> bytes:
     """plotly.js of the installed plotly, without importing it."""
-    found = find_spec("plotly")
-    places = list(found.submodule_search_locations or ()) if found is not None else []
-    for place in places:
-        file = Path(place) / "package_data" / "plotly.min.js"
+    spec = find_spec("plotly")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    for folder in folders:
+        file = Path(folder) / "package_data" / "plotly.min.js"
         if file.is_file():
             return file.read_bytes()
     raise InputError("the report needs plotly; install it with: pip install 'fedrift[report]'")
@@ -316,7 +319,7 @@ def page(
     styles: Sequence[Path] = (STYLE,),
 ) -> str:
     """The whole file."""
-    plotly = library()
+    plotly = plotly_library()
     style = "".join(file.read_text(encoding="utf-8") for file in styles)
     script = "".join(file.read_text(encoding="utf-8") for file in scripts)
     policy = _policy(script.encode("utf-8"), plotly)

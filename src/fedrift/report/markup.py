@@ -23,15 +23,15 @@ def section(key: str, heading: str, *content: str) -> str:
     return f'<section id="{key}" aria-label="{heading}"><h2>{heading}</h2>\n{inside}</section>'
 
 
-def items(sentences: Iterable[str]) -> str:
+def bullet_list(sentences: Iterable[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(one)}</li>" for one in sentences) + "</ul>"
 
 
-def said(words: str) -> str:
+def paragraph(words: str) -> str:
     return f'<p class="soft">{escape(words)}</p>'
 
 
-def tools(*pieces: str) -> str:
+def toolbar(*pieces: str) -> str:
     """`pieces` are HTML."""
     return f'<div class="tools">{"".join(pieces)}</div>'
 
@@ -71,7 +71,7 @@ def chart(kind: str, about: str, *, size: str = "", setting: int | None = None) 
     )
 
 
-def copied(key: str, words: str, label: str = "Copy") -> str:
+def copyable(key: str, words: str, label: str = "Copy") -> str:
     """Text with a button that copies it."""
     button = f'<button type="button" class="plain" data-copies="{key}">{escape(label)}</button>'
     return f'{button}<pre><code id="{key}">{escape(words)}</code></pre>'
@@ -88,7 +88,7 @@ def html_table(table: Table, key: str = "", settings: Sequence[int] = ()) -> str
     )
     name = f' id="{key}"' if key else ""
     return (
-        f'{said(table.caption)}<div class="scroll" tabindex="0" role="region" '
+        f'{paragraph(table.caption)}<div class="scroll" tabindex="0" role="region" '
         f'aria-label="{escape(f"Table: {table.name}")}"><table{name}><thead>{_over(table)}'
         f"<tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from fedrift.report.statistics.costs import Target
 from fedrift.report.statistics.estimates import Estimate, Score
 
-# Readable quantities.
+NOTHING = "–"
+FAILED = "(X)"
+MINUS = "\N{MINUS SIGN}"
 
 
 def bytes_text(count: float) -> str:
@@ -41,12 +43,7 @@ def count_text(count: float) -> str:
     return f"{count:.3g} T"
 
 
-NOTHING = "–"
-FAILED = "(X)"
-MINUS = "\N{MINUS SIGN}"
-
-
-def figure(value: float, has_accuracy: bool) -> str:
+def value_text(value: float, has_accuracy: bool) -> str:
     """`85.55` (percent), or a loss with four digits."""
     if math.isnan(value):
         return NOTHING
@@ -55,48 +52,48 @@ def figure(value: float, has_accuracy: bool) -> str:
 
 def with_unit(value: float, has_accuracy: bool) -> str:
     """`85.55 %`."""
-    text = figure(value, has_accuracy)
+    text = value_text(value, has_accuracy)
     return f"{text} %" if has_accuracy and text != NOTHING else text
 
 
 def mean_std(estimate: Estimate, has_accuracy: bool) -> str:
     """`85.55 ± 3.97`; without the spread for one seed."""
-    text = figure(estimate.mean, has_accuracy)
+    text = value_text(estimate.mean, has_accuracy)
     if text == NOTHING or math.isnan(estimate.std):
         return text
-    return f"{text} ± {figure(estimate.std, has_accuracy)}"
+    return f"{text} ± {value_text(estimate.std, has_accuracy)}"
 
 
-def interval(estimate: Estimate, has_accuracy: bool) -> str:
+def interval_text(estimate: Estimate, has_accuracy: bool) -> str:
     """`75.68 to 95.41`; an accuracy stays between 0 and 100."""
     if not estimate.has_interval:
         return NOTHING
     low, high = estimate.low, estimate.high
     if has_accuracy:
         low, high = max(0.0, low), min(1.0, high)
-    return f"{figure(low, has_accuracy)} to {figure(high, has_accuracy)}"
+    return f"{value_text(low, has_accuracy)} to {value_text(high, has_accuracy)}"
 
 
 def signed(value: float, has_accuracy: bool) -> str:
     """`+1.36`, `−0.31`, `0.00`."""
-    text = figure(abs(value), has_accuracy)
+    text = value_text(abs(value), has_accuracy)
     if text == NOTHING or not text.strip("0."):
         return text
     return f"{MINUS if value < 0 else '+'}{text}"
 
 
-def difference(estimate: Estimate | None, has_accuracy: bool) -> str:
+def difference_text(estimate: Estimate | None, has_accuracy: bool) -> str:
     """`+1.36 (−1.21 to +3.93)`."""
     if estimate is None:
         return NOTHING
     text = signed(estimate.mean, has_accuracy)
     if not estimate.has_interval:
         return text
-    low, high = ends(estimate, has_accuracy)
+    low, high = interval_ends(estimate, has_accuracy)
     return f"{text} ({low} to {high})"
 
 
-def ends(estimate: Estimate, has_accuracy: bool) -> tuple[str, str]:
+def interval_ends(estimate: Estimate, has_accuracy: bool) -> tuple[str, str]:
     """Of the interval of a difference; two accuracies differ by at most 100 points."""
     low, high = estimate.low, estimate.high
     if has_accuracy:
@@ -112,7 +109,7 @@ def score_text(score: Score, has_accuracy: bool) -> str:
     return mean_std(score.final, has_accuracy)
 
 
-def quantity(value: float, axis: str) -> str:
+def quantity_text(value: float, axis: str) -> str:
     """A cost on one of the axes rounds, bytes, gradients, seconds."""
     if math.isnan(value):
         return NOTHING
@@ -123,16 +120,16 @@ def quantity(value: float, axis: str) -> str:
     return f"{value:.1f}".removesuffix(".0") if axis == "rounds" else count_text(value)
 
 
-def cost(target: Target | None, axis: str) -> str:
+def cost_text(target: Target | None, axis: str) -> str:
     """Mean cost to the target, or how many seeds met it."""
     if target is None:
         return NOTHING
     if not target.is_met:
         return f"{target.met} of {target.seeds} seeds" if target.met else "not met"
-    return quantity(target.costs[axis].mean, axis)
+    return quantity_text(target.costs[axis].mean, axis)
 
 
-def times(ratio: float) -> str:
+def ratio_text(ratio: float) -> str:
     """`2.0 ×`."""
     return NOTHING if math.isnan(ratio) else f"{ratio:.2f} ×" if ratio < 10 else f"{ratio:.0f} ×"
 

@@ -11,8 +11,8 @@ from fedrift.config import grid
 from fedrift.config.grid import Tuned
 from fedrift.errors import InputError
 from fedrift.report.numbers import plural
-from fedrift.report.provenance import chosen
-from fedrift.report.statistics.measured import Measured, Recorded, measured
+from fedrift.report.provenance import tuned_values
+from fedrift.report.statistics.measured import Measured, Recorded, measure_run
 from fedrift.storage import run_folder
 
 COMPARISON, RUNS = "compare.toml", "runs"
@@ -39,7 +39,7 @@ class Selection:
 
 
 @dataclass
-class _Found:
+class _Reading:
     runs: list[Measured]
     problems: list[str]
     comparisons: list[Path]
@@ -49,22 +49,25 @@ class _Found:
 
 def select(sources: Iterable[Recorded | Labelled | str | Path]) -> Selection:
     """Reads everything; a folder that cannot be read is told of and left out."""
-    found = _Found([], [], [], [], set())
+    reading = _Reading([], [], [], [], set())
     named: list[str] = []
     for place, source in enumerate(sources, start=1):
         if isinstance(source, str | Path):
             named.append(str(source))
-            _folder(Path(source), found)
+            _folder(Path(source), reading)
         elif isinstance(source, Labelled):
-            _record(source, found, _name(source.record, place))
+            _record(source, reading, _name(source.record, place))
         else:
-            _record(Labelled(source), found, _name(source, place))
-    if not found.runs:
+            _record(Labelled(source), reading, _name(source, place))
+    if not reading.runs:
         where = " or ".join(f"'{name}'" for name in named[:MOST_NAMED]) or "nothing"
-        why = f" ({found.problems[0]})" if found.problems else ""
+        why = f" ({reading.problems[0]})" if reading.problems else ""
         raise InputError(f"there is no run to report on in {where}{why}")
     return Selection(
-        tuple(found.runs), tuple(found.problems), tuple(found.comparisons), tuple(found.tunings)
+        tuple(reading.runs),
+        tuple(reading.problems),
+        tuple(reading.comparisons),
+        tuple(reading.tunings),
     )
 
 
@@ -72,39 +75,39 @@ def _name(record: Recorded, place: int) -> str:
     return str(record.folder) if record.folder is not None else f"run {place}"
 
 
-def _folder(path: Path, found: _Found) -> None:
+def _folder(path: Path, reading: _Reading) -> None:
     try:
         if not path.exists():
             raise InputError(f"'{path}' does not exist; name run folders or comparison folders")
         if path.is_file():
-            found.problems.append(f"'{path}' is a file, not a run folder")
+            reading.problems.append(f"'{path}' is a file, not a run folder")
         elif (path / run_folder.SPEC).is_file():
-            _run(path, found)
+            _run(path, reading)
         elif (path / COMPARISON).is_file():
-            _comparison(path, found)
+            _comparison(path, reading)
         else:
-            _several(path, found)
+            _several(path, reading)
     except OSError as error:
-        found.problems.append(f"'{path}' cannot be read: {error.strerror}")
+        reading.problems.append(f"'{path}' cannot be read: {error.strerror}")
 
 
-def _several(path: Path, found: _Found) -> None:
+def _several(path: Path, reading: _Reading) -> None:
     """A folder of run folders; what else is in it is told of."""
     foreign: list[str] = []
     inside = _folders(path)
     for folder in inside:
         if (folder / run_folder.SPEC).is_file():
-            _run(folder, found)
+            _run(folder, reading)
         elif (folder / COMPARISON).is_file():
-            _comparison(folder, found)
+            _comparison(folder, reading)
         else:
             foreign.append(folder.name)
     if len(foreign) == len(inside):
-        found.problems.append(
+        reading.problems.append(
             f"'{path}' holds no run folder: neither {run_folder.SPEC} nor {COMPARISON}"
         )
     elif foreign:
-        found.problems.append(f"in '{path}' {_listed(foreign)} no run folder")
+        reading.problems.append(f"in '{path}' {_listed(foreign)} no run folder")
 
 
 def _listed(names: list[str]) -> str:
@@ -118,52 +121,52 @@ def _folders(path: Path) -> list[Path]:
     return sorted(p for p in own if p.name != run_folder.ANALYSIS)
 
 
-def _comparison(path: Path, found: _Found) -> None:
+def _comparison(path: Path, reading: _Reading) -> None:
     """The runs of the grid that `compare.toml` describes, in its order."""
-    found.comparisons.append(path)
+    reading.comparisons.append(path)
     inside = (
         {folder.name: folder for folder in _folders(path / RUNS)} if (path / RUNS).is_dir() else {}
     )
     try:
         described = grid.from_toml(path / COMPARISON)
         cells: dict[str, grid.Cell | None] = {cell.slug: cell for cell in described.cells()}
-        found.tunings.extend([] if described.tuned is None else [described.tuned])
+        reading.tunings.extend([] if described.tuned is None else [described.tuned])
     except InputError as error:
-        found.problems.append(
+        reading.problems.append(
             f"'{path / COMPARISON}' cannot be read, so all its runs are shown: {error}"
         )
         cells = dict.fromkeys(inside)
     missing = [slug for slug in cells if slug not in inside]
     if missing:
-        found.problems.append(f"'{path}' lacks {len(missing)} of {plural(len(cells), 'run')}")
+        reading.problems.append(f"'{path}' lacks {len(missing)} of {plural(len(cells), 'run')}")
     other = [name for name in inside if name not in cells]
     if other:
-        found.problems.append(
+        reading.problems.append(
             f"'{path / RUNS}' also holds {plural(len(other), 'run')} that {COMPARISON} does not "
             "name; they are left out"
         )
     for slug, cell in cells.items():
         if slug in inside:
-            _run(inside[slug], found, cell)
+            _run(inside[slug], reading, cell)
 
 
-def _run(path: Path, found: _Found, cell: grid.Cell | None = None) -> None:
+def _run(path: Path, reading: _Reading, cell: grid.Cell | None = None) -> None:
     place = path.resolve()
-    if place in found.seen:
+    if place in reading.seen:
         return
-    found.seen.add(place)
+    reading.seen.add(place)
     try:
         record = run_folder.load(path)
     except InputError as error:
-        found.problems.append(f"'{path}' is left out: {error}")
+        reading.problems.append(f"'{path}' is left out: {error}")
         return
-    label, tuned = ("", {}) if cell is None else (cell.entrant.label, chosen(cell))
-    _record(Labelled(record, label, tuned), found, str(path))
+    label, tuned = ("", {}) if cell is None else (cell.entrant.label, tuned_values(cell))
+    _record(Labelled(record, label, tuned), reading, str(path))
 
 
-def _record(one: Labelled, found: _Found, name: str) -> None:
+def _record(one: Labelled, reading: _Reading, name: str) -> None:
     try:
-        run = measured(one.record, name, one.label)
-        found.runs.append(replace(run, tuned=one.tuned) if one.tuned else run)
+        run = measure_run(one.record, name, one.label)
+        reading.runs.append(replace(run, tuned=one.tuned) if one.tuned else run)
     except InputError as error:
-        found.problems.append(f"{error}; it is left out")
+        reading.problems.append(f"{error}; it is left out")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedrift.report.numbers import ends, listed, mean_std, plural, signed
+from fedrift.report.numbers import interval_ends, listed, mean_std, plural, signed
 from fedrift.report.statistics.costs import AXES, differing_cohorts, fair_axes
 from fedrift.report.statistics.findings import Finding, Findings
 from fedrift.report.statistics.grouping import Setting
@@ -44,7 +44,7 @@ def scope(findings: Findings) -> str:
 
 def _common(findings: Findings) -> str:
     """What of the settings is the same in all and therefore in none of their names."""
-    found = [
+    shared = [
         words.pop()
         for words in (
             {setting.partition for setting in findings.settings},
@@ -52,16 +52,16 @@ def _common(findings: Findings) -> str:
         )
         if len(words) == 1
     ]
-    return f" ({', '.join(found)})" if found else ""
+    return f" ({', '.join(shared)})" if shared else ""
 
 
-def shown(findings: Findings) -> list[str]:
+def shown_sentences(findings: Findings) -> list[str]:
     """What the numbers show."""
     settings = findings.settings
-    said = [verdict(findings, setting) for setting in settings[:MOST_SETTINGS]]
+    lines = [verdict(findings, setting) for setting in settings[:MOST_SETTINGS]]
     if len(settings) > MOST_SETTINGS:
-        said = [_winners(findings), f"The first {MOST_SETTINGS} settings:", *said]
-    return [*said, *_failures(findings), *_many(findings)]
+        lines = [_winners(findings), f"The first {MOST_SETTINGS} settings:", *lines]
+    return [*lines, *_failures(findings), *_many_comparisons(findings)]
 
 
 def verdict(findings: Findings, setting: Setting) -> str:
@@ -95,7 +95,7 @@ def _against(one: Finding, findings: Findings) -> str:
             f"Its difference to {base} is {signed(shift.mean, known)}{points} in the one seed "
             "they share, which says nothing about chance."
         )
-    seeds, (low, high) = plural(shift.n, "common seed"), ends(shift, known)
+    seeds, (low, high) = plural(shift.n, "common seed"), interval_ends(shift, known)
     text = (
         f"Its difference to {base} is {signed(shift.mean, known)}{points}, 95 % interval "
         f"{low} to {high} over {seeds}"
@@ -125,7 +125,7 @@ def _failures(findings: Findings) -> list[str]:
     ]
 
 
-def _many(findings: Findings) -> list[str]:
+def _many_comparisons(findings: Findings) -> list[str]:
     intervals = [f.difference for f in findings.all if f.difference and f.difference.has_interval]
     if len(intervals) < MANY_COMPARISONS:
         return []
@@ -136,7 +136,7 @@ def _many(findings: Findings) -> list[str]:
     ]
 
 
-def not_shown(findings: Findings) -> list[str]:
+def not_shown_sentences(findings: Findings) -> list[str]:
     """What the numbers do not show, and what to look at instead."""
     return [
         *_seeds(findings),
@@ -166,10 +166,10 @@ def _seeds(findings: Findings) -> list[str]:
 
 def budgets(findings: Findings) -> list[str]:
     """Methods that were given more than the baseline, and the axis that is fair to both."""
-    said: dict[str, list[str]] = {}
+    settings_by_text: dict[str, list[str]] = {}
     for setting in findings.settings:
-        found = [f.budget for f in findings.by_setting[setting] if f.budget is not None]
-        for budget in found:
+        spent = [f.budget for f in findings.by_setting[setting] if f.budget is not None]
+        for budget in spent:
             if not budget.unequal:
                 continue
             words = [f"{getattr(budget, n):.2f} times the {NAMES[n]}" for n in budget.unequal]
@@ -178,11 +178,11 @@ def budgets(findings: Findings) -> list[str]:
                 f"{budget.method} used {listed(words)} of {findings.baseline}: the same number of "
                 f"rounds is not the same budget. Look at the curves over {listed(axes)}."
             )
-            said.setdefault(text, []).append(setting.label)
+            settings_by_text.setdefault(text, []).append(setting.label)
     every = len(findings.settings)
     return [
         text if len(where) == every else f"{', '.join(where)}: {text}"
-        for text, where in said.items()
+        for text, where in settings_by_text.items()
     ]
 
 
@@ -195,26 +195,28 @@ NAMES = {
 
 
 def _clients(findings: Findings) -> list[str]:
-    said: list[str] = []
+    lines: list[str] = []
     for setting in findings.settings:
         differing = differing_cohorts([f.group for f in findings.by_setting[setting]])
         if differing:
             one, other, seed = differing[0]
-            said.append(
+            lines.append(
                 f"{setting.label}: {one} and {other} did not see the same clients in seed {seed}, "
                 "so differences between them hold more chance than the pairing takes out."
             )
-    return said
+    return lines
 
 
 def _versions(findings: Findings) -> list[str]:
-    said: list[str] = []
+    lines: list[str] = []
     for key in ("fedrift", "torch", "instructions"):
-        found = {str(run.environment.get(key, "")) for run in findings.grouped.runs} - {""}
-        if len(found) > 1:
+        versions = {str(run.environment.get(key, "")) for run in findings.grouped.runs} - {""}
+        if len(versions) > 1:
             name = "CPU instructions" if key == "instructions" else key
-            said.append(f"The runs were made with different {name}: {', '.join(sorted(found))}.")
-    return said
+            lines.append(
+                f"The runs were made with different {name}: {', '.join(sorted(versions))}."
+            )
+    return lines
 
 
 def _expected(findings: Findings) -> list[str]:
@@ -230,13 +232,13 @@ def problems(left_out: Sequence[str], findings: Findings) -> list[str]:
     """Runs that are not what they should be."""
     groups = findings.grouped.groups
     waiting = [run for group in groups for run in group.unfinished]
-    said = [f"'{run.name}' is unfinished and left out of every figure." for run in waiting]
+    lines = [f"'{run.name}' is unfinished and left out of every figure." for run in waiting]
     for group in groups:
         if not group.is_finished:
-            said.append(
+            lines.append(
                 f"{group.method} ({group.setting.label}) has no finished run: its figures are of "
                 "the last rounds so far and take no part in the ranking."
             )
     runs = [run for group in groups for run in (*group.runs, *group.unfinished)]
-    said += [f"'{run.name}': {problem}." for run in runs for problem in run.problems]
-    return [*(f"{problem}." for problem in left_out), *said]
+    lines += [f"'{run.name}': {problem}." for run in runs for problem in run.problems]
+    return [*(f"{problem}." for problem in left_out), *lines]

@@ -71,8 +71,8 @@ def leaderboard(findings: Findings) -> Table:
     headings += ["worst tenth of clients", "seeds"]
     rows: list[tuple[Cell, ...]] = []
     for setting in findings.settings:
-        held = sorted(findings.by_setting[setting], key=lambda f: f.rank or math.inf)
-        rows += [_row(findings, setting, one, several, compared) for one in held]
+        ranked = sorted(findings.by_setting[setting], key=lambda f: f.rank or math.inf)
+        rows += [_row(findings, setting, one, several, compared) for one in ranked]
     spread = "± standard deviation over seeds, " if _has_spread(findings) else ""
     return Table(
         "leaderboard",
@@ -97,19 +97,23 @@ def _row(
         text(one.method),
         *([text(setting.label)] if several else []),
         Cell(final, _finite(score.final.mean), is_bold=one.rank == 1, hint=hint),
-        number(NOTHING if score.failed else numbers.interval(score.final, known), score.final.low),
-        number(numbers.figure(score.best.mean, known), score.best.mean),
+        number(
+            NOTHING if score.failed else numbers.interval_text(score.final, known), score.final.low
+        ),
+        number(numbers.value_text(score.best.mean, known), score.best.mean),
     ]
     if compared:
         shift = one.difference
-        said = "baseline" if one.method == findings.baseline else numbers.difference(shift, known)
-        cells.append(Cell(said, None if shift is None else _finite(shift.mean)))
+        shown = (
+            "baseline" if one.method == findings.baseline else numbers.difference_text(shift, known)
+        )
+        cells.append(Cell(shown, None if shift is None else _finite(shift.mean)))
     for axis in AXES:
         met = one.target is not None and one.target.is_met
         mean = one.target.costs[axis].mean if one.target is not None and met else math.nan
-        cells.append(number(numbers.cost(one.target, axis), mean))
+        cells.append(number(numbers.cost_text(one.target, axis), mean))
     worst = math.nan if one.spread is None else one.spread.worst.mean
-    cells.append(number(numbers.figure(worst, True), worst))
+    cells.append(number(numbers.value_text(worst, True), worst))
     cells.append(Cell(str(len(one.group.runs)), len(one.group.runs)))
     return tuple(cells)
 
@@ -169,7 +173,7 @@ def clients(findings: Findings) -> Table | None:
         if one.spread is None:
             return Cell(NOTHING)
         worst, std = one.spread.worst.mean, one.spread.std.mean
-        words = f"{numbers.figure(worst, True)} ({numbers.figure(std, True)})"
+        words = f"{numbers.value_text(worst, True)} ({numbers.value_text(std, True)})"
         return number(words, worst)
 
     caption = (
@@ -183,8 +187,8 @@ def clients(findings: Findings) -> Table | None:
 def _grid(findings: Findings, name: str, caption: str, cell: Callable[[Finding], Cell]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for method in findings.methods:
-        found = [findings.get(method, setting) for setting in findings.settings]
-        rows.append((text(method), *(Cell("") if one is None else cell(one) for one in found)))
+        row = [findings.get(method, setting) for setting in findings.settings]
+        rows.append((text(method), *(Cell("") if one is None else cell(one) for one in row)))
     columns = ("method", *(setting.partition for setting in findings.settings))
     above = [_above(setting) for setting in findings.settings]
     return Table(name, caption, columns, tuple(rows), _spans(above))
@@ -221,7 +225,7 @@ def ledger(findings: Findings) -> Table | None:
                 rows.append(
                     (
                         *map(text, (one.method, setting.label, phase, direction, name)),
-                        number(numbers.quantity(size, "bytes"), size),
+                        number(numbers.quantity_text(size, "bytes"), size),
                         number(f"{100 * share:.1f} %", share),
                     )
                 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedrift.report.markup import folded, image, items, said, section
+from fedrift.report.markup import bullet_list, folded, image, paragraph, section
 
-MOST = 12  # methods whose pictures are in the page
+MOST_METHODS = 12  # methods whose pictures are in the page
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Working:
     """One algorithm: what it does in two sentences, and a picture of it."""
 
     name: str
-    said: tuple[str, ...]
+    sentences: tuple[str, ...]
     png: bytes
 
 
@@ -23,16 +23,20 @@ Explainer = Callable[[Sequence[str]], Sequence[Working]]
 """From algorithms with their options to what can be shown of them; `fedrift.explain` has one."""
 
 
-def workings(found: Sequence[Working]) -> str:
+def workings_section(explained: Sequence[Working]) -> str:
     """Empty if nothing was explained."""
-    if not found:
+    if not explained:
         return ""
     about = (
         "The real algorithms, on two clients with two weights each; settings are chosen so that "
         "the effect can be seen. fedrift explain NAME makes a page to step through."
     )
     parts = [
-        folded(one.name, items(one.said), image(one.png, "image/png", f"One round of {one.name}"))
-        for one in found[:MOST]
+        folded(
+            one.name,
+            bullet_list(one.sentences),
+            image(one.png, "image/png", f"One round of {one.name}"),
+        )
+        for one in explained[:MOST_METHODS]
     ]
-    return section("workings", "How they work", said(about), *parts)
+    return section("workings", "How they work", paragraph(about), *parts)

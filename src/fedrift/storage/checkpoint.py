@@ -24,7 +24,7 @@ from torch import Tensor
 from fedrift.core.messages import Packed, pack, unpack
 
 FILE, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
-PEOPLE = ("counted", "told")
+CLIENT_LISTS = ("counted", "told")
 Mark = tuple[int, int]
 """How many bytes of a file count, and their CRC."""
 
@@ -109,7 +109,7 @@ def read(path: Path, like: Any) -> Checkpoint:
         raise ValueError(f"it is not a checkpoint of this run ({error!r:.80})") from None
 
 
-def newest(folder: Path, like: Any) -> Checkpoint | None:
+def read_newest(folder: Path, like: Any) -> Checkpoint | None:
     """The last good checkpoint of a folder, if it has one."""
     for name in (FILE, PREVIOUS):
         with suppress(ValueError):
@@ -127,7 +127,7 @@ def _unpacked(head: dict[str, Any], packed: Packed, like: Any) -> Checkpoint:
         if part in parts:
             parts[part][name] = leaf
     _check_server(parts["server"], pack(like))
-    if any(packed[name].dtype != torch.int64 or packed[name].dim() != 1 for name in PEOPLE):
+    if any(packed[name].dtype != torch.int64 or packed[name].dim() != 1 for name in CLIENT_LISTS):
         raise ValueError("it does not name clients by their numbers")
     if type(head["round"]) is not int or head["round"] < 0:
         raise ValueError("its round is no number")
@@ -144,10 +144,10 @@ def _unpacked(head: dict[str, Any], packed: Packed, like: Any) -> Checkpoint:
     )
 
 
-def _check_server(found: Packed, like: Packed) -> None:
+def _check_server(saved: Packed, like: Packed) -> None:
     """Tensors of the initial state keep their form; tuples and what was absent may have grown."""
     for path, leaf in like.items():
-        now = found.get(path)
+        now = saved.get(path)
         if isinstance(leaf, Tensor) and isinstance(now, Tensor):
             if leaf.shape != now.shape or leaf.dtype != now.dtype:
                 raise ValueError(f"'{path}' of the server's state has another form")

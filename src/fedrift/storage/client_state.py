@@ -26,9 +26,9 @@ from fedrift.core.messages import Packed, hints, pack, unpack
 from fedrift.core.problem import Problem
 from fedrift.storage.shared_memory import DTYPES, Ref, aligned, anonymous_file, grow, name_of
 
-# A client's state as a row of bytes: its layout, and the file of rows that all processes share.
-
+MOST_GROWTH = 64 << 20  # bytes by which a file grows at once
 PAGE = 512  # words that are summed into one
+_NUMBERS: dict[str, Any] = {"int": int, "float": float, "bool": bool}
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,6 @@ class StateRows:
             end = aligned(end + size)
 
 
-_NUMBERS: dict[str, Any] = {"int": int, "float": float, "bool": bool}
-
-
-MOST_MORE = 64 << 20  # bytes by which a file grows at once
-
-
 class Table:
     """The states of one algorithm's clients: which slot is whose, and which are free."""
 
@@ -157,7 +151,7 @@ class Table:
         self._free: list[int] = []
         self._points: list[np.ndarray] = []
         """The index of each of the last two checkpoints."""
-        self._held = np.zeros(0, dtype=bool)
+        self._in_checkpoint = np.zeros(0, dtype=bool)
         """Slots that a checkpoint refers to."""
         self._pending: dict[int, int] = {}
 
@@ -170,7 +164,7 @@ class Table:
         if self._free:
             return self._free.pop()
         if self.high >= self.rows.holds():
-            more = max(1, min(self.high, 64, MOST_MORE // self.rows.layout.nbytes))
+            more = max(1, min(self.high, 64, MOST_GROWTH // self.rows.layout.nbytes))
             grow(self.rows.descriptor, (self.high + more) * self.rows.layout.nbytes)
         self.high += 1
         return self.high - 1
@@ -192,7 +186,7 @@ class Table:
     def commit(self) -> None:
         for client, slot in self._pending.items():
             old = int(self.index[client])
-            if old >= 0 and not (old < len(self._held) and self._held[old]):
+            if old >= 0 and not (old < len(self._in_checkpoint) and self._in_checkpoint[old]):
                 self._free.append(old)
             self.index[client] = slot
         self._pending.clear()
@@ -213,12 +207,12 @@ class Table:
         if not self._keeps:
             return
         self._points = [*self._points, self.index.copy()][-2:]
-        held = np.zeros(self.high, dtype=bool)
+        in_checkpoint = np.zeros(self.high, dtype=bool)
         for index in self._points:
-            held[index[index >= 0]] = True
-        before = len(self._held)
-        self._free.extend(np.flatnonzero(self._held & ~held[:before]).tolist())
-        self._held = held
+            in_checkpoint[index[index >= 0]] = True
+        before = len(self._in_checkpoint)
+        self._free.extend(np.flatnonzero(self._in_checkpoint & ~in_checkpoint[:before]).tolist())
+        self._in_checkpoint = in_checkpoint
 
     def check(self, index: np.ndarray, sums: np.ndarray) -> None:
         """ValueError if the rows of a checkpoint are not all there and whole."""
@@ -242,7 +236,7 @@ class Table:
         free[used] = False
         self._free = np.flatnonzero(free).tolist()
         self._pending.clear()
-        self._points, self._held = [], np.zeros(0, dtype=bool)
+        self._points, self._in_checkpoint = [], np.zeros(0, dtype=bool)
         self.saved()
 
     def close(self) -> None:
@@ -267,7 +261,7 @@ class States(Protocol):
     def close(self) -> None: ...
 
 
-class Turned(Protocol):
+class Committable(Protocol):
     """A table whose changes count from the end of a round on."""
 
     def commit(self) -> None: ...
@@ -275,7 +269,7 @@ class Turned(Protocol):
     def saved(self) -> None: ...
 
 
-T = TypeVar("T", bound=Turned)
+T = TypeVar("T", bound=Committable)
 
 
 class Tables(Generic[T]):

@@ -43,15 +43,15 @@ def read_origin(folder: Path) -> Origin | None:
     path = folder / ORIGIN
     if not path.exists():
         return None
-    found = read_toml(path)
-    at, spec = found.get("at_round"), found.get("spec")
-    if set(found) != {"at_round", "spec"} or not isinstance(spec, dict):
+    content = read_toml(path)
+    at, spec = content.get("at_round"), content.get("spec")
+    if set(content) != {"at_round", "spec"} or not isinstance(spec, dict):
         raise InputError(f"'{path}' is damaged: it should hold at_round and a table spec")
-    made = Spec.of(cast("Mapping[str, object]", spec))
-    return Origin(made, _round(at, made))
+    made_spec = Spec.of(cast("Mapping[str, object]", spec))
+    return Origin(made_spec, _round(at, made_spec))
 
 
-def forked(spec: Spec, at: int, changes: Mapping[str, str]) -> tuple[Spec, Origin]:
+def fork_spec(spec: Spec, at: int, changes: Mapping[str, str]) -> tuple[Spec, Origin]:
     """The spec of a new run that changes some settings after a round of another."""
     values: dict[str, object] = {}
     for key, text in changes.items():
@@ -61,8 +61,8 @@ def forked(spec: Spec, at: int, changes: Mapping[str, str]) -> tuple[Spec, Origi
             raise unknown("key", key, [k for k in FIELDS if k not in FIXED])
         values[key] = FIELDS[key].parse(text, key)
     gone = replaced_by(values) - {*FIXED}
-    said = {k: v for k, v in replace(spec, out=None).to_dict().items() if k not in gone}
-    new = Spec.of({**said, **values})
+    settings = {k: v for k, v in replace(spec, out=None).to_dict().items() if k not in gone}
+    new = Spec.of({**settings, **values})
     new.validate()
     if new.rounds <= _round(at, spec):
         raise InputError(f"--at-round {at} leaves nothing to do of {new.rounds} rounds; --set more")

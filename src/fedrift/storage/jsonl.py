@@ -25,9 +25,9 @@ def dump(value: object, indent: int | None = None) -> str:
 
 def load(text: str) -> Any:
     """What `dump` wrote; the words nan, inf and -inf are numbers again."""
-    found = json.loads(text)
+    value = json.loads(text)
     # Most records have no such word, and looking at every number would take most of the time.
-    return decode(found) if any(f'"{word}"' in text for word in WORDS) else found
+    return decode(value) if any(f'"{word}"' in text for word in WORDS) else value
 
 
 def encode(value: object) -> object:
@@ -101,16 +101,16 @@ def read_plain(path: Path, most: int = LARGEST) -> bytes:
 def read_file(path: Path) -> Record | None:
     """One record; None if there is no such file."""
     try:
-        found = load(read_plain(path).decode("utf-8"))
+        record = load(read_plain(path).decode("utf-8"))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise InputError(f"'{path}' cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise InputError(f"'{path}' is damaged: it is no JSON; restore it from a copy") from None
-    if not isinstance(found, dict):
+    if not isinstance(record, dict):
         raise InputError(f"'{path}' is damaged: it should hold one JSON object")
-    return cast(Record, found)
+    return cast(Record, record)
 
 
 def read_lines(path: Path) -> tuple[list[Record], bool]:
@@ -136,8 +136,8 @@ def read_lines(path: Path) -> tuple[list[Record], bool]:
 
 def _line(line: bytes) -> Record | None:
     try:
-        found = load(line.decode("utf-8"))
+        record = load(line.decode("utf-8"))
     except (ValueError, RecursionError):
         return None
-    is_line = isinstance(found, dict) and type(cast(Record, found).get("round")) is int
-    return cast(Record, found) if is_line else None
+    is_line = isinstance(record, dict) and type(cast(Record, record).get("round")) is int
+    return cast(Record, record) if is_line else None

@@ -1,4 +1,4 @@
-"""The files of a run folder: their names, whether a folder may be used, how far a file reaches."""
+"""A run folder: the names of its files, checks before it is used, its writer and its reader."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENVIRONMENT, SUMMARY, MODEL = "env.json", "summary.json", "model.safetensors"
 CLIENTS, ORIGIN, ANALYSIS = "clients.json", "origin.toml", "analysis"
 STATES = "clients"
 """Folder of the client states."""
-BEGINNINGS = (ENVIRONMENT, CLIENTS, ORIGIN)
+FIRST_FILES = (ENVIRONMENT, CLIENTS, ORIGIN)
 """Written before the spec."""
 TEMPORARY = ".tmp"
 
@@ -57,14 +57,14 @@ def _check_parent(path: Path) -> None:
 def _check_empty(path: Path) -> None:
     if not os.access(path, os.W_OK):
         raise InputError(f"out '{path}' is not writable; name another folder")
-    found = sorted(entry.name for entry in path.iterdir())
-    if SPEC in found:
+    names = sorted(entry.name for entry in path.iterdir())
+    if SPEC in names:
         raise InputError(
             f"out '{path}' holds another run; name a new folder, or continue that run with: "
             f"fedrift resume {shlex.quote(str(path))}"
         )
     # A run that was killed at its very beginning has left nothing worth keeping.
-    foreign = [n for n in found if n not in BEGINNINGS and not is_temporary(n)]
+    foreign = [n for n in names if n not in FIRST_FILES and not is_temporary(n)]
     if foreign:
         raise InputError(f"out '{path}' is not empty (it holds {foreign[0]}); name a new folder")
 
@@ -73,7 +73,7 @@ def is_temporary(name: str) -> bool:
     return name.startswith(".") and name.endswith(TEMPORARY)
 
 
-def remove_beginnings(path: Path, *, is_ours: bool) -> None:
+def remove_first_files(path: Path, *, is_ours: bool) -> None:
     """What a run that could not begin has written; a folder that is ours goes away with it."""
     with contextlib.suppress(OSError):
         for rows in (path / STATES).glob("*.rows"):
@@ -81,13 +81,13 @@ def remove_beginnings(path: Path, *, is_ours: bool) -> None:
         if (path / STATES).exists():
             (path / STATES).rmdir()
         for entry in path.iterdir():
-            if entry.name in (*BEGINNINGS, SPEC) or is_temporary(entry.name):
+            if entry.name in (*FIRST_FILES, SPEC) or is_temporary(entry.name):
                 entry.unlink()
         if is_ours:
             path.rmdir()
 
 
-def check_own(path: Path) -> None:
+def check_plain_files(path: Path) -> None:
     """Refuses a folder with links or devices in it: through them a run would write elsewhere."""
 
     def fail(error: OSError) -> None:
@@ -103,7 +103,7 @@ def check_own(path: Path) -> None:
         raise InputError(f"'{error.filename}' cannot be read: {error.strerror}") from None
 
 
-def locked(path: Path) -> int | None:
+def lock_folder(path: Path) -> int | None:
     """A descriptor that keeps other processes from writing a folder; None where there are no
     such locks. Refused if another process has it."""
     try:
@@ -126,7 +126,7 @@ def check_idle(path: Path) -> None:
     data are read."""
     if not os.access(path, os.W_OK):
         raise InputError(f"out '{path}' is not writable; copy it to where you may write")
-    descriptor = locked(path)
+    descriptor = lock_folder(path)
     if descriptor is not None:
         os.close(descriptor)
 
@@ -147,7 +147,7 @@ def read_spec(path: Path) -> Spec:
     return Spec.from_toml(path / SPEC)
 
 
-# A run folder while it is written: lines appended, whole files replaced, one writer at a time.
+# Writing: one writer at a time.
 
 
 class RunFolder:
@@ -199,7 +199,7 @@ class RunFolder:
 
     def withdraw(self) -> None:
         """Undo `create`: the run was refused before its first round."""
-        remove_beginnings(self.path, is_ours=self._is_ours)
+        remove_first_files(self.path, is_ours=self._is_ours)
         self.close()
 
     @classmethod
@@ -207,7 +207,7 @@ class RunFolder:
         """The folder of an earlier run, to go on writing."""
         folder = cls(path)
         read_spec(folder.path)
-        check_own(folder.path)
+        check_plain_files(folder.path)
         if not os.access(folder.path, os.W_OK):
             raise InputError(f"out '{path}' is not writable; copy it to where you may write")
         folder._take()
@@ -321,10 +321,10 @@ class RunFolder:
 
     def _take(self) -> None:
         """Two processes would mix their lines; the lock ends with the process."""
-        self._lock = locked(self.path)
+        self._lock = lock_folder(self.path)
 
 
-# Run folders as they are read: one run's spec, rounds, ledger, environment, summary, weights.
+# Reading.
 
 
 @dataclass(frozen=True)

@@ -57,16 +57,16 @@ def anonymous_file(folder: str | None = None) -> int:
 
 def grow(descriptor: int, size: int) -> None:
     """Make a file larger and its room certain: writing to a hole of a full disk kills a process."""
-    held = os.fstat(descriptor).st_size
-    if size <= held:
+    size_now = os.fstat(descriptor).st_size
+    if size <= size_now:
         return
     if hasattr(os, "posix_fallocate"):
         try:
-            return os.posix_fallocate(descriptor, held, size - held)
+            return os.posix_fallocate(descriptor, size_now, size - size_now)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 with suppress(OSError):
-                    os.ftruncate(descriptor, held)
+                    os.ftruncate(descriptor, size_now)
                 raise
     os.ftruncate(descriptor, size)
 

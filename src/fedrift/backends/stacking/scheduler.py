@@ -20,7 +20,7 @@ from fedrift.backends.stacking.chain import Chain, chain_of
 from fedrift.backends.stacking.loop import train
 from fedrift.core.problem import Problem
 from fedrift.core.site import Kind, Request, Trained, TrainTogether, kind_of, room_of
-from fedrift.data.split import whole
+from fedrift.data.split import backing_samples
 from fedrift.errors import InputError, is_overflow
 
 T = TypeVar("T")
@@ -145,7 +145,7 @@ class StackScheduler:
         held = getattr(samples, "x", samples)
         known = self._known.get(id(held))
         if known is None or known[0] is not held:
-            x, y = whole(samples)
+            x, y = backing_samples(samples)
             takes = self._chain.takes(x, y) and (y.is_floating_point() or int(y.min()) >= 0)
             known = (held, takes)
             if held is not samples:  # made anew for every visit otherwise

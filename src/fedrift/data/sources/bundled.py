@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrift.data.files import at_most, damaged, sha256
+from fedrift.data.files import damaged, read_at_most, sha256
 from fedrift.data.samples import Samples
 from fedrift.data.sources.mnist import MNIST, SIDE
 from fedrift.errors import InputError
@@ -49,7 +49,7 @@ def _inside(package: str, file: str, install: str) -> Path:
 
 def _table(path: Path, shape: tuple[int, int], digest: str) -> np.ndarray:
     """Rows of comma-separated numbers 0..255; the hash is of the numbers, not of their spelling."""
-    text = at_most(path, WIDEST * shape[0] * shape[1]).replace(b"\n", b",")
+    text = read_at_most(path, WIDEST * shape[0] * shape[1]).replace(b"\n", b",")
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # numpy only warns about text it could not read to its end
         try:

@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from fedrift.data import files
-from fedrift.data.files import Limited, Unreachable, damaged, exactly, reason, sha256
+from fedrift.data.files import Limited, Unreachable, damaged, read_exactly, reason, sha256
 from fedrift.data.samples import Samples
 from fedrift.errors import InputError
 from fedrift.grammar import Named
 from fedrift.rng import generator
 
-# CIFAR's binary version: one record per image, its labels, then 3,072 bytes channel by channel.
+# The binary version: one record per image, its labels, then 3,072 bytes channel by channel.
 
 PIXELS = 3 * 32 * 32
 SLACK = 1 << 20  # what an archive may hold besides the images: headers, names, a web page
@@ -47,8 +47,10 @@ class Batch:
 
 def read_folder(path: Path, train: Sequence[Batch], test: Sequence[Batch]) -> tuple[Half, Half]:
     """Images and labels of both halves from a folder of .bin files."""
-    found = {batch.file: exactly(path / batch.file, batch.size) for batch in (*train, *test)}
-    return _half(path, found, train), _half(path, found, test)
+    contents = {
+        batch.file: read_exactly(path / batch.file, batch.size) for batch in (*train, *test)
+    }
+    return _half(path, contents, train), _half(path, contents, test)
 
 
 def read_archive(
@@ -57,17 +59,17 @@ def read_archive(
     """The same from the .tar.gz; its members are read in memory, nothing is extracted."""
     wanted = {f"{inside}/{batch.file}": batch for batch in (*train, *test)}
     try:
-        found = _members(path, wanted)
+        contents = _members(path, wanted)
     except Exception as problem:  # tarfile raises many kinds on garbled bytes
         raise damaged(path, f"it cannot be read as tar.gz ({reason(problem)})") from problem
-    missing = [name for name, batch in wanted.items() if batch.file not in found]
+    missing = [name for name, batch in wanted.items() if batch.file not in contents]
     if missing:
         raise damaged(path, f"it lacks {', '.join(missing)}")
-    return _half(path / inside, found, train), _half(path / inside, found, test)
+    return _half(path / inside, contents, train), _half(path / inside, contents, test)
 
 
 def _members(path: Path, wanted: Mapping[str, Batch]) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     limit = SLACK + sum(batch.size for batch in wanted.values())
     with gzip.open(path) as packed:
         source = Limited(packed, limit)
@@ -75,12 +77,12 @@ def _members(path: Path, wanted: Mapping[str, Batch]) -> dict[str, bytes]:
             for member in tar:
                 batch = wanted.get(member.name)
                 if batch is not None and (data := tar.extractfile(member)) is not None:
-                    found[batch.file] = data.read(batch.size + 1)
-    return found
+                    contents[batch.file] = data.read(batch.size + 1)
+    return contents
 
 
-def _half(path: Path, found: Mapping[str, bytes], batches: Sequence[Batch]) -> Half:
-    records = np.concatenate([_records(path / b.file, found[b.file], b) for b in batches])
+def _half(path: Path, contents: Mapping[str, bytes], batches: Sequence[Batch]) -> Half:
+    records = np.concatenate([_records(path / b.file, contents[b.file], b) for b in batches])
     labels = batches[0].label_bytes
     return records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1]
 
@@ -91,7 +93,7 @@ def _records(path: Path, data: bytes, batch: Batch) -> np.ndarray:
     return np.frombuffer(data, np.uint8).reshape(batch.count, -1)
 
 
-# CIFAR as npz: lossless WebP strips, each 125 images one below the other, and the labels.
+# The npz version: lossless WebP strips, each 125 images one below the other, and the labels.
 
 SIDE = 32
 IN_STRIP = 125
@@ -109,14 +111,14 @@ class Strips:
 
 def read_strips(path: Path, strips: Strips) -> tuple[np.ndarray, np.ndarray]:
     """Images (N×3×32×32) and labels, checked after decoding."""
-    held = files.arrays(path, ("webp", "ends", "label"))
+    arrays = files.read_npz(path, ("webp", "ends", "label"))
     for name in ("webp", "ends", "label"):
-        if name not in held:
+        if name not in arrays:
             raise damaged(path, f"it has no array '{name}'")
-    y = held["label"]
+    y = arrays["label"]
     if y.dtype != np.uint8 or y.shape != (strips.count,) or sha256(y.tobytes()) != strips.labels:
         raise damaged(path, "its labels are not the published ones")
-    x = _decode(path, held["webp"], held["ends"], strips.count)
+    x = _decode(path, arrays["webp"], arrays["ends"], strips.count)
     if sha256(x.data) != strips.images:
         raise damaged(path, "its images are not the published ones")
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)), y
@@ -155,6 +157,8 @@ def _picture(path: Path, data: bytes) -> np.ndarray:
     except Exception as problem:  # Pillow raises many kinds on garbled bytes
         raise damaged(path, f"a strip cannot be decoded ({reason(problem)})") from problem
 
+
+# The two data sets, and where their samples come from.
 
 HOST = "https://www.cs.toronto.edu/~kriz/"
 TEN = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -257,13 +261,13 @@ CIFAR100 = Cifar(
 def load(cifar: Cifar, _: Named, data_dir: Path | None) -> Samples:
     """The samples from the first place that has them in a form we read, else downloaded."""
     notes: list[str] = []
-    for place in files.places(data_dir):
+    for place in files.data_folders(data_dir):
         for folder in cifar.subfolders:
             if (halves := _read(cifar, place.folder / folder, notes)) is not None:
                 return _samples(cifar, halves)
     try:
         url = HOST + cifar.archive
-        archive = files.fetch([url], cifar.md5, files.cache() / cifar.name)
+        archive = files.download([url], cifar.md5, files.cache_folder() / cifar.name)
     except Unreachable as why:
         strips = ", ".join(part.file for part in cifar.strips)
         named = f"{cifar.archive}, {cifar.folder}/{cifar.train[0].file} …, or {strips}"

@@ -31,53 +31,57 @@ def load(named: Named, _: Path | None) -> Samples:
     try:
         is_here = Path(named.value).expanduser().is_dir()
         read = datasets.load_from_disk if is_here else datasets.load_dataset
-        held: Any = read(str(Path(named.value).expanduser()) if is_here else named.value)
+        loaded: Any = read(str(Path(named.value).expanduser()) if is_here else named.value)
     except Exception as problem:  # dozens of kinds, of the network and of damaged files
         raise InputError(f"{where} cannot be loaded: {reason(problem)}") from problem
-    halves = dict(held) if isinstance(held, dict) else {"train": held}
+    halves = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
     if "train" not in halves:
         raise InputError(f"{where} has no split 'train' (it has: {', '.join(map(str, halves))})")
     test = next((halves[name] for name in TEST_NAMES if name in halves), None)
-    x, y, names = arrays(halves["train"], named.options.get("x"), named.options.get("y"), where)
-    x_test, y_test = arrays(test, named.options.get("x"), named.options.get("y"), where)[:2]
+    x, y, names = split_arrays(
+        halves["train"], named.options.get("x"), named.options.get("y"), where
+    )
+    x_test, y_test = split_arrays(test, named.options.get("x"), named.options.get("y"), where)[:2]
     users = named.options.get("users")
     who = None if users is None else column(halves["train"], users, where)
-    return checks.samples(where, x, y, x_test, y_test, who, names)
+    return checks.checked_samples(where, x, y, x_test, y_test, who, names)
 
 
-def arrays(
-    held: Any, x: str | None, y: str | None, where: str
+def split_arrays(
+    split: Any, x: str | None, y: str | None, where: str
 ) -> tuple[np.ndarray | None, np.ndarray | None, tuple[str, ...]]:
     """Inputs, labels and the names of the classes of one split; nothing of none."""
-    if held is None:
+    if split is None:
         return None, None, ()
-    kinds: dict[str, str] = {n: type(f).__name__ for n, f in held.features.items()}
+    kinds: dict[str, str] = {n: type(f).__name__ for n, f in split.features.items()}
     inputs = x or _only(kinds, "Image", "x", where)
     labels = y or _only(kinds, "ClassLabel", "y", where)
-    names = tuple(getattr(held.features.get(labels), "names", None) or ())
-    return column(held, inputs, where), column(held, labels, where), names
+    names = tuple(getattr(split.features.get(labels), "names", None) or ())
+    return column(split, inputs, where), column(split, labels, where), names
 
 
 def _only(kinds: dict[str, str], kind: str, option: str, where: str) -> str:
-    found = [name for name, own in kinds.items() if own == kind]
-    if len(found) != 1:
+    columns = [name for name, own in kinds.items() if own == kind]
+    if len(columns) != 1:
         known = ", ".join(kinds)
         raise InputError(f"{where}: say which column is {option}, {option}=NAME (it has: {known})")
-    return found[0]
+    return columns[0]
 
 
-def column(held: Any, name: str, where: str) -> np.ndarray:
+def column(split: Any, name: str, where: str) -> np.ndarray:
     """One column as an array; pictures as bytes."""
-    if name not in held.column_names:
-        raise InputError(f"{where} has no column '{name}' (it has: {', '.join(held.column_names)})")
-    values = [np.asarray(value) for value in held[name]]
+    if name not in split.column_names:
+        raise InputError(
+            f"{where} has no column '{name}' (it has: {', '.join(split.column_names)})"
+        )
+    values = [np.asarray(value) for value in split[name]]
     shapes = {value.shape for value in values}
     if len(shapes) > 1:
         raise InputError(f"{where}: the values of '{name}' differ in shape: {sorted(shapes)[:2]}")
     return np.stack(values) if values else np.empty(0)
 
 
-def partition(partitioner: Any, y: np.ndarray, seed: int) -> Partition:
+def partition_by(partitioner: Any, y: np.ndarray, seed: int) -> Partition:
     """What a partitioner of flwr-datasets makes of labels, which it finds in the column 'label'."""
     try:
         datasets: Any = import_module("datasets")

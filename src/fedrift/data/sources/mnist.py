@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fedrift.data import files
-from fedrift.data.files import Unreachable, damaged, exactly, sha256
+from fedrift.data.files import Unreachable, damaged, read_exactly, sha256
 from fedrift.data.samples import Samples
 from fedrift.errors import InputError
 from fedrift.grammar import Named
@@ -101,11 +101,11 @@ FAMILIES = (MNIST, FASHION)
 def load(family: Family, _: Named, data_dir: Path | None) -> Samples:
     """The family's samples from the first place that has its files, else downloaded."""
     notes: list[str] = []
-    for place in files.places(data_dir, family.system):
+    for place in files.data_folders(data_dir, family.system):
         for folder in family.subfolders:
-            found = _find(place.folder / folder, notes)
-            if found is not None and _belongs(found[SMALLEST], family, notes):
-                return _read(found, family)
+            paths = _find(place.folder / folder, notes)
+            if paths is not None and _belongs(paths[SMALLEST], family, notes):
+                return _read(paths, family)
     try:
         return _read(_download(family), family)
     except Unreachable as why:
@@ -115,17 +115,17 @@ def load(family: Family, _: Named, data_dir: Path | None) -> Samples:
 
 def _find(folder: Path, notes: list[str]) -> dict[str, Path] | None:
     """The four files, unpacked or not; some but not all of them is worth a note."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for name in SHAPES:
         dotted = name.replace("-idx", ".idx")  # as some archives of the web spell it
         for spelling in (name, dotted, f"{name}.gz", f"{dotted}.gz"):
             if os.path.isfile(folder / spelling):
-                found[name] = folder / spelling
+                paths[name] = folder / spelling
                 break
-    missing = [name for name in SHAPES if name not in found]
-    if found and missing:
+    missing = [name for name in SHAPES if name not in paths]
+    if paths and missing:
         notes.append(f"'{folder}' lacks {', '.join(missing)}")
-    return None if missing else found
+    return None if missing else paths
 
 
 def _belongs(labels: Path, family: Family, notes: list[str]) -> bool:
@@ -167,7 +167,7 @@ def _array(path: Path, name: str, family: Family) -> np.ndarray:
 
 def _unpack(path: Path, name: str) -> bytes:
     header = _header(name)
-    data = exactly(path, len(header) + math.prod(SHAPES[name]))
+    data = read_exactly(path, len(header) + math.prod(SHAPES[name]))
     if not data.startswith(header):
         raise damaged(path, f"it begins with {data[: len(header)].hex()}, not {header.hex()}")
     return data
@@ -180,13 +180,13 @@ def _header(name: str) -> bytes:
 
 
 def _owner(data: bytes, name: str) -> Family | None:
-    at, found = list(SHAPES).index(name), sha256(data)
-    return next((family for family in FAMILIES if family.sha256[at] == found), None)
+    at, digest = list(SHAPES).index(name), sha256(data)
+    return next((family for family in FAMILIES if family.sha256[at] == digest), None)
 
 
 def _download(family: Family) -> dict[str, Path]:
-    folder = files.cache() / family.name
+    folder = files.cache_folder() / family.name
     return {
-        name: files.fetch([f"{host}{name}.gz" for host in family.urls], md5, folder)
+        name: files.download([f"{host}{name}.gz" for host in family.urls], md5, folder)
         for name, md5 in zip(SHAPES, family.md5, strict=True)
     }

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedrift.data import checks, files
-from fedrift.data.files import existing, reason
+from fedrift.data.files import existing_path, reason
 from fedrift.data.samples import DataSet, Samples
 from fedrift.errors import InputError
 from fedrift.grammar import Named
@@ -20,55 +20,65 @@ from fedrift.grammar import Named
 OTHERWISE = {"x": "x_train", "y": "y_train"}
 
 
-def file(named: Named, _: Path | None, targets: checks.Targets = "labels") -> Samples:
+def load_npz(named: Named, _: Path | None, targets: checks.Targets = "labels") -> Samples:
     """Arrays x, y and, if there are any, x_test, y_test, users."""
     if named.value is None:
         raise InputError("data set 'npz' needs a path: npz:FILE")
-    path = existing(named.value, "npz")
+    path = existing_path(named.value, "npz")
     optional = ("x_test", "y_test", "users")
-    held = files.arrays(path, [*OTHERWISE, *OTHERWISE.values(), *optional])
+    arrays = files.read_npz(path, [*OTHERWISE, *OTHERWISE.values(), *optional])
     for name, other in OTHERWISE.items():
-        if other in held:
-            held.setdefault(name, held[other])
-        if name not in held:
+        if other in arrays:
+            arrays.setdefault(name, arrays[other])
+        if name not in arrays:
             raise InputError(f"'{path}' has no array '{name}'; it needs x and y")
-    x_test, y_test, users = (held.get(name) for name in optional)
-    return checks.samples(f"'{path}'", held["x"], held["y"], x_test, y_test, users, targets=targets)
+    x_test, y_test, users = (arrays.get(name) for name in optional)
+    return checks.checked_samples(
+        f"'{path}'", arrays["x"], arrays["y"], x_test, y_test, users, targets=targets
+    )
 
 
-def function(named: Named, _: Path | None, targets: checks.Targets = "labels") -> Samples:
+def load_function(named: Named, _: Path | None, targets: checks.Targets = "labels") -> Samples:
     """What `package.module:function` returns: a DataSet, (x, y) or (x, y, x_test, y_test)."""
     where = f"{named.name}:{named.value}"
     with _current_folder():
         make = _imported(named.name, named.value or "")
         try:
-            made = make()
+            returned = make()
         except Exception as problem:
-            said = f"{type(problem).__name__}: {reason(problem)}"
-            raise InputError(f"data set '{where}' failed with {said}") from problem
-    if isinstance(made, DataSet):
-        names = made.class_names or tuple(map(str, range(made.classes)))
-        if len(names) != made.classes:
-            raise InputError(f"data set '{where}': {len(names)} names for {made.classes} classes")
-        samples = checks.samples(where, made.x, made.y, made.x_test, made.y_test, made.users, names)
-        return replace(samples, mean=made.mean, std=made.std) if samples.top is None else samples
-    if isinstance(made, tuple | list) and len(made) in (2, 4):
-        return checks.samples(where, *made, targets=targets)
+            message = f"{type(problem).__name__}: {reason(problem)}"
+            raise InputError(f"data set '{where}' failed with {message}") from problem
+    if isinstance(returned, DataSet):
+        names = returned.class_names or tuple(map(str, range(returned.classes)))
+        if len(names) != returned.classes:
+            raise InputError(
+                f"data set '{where}': {len(names)} names for {returned.classes} classes"
+            )
+        samples = checks.checked_samples(
+            where, returned.x, returned.y, returned.x_test, returned.y_test, returned.users, names
+        )
+        return (
+            replace(samples, mean=returned.mean, std=returned.std)
+            if samples.top is None
+            else samples
+        )
+    if isinstance(returned, tuple | list) and len(returned) in (2, 4):
+        return checks.checked_samples(where, *returned, targets=targets)
     raise InputError(
-        f"data set '{where}' returned {type(made).__name__}; "
+        f"data set '{where}' returned {type(returned).__name__}; "
         "return a DataSet, (x, y) or (x, y, x_test, y_test)"
     )
 
 
 def _imported(module: str, name: str) -> Callable[[], object]:
     try:
-        found = vars(importlib.import_module(module)).get(name)
+        function = vars(importlib.import_module(module)).get(name)
     except (Exception, SystemExit) as problem:
-        said = f"{type(problem).__name__}: {reason(problem)}"
-        raise InputError(f"data set '{module}:{name}' cannot be imported: {said}") from problem
-    if not callable(found):
+        message = f"{type(problem).__name__}: {reason(problem)}"
+        raise InputError(f"data set '{module}:{name}' cannot be imported: {message}") from problem
+    if not callable(function):
         raise InputError(f"data set '{module}:{name}': the module has no function '{name}'")
-    return found
+    return function
 
 
 @contextmanager

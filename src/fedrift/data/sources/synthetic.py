@@ -63,14 +63,14 @@ def load(named: Named, _: Path | None) -> Samples:
         raise InputError(f"{field}iid=true means equal devices; write synthetic:0,0,iid=true")
     if devices > RESIDENT:
         return _population(partial(synthetic_client, alpha, beta, seed, iid=iid), seed, devices)
-    made = [synthetic_client(alpha, beta, seed, client, iid=iid) for client in range(devices)]
-    cuts = [int(TRAIN_SHARE * len(y)) for _, y in made]
+    per_device = [synthetic_client(alpha, beta, seed, client, iid=iid) for client in range(devices)]
+    cuts = [int(TRAIN_SHARE * len(y)) for _, y in per_device]
     return Samples(
-        x=np.concatenate([x[:cut] for (x, _), cut in zip(made, cuts, strict=True)]),
-        y=np.concatenate([y[:cut] for (_, y), cut in zip(made, cuts, strict=True)]),
+        x=np.concatenate([x[:cut] for (x, _), cut in zip(per_device, cuts, strict=True)]),
+        y=np.concatenate([y[:cut] for (_, y), cut in zip(per_device, cuts, strict=True)]),
         class_names=tuple(map(str, range(CLASSES))),
-        x_test=np.concatenate([x[cut:] for (x, _), cut in zip(made, cuts, strict=True)]),
-        y_test=np.concatenate([y[cut:] for (_, y), cut in zip(made, cuts, strict=True)]),
+        x_test=np.concatenate([x[cut:] for (x, _), cut in zip(per_device, cuts, strict=True)]),
+        y_test=np.concatenate([y[cut:] for (_, y), cut in zip(per_device, cuts, strict=True)]),
         users=np.repeat(np.arange(devices), cuts),
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedrift.analysis.case import Options
-from fedrift.analysis.classes import ages, drops, held
+from fedrift.analysis.classes import ages, drops, held_classes
 from fedrift.analysis.examine import MEASURES
 from fedrift.comparison import Loader
 from fedrift.config.spec import Spec
@@ -25,7 +25,6 @@ from fedrift.figures import classes as pictures
 from fedrift.presets.findings import Findings, Table, Tell
 from fedrift.presets.studies.common import (
     case_of,
-    chosen,
     curves,
     draw,
     from_spec,
@@ -35,6 +34,7 @@ from fedrift.presets.studies.common import (
     run_all,
     seeds,
     spec_of,
+    with_defaults,
 )
 from fedrift.storage.jsonl import Record
 
@@ -69,51 +69,51 @@ class Bias:
 
 def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Tell) -> Findings:
     """CKA of the first algorithm on every partition; classes of all of them on the first."""
-    said = chosen(settings, USUAL)
-    first, worst = said["algorithms"][0], said["partitions"][0]
-    cases = [(first, partition) for partition in said["partitions"]]
-    cases += [(name, worst) for name in (*said["algorithms"][1:], CLOSED)]
+    options = with_defaults(settings, USUAL)
+    first, worst = options["algorithms"][0], options["partitions"][0]
+    cases = [(first, partition) for partition in options["partitions"]]
+    cases += [(name, worst) for name in (*options["algorithms"][1:], CLOSED)]
     loader = Loader()
     similar: dict[str, list[Record]] = {}
     biased: dict[str, list[Bias]] = {}
-    for seed in seeds(said):
+    for seed in seeds(options):
         items = [
-            from_spec(f"{name}, {scheme}", _spec(name, scheme, seed, said, data), folder, loader)
+            from_spec(f"{name}, {scheme}", _spec(name, scheme, seed, options, data), folder, loader)
             for name, scheme in cases
         ]
-        for (name, scheme), result in zip(cases, run_all(items, said, tell), strict=True):
+        for (name, scheme), result in zip(cases, run_all(items, options, tell), strict=True):
             if name == first:
                 tell(f"CKA of client models, {scheme}")
-                similar.setdefault(scheme, []).append(_similarity(result, said, data))
+                similar.setdefault(scheme, []).append(_similarity(result, options, data))
             if scheme == worst:
                 biased.setdefault(name, []).append(_bias(result, data))
-    return _findings(folder, said, similar, biased)
+    return _findings(folder, options, similar, biased)
 
 
-def _spec(name: str, scheme: str, seed: int, said: Mapping[str, Any], data: Path | None) -> Spec:
+def _spec(name: str, scheme: str, seed: int, options: Mapping[str, Any], data: Path | None) -> Spec:
     keys = ("data", "clients", "per_round", "rounds")
     return spec_of(
-        said,
+        options,
         keys if name == CLOSED else (*keys, "epochs", "batch_size", "lr"),
         data,
         algorithm=name,
         partition=scheme,
-        model=said["extractor"] if name == CLOSED else said["model"],
+        model=options["extractor"] if name == CLOSED else options["model"],
         seed=seed,
     )
 
 
-def _similarity(result: Result, said: Mapping[str, Any], data: Path | None) -> Record:
+def _similarity(result: Result, options: Mapping[str, Any], data: Path | None) -> Record:
     """Mean CKA between clients by layer, from the round that would follow."""
     case = case_of(result, data)
-    found = MEASURES["cka"](case, Options(clients=said["per_round"], images=said["images"]))
-    return {layer: one["between"] for layer, one in found.numbers["layers"].items()}
+    finding = MEASURES["cka"](case, Options(clients=options["per_round"], images=options["images"]))
+    return {layer: one["between"] for layer, one in finding.numbers["layers"].items()}
 
 
 def _bias(result: Result, data: Path | None) -> Bias:
     numbers = MEASURES["classes"](case_of(result, data), Options()).numbers
     accuracy = np.array(numbers["accuracy"], np.float64)
-    present = held(np.array(numbers["presence"], np.float64))
+    present = held_classes(np.array(numbers["presence"], np.float64))
     return Bias(result.accuracy[-1], _lift(accuracy, present), drops(accuracy), numbers)
 
 
@@ -127,12 +127,12 @@ def _lift(accuracy: np.ndarray, present: np.ndarray) -> float:
 
 def _findings(
     folder: Path,
-    said: Mapping[str, Any],
+    options: Mapping[str, Any],
     similar: Mapping[str, Sequence[Record]],
     biased: Mapping[str, Sequence[Bias]],
 ) -> Findings:
     layers = list(next(iter(similar.values()))[0])
-    first, worst = said["algorithms"][0], said["partitions"][0]
+    first, worst = options["algorithms"][0], options["partitions"][0]
     alike = Table(
         f"CKA between client models after local work ({first})",
         ("layer", *similar),
@@ -142,7 +142,8 @@ def _findings(
         ],
     )
     classes = Table(
-        f"Classes over rounds ({worst}, {said['per_round']} of {said['clients']} clients a round)",
+        f"Classes over rounds ({worst}, {options['per_round']} of {options['clients']} clients a "
+        "round)",
         ("algorithm", "final accuracy (%)", "lift of classes just seen", "lost per round"),
         [
             [
@@ -184,11 +185,13 @@ def _findings(
         },
     }
     notes = [
-        f"{said['data']}, {said['model']}, {said['clients']} clients, {said['per_round']} a round, "
-        f"{said['rounds']} rounds of {said['epochs']} epochs, rate {said['lr']}; Fed3R on the "
-        f"frozen features of {said['extractor']}.",
-        f"CKA of {said['per_round']} client models after the work that follows round "
-        f"{said['rounds']}, on {said['images']} test samples, outputs flattened.",
+        f"{options['data']}, {options['model']}, {options['clients']} clients, "
+        f"{options['per_round']} a round, "
+        f"{options['rounds']} rounds of {options['epochs']} epochs, rate {options['lr']}; Fed3R "
+        "on the "
+        f"frozen features of {options['extractor']}.",
+        f"CKA of {options['per_round']} client models after the work that follows round "
+        f"{options['rounds']}, on {options['images']} test samples, outputs flattened.",
         "The lift compares, within each round, the classes its cohort held with those seen earlier "
         "that it did not hold, in points; 'lost per round' is the mean fall of a class's accuracy "
         "from one round to the next, in points. Fed3R's classes can fall only because new ones "

@@ -1,4 +1,4 @@
-"""What studies share: their settings, their data, their runs."""
+"""What studies share: their settings, their data, their runs, their figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from fedrift import backends
 from fedrift.analysis.case import Case
 from fedrift.analysis.examine import draw_file
-from fedrift.analysis.saved import load as saved
+from fedrift.analysis.saved import load as load_case
 from fedrift.api import task_of
 from fedrift.comparison import Item, Loader, Runner
 from fedrift.config.grid import seeds_of, slug
@@ -23,7 +23,7 @@ from fedrift.data.samples import DataSet
 from fedrift.engine.callbacks import Passive
 from fedrift.engine.result import Result
 from fedrift.errors import InputError, RunError, unknown
-from fedrift.figures.style import colour, legend, names, panels
+from fedrift.figures.style import colour_of, legend, name_ticks, panels
 from fedrift.presets.findings import Cell, Tell
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 COMMON: dict[str, Any] = {"seeds": [0], "workers": "auto"}
 
 
-def chosen(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a study with its usual ones for what is not said."""
     known = {**COMMON, **usual}
     for key, value in settings.items():
@@ -54,7 +54,7 @@ def cores(settings: Mapping[str, Any]) -> int:
     return backends.cores() if number == "auto" else max(1, int(number))
 
 
-class _Told(Passive):
+class _TellFinished(Passive):
     """Tells of a run that has ended."""
 
     def __init__(self, tell: Tell, item: Item) -> None:
@@ -73,17 +73,19 @@ def run_all(items: Sequence[Item], settings: Mapping[str, Any], tell: Tell) -> l
     """All runs on one pool, in the order given; those that are in their folders are read."""
     number = settings["workers"]
     workers = backends.cores() if number == "auto" else int(number)
-    outcomes = Runner(workers, lambda item: [_Told(tell, item)]).run(items)
+    outcomes = Runner(workers, lambda item: [_TellFinished(tell, item)]).run(items)
     for outcome in outcomes:
         if outcome.result is None:
             raise RunError(f"{outcome.item.label}: {outcome.error}")
     return [outcome.result for outcome in outcomes if outcome.result is not None]
 
 
-def spec_of(said: Mapping[str, Any], keys: Sequence[str], data: Path | None, **more: Any) -> Spec:
+def spec_of(
+    options: Mapping[str, Any], keys: Sequence[str], data: Path | None, **more: Any
+) -> Spec:
     """What these settings and `more` say, with data from the data folder."""
     where = {} if data is None else {"data_dir": str(data)}
-    return Spec.of({**where, **{key: said[key] for key in keys}, **more})
+    return Spec.of({**where, **{key: options[key] for key in keys}, **more})
 
 
 def from_spec(label: str, spec: Spec, folder: Path, loader: Loader) -> Item:
@@ -93,16 +95,16 @@ def from_spec(label: str, spec: Spec, folder: Path, loader: Loader) -> Item:
     return Item(label, {}, spec.seed, partial(loader.task, spec), place, spec.rounds, label)
 
 
-def from_objects(label: str, algorithm: str, folder: Path, seed: int, **said: Any) -> Item:
+def from_objects(label: str, algorithm: str, folder: Path, seed: int, **options: Any) -> Item:
     """A run on data and a model that are at hand; what is said is as for `fedrift.run`."""
-    make = partial(task_of, algorithm, {**said, "seed": seed})
+    make = partial(task_of, algorithm, {**options, "seed": seed})
     return Item(
         label,
         {},
         seed,
         make,
         folder / "runs" / f"{slug(label)}-s{seed}",
-        int(said["rounds"]),
+        int(options["rounds"]),
         label,
     )
 
@@ -110,33 +112,35 @@ def from_objects(label: str, algorithm: str, folder: Path, seed: int, **said: An
 def case_of(result: Result, data: Path | None) -> Case:
     """A run as the analyses take it."""
     assert result.folder is not None
-    return saved(result.folder, data_dir=None if data is None else str(data))
+    return load_case(result.folder, data_dir=None if data is None else str(data))
 
 
-def one_pass(clients: int, said: Mapping[str, Any]) -> int:
+def one_pass(clients: int, options: Mapping[str, Any]) -> int:
     """Rounds until everybody has been asked once."""
-    return -(-clients // said["per_round"])
+    return -(-clients // options["per_round"])
 
 
 def load(text: str, data: Path | None, classes: Sequence[int] = ()) -> DataSet:
     """A data set by name, or those of its classes that are listed, numbered from 0."""
-    found = datasets.load(text, data)
+    data_set = datasets.load(text, data)
     if not classes:
-        return found
-    wrong = [c for c in classes if not 0 <= c < found.classes]
+        return data_set
+    wrong = [c for c in classes if not 0 <= c < data_set.classes]
     if wrong:
-        raise InputError(f"classes: '{text}' has classes 0 to {found.classes - 1}, not {wrong[0]}")
-    number = np.full(found.classes, -1)
+        raise InputError(
+            f"classes: '{text}' has classes 0 to {data_set.classes - 1}, not {wrong[0]}"
+        )
+    number = np.full(data_set.classes, -1)
     number[list(classes)] = np.arange(len(classes))
-    train, test = (np.isin(y, classes) for y in (found.y, found.y_test))
+    train, test = (np.isin(y, classes) for y in (data_set.y, data_set.y_test))
     return replace(
-        found,
-        x=found.x[train],
-        y=number[found.y[train]],
-        x_test=found.x_test[test],
-        y_test=number[found.y_test[test]],
+        data_set,
+        x=data_set.x[train],
+        y=number[data_set.y[train]],
+        x_test=data_set.x_test[test],
+        y_test=number[data_set.y_test[test]],
         classes=len(classes),
-        class_names=tuple(found.class_names[c] for c in classes),
+        class_names=tuple(data_set.class_names[c] for c in classes),
         users=None,
     )
 
@@ -157,7 +161,7 @@ def percent(shares: Sequence[float]) -> Cell:
     return over_seeds([100 * share for share in shares])
 
 
-# Figures of studies: curves and bars in panels, as png and svg.
+# Figures: curves and bars in panels, as png and svg.
 
 ENDINGS = ("png", "svg")
 Curve = tuple[Sequence[float], Sequence[float]]
@@ -193,12 +197,12 @@ def curves(
             style = ("s" if dashed(label) else "o") if marks else ""
             style += "--" if dashed(label) else "-"
             axis.plot(
-                at, values, style, color=colour(labels.index(label)), label=label, ms=3.5, lw=1.6
+                at, values, style, color=colour_of(labels.index(label)), label=label, ms=3.5, lw=1.6
             )
         axis.set_title(title, fontsize=10, parse_math=False)
         axis.set_xlabel(x)
         if ticks:
-            names(axis, ticks)
+            name_ticks(axis, ticks)
         elif all(float(at).is_integer() for along, _ in by_label.values() for at in along):
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylabel(y)
@@ -231,8 +235,8 @@ def bars(
     axes = panels(figure, len(shown))
     for axis, (title, values) in zip(axes, shown.items(), strict=True):
         places = range(len(values))
-        axis.bar(places, list(values.values()), 0.65, color=[colour(i) for i in places])
-        names(axis, list(values))
+        axis.bar(places, list(values.values()), 0.65, color=[colour_of(i) for i in places])
+        name_ticks(axis, list(values))
         axis.set_title(title, fontsize=10, parse_math=False)
         axis.grid(axis="x", visible=False)
         if log:

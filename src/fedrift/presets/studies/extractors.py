@@ -27,7 +27,7 @@ from fedrift.presets.studies.common import cores, load
 from fedrift.rng import torch_seed
 from fedrift.storage.jsonl import replace_bytes
 
-# Features of a frozen extractor, computed once and kept: per extractor, data and transform.
+# Features are computed once and kept: per extractor, data and transform.
 
 FORM = 1  # of the files; another number makes everything anew
 BATCH = 16  # images at a time: more do not fit into a core's cache
@@ -89,7 +89,7 @@ def extract(source: Extractor, x: Any, cores: int = 1) -> Tensor:
         return torch.cat(list(threads.map(some, starts)))
 
 
-def cached(
+def cached_features(
     source: Extractor,
     x: np.ndarray,
     *,
@@ -98,19 +98,19 @@ def cached(
     tell: Tell | None = None,
 ) -> Tensor:
     """The features of x, from the folder (that of downloads unless given) as far as they are."""
-    place = (folder or files.cache() / "features") / fingerprint(source, x)
+    place = (folder or files.cache_folder() / "features") / fingerprint(source, x)
     place.mkdir(parents=True, exist_ok=True)
     blocks: list[Tensor] = []
     for start in range(0, len(x), BLOCK):
         path = place / f"{start:08d}.safetensors"
         part = x[start : start + BLOCK]
-        held = _read(path, len(part), source.width)
-        if held is None:
+        features = _read(path, len(part), source.width)
+        if features is None:
             if tell is not None:
                 tell(f"features of {source.name}: {start:,} of {len(x):,} samples")
-            held = extract(source, part, cores)
-            _write(path, held)
-        blocks.append(held)
+            features = extract(source, part, cores)
+            _write(path, features)
+        blocks.append(features)
     return torch.cat(blocks)
 
 
@@ -141,10 +141,10 @@ def _read(path: Path, rows: int, width: int) -> Tensor | None:
     from safetensors.torch import load_file
 
     try:
-        held = load_file(path).get("features")
+        features = load_file(path).get("features")
     except (OSError, SafetensorError):
         return None
-    return held if held is not None and held.shape == (rows, width) else None
+    return features if features is not None and features.shape == (rows, width) else None
 
 
 WEIGHTS = "mobilenet_v2-imagenet.safetensors"
@@ -171,14 +171,14 @@ class Featured:
     """A data set as an extractor sees it."""
 
     name: str
-    said: Mapping[str, Any]
+    options: Mapping[str, Any]
     width: int
     classes: int
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
 
 
-def read(settings: Mapping[str, Any]) -> dict[str, Any]:
+def read_options(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of one extractor: the data it is used on, and where it comes from."""
     for key in settings:
         if key not in USUAL:
@@ -194,66 +194,78 @@ def model_text(text: str, data: Path | None) -> str:
     named = parse(text, "model")
     if named.name != "mobilenet-v2" or "weights" in named.options:
         return text
-    folders = [place.folder for place in files.given(data)]
-    found = next((f / WEIGHTS for f in folders if (f / WEIGHTS).is_file()), None)
-    if found is None:
+    folders = [place.folder for place in files.user_folders(data)]
+    weights = next((f / WEIGHTS for f in folders if (f / WEIGHTS).is_file()), None)
+    if weights is None:
         raise Missing(
             f"model '{text}': there is no {WEIGHTS} in the data folder; put torchvision's weights "
             "there, or write weights=FILE"
         )
-    return str(Named(named.name, named.value, {**named.options, "weights": str(found)}))
+    return str(Named(named.name, named.value, {**named.options, "weights": str(weights)}))
 
 
-def factory(text: str, held: DataSet, data: Path | None) -> partial[nn.Module]:
+def factory(text: str, data_set: DataSet, data: Path | None) -> partial[nn.Module]:
     """Builds the model for the data set."""
-    was = (held.mean, held.std) if held.mean else None
-    make = models.factory(model_text(text, data), held.x.shape[1:], held.classes, was)
+    was = (data_set.mean, data_set.std) if data_set.mean else None
+    make = models.factory(model_text(text, data), data_set.x.shape[1:], data_set.classes, was)
     assert isinstance(make, partial)
     return make
 
 
 def pretrained(
-    said: Mapping[str, Any], data: Path | None, folder: Path, seed: int, tell: Tell
+    options: Mapping[str, Any], data: Path | None, folder: Path, seed: int, tell: Tell
 ) -> nn.Module:
     """The model after some epochs on another data set, which one client holds."""
-    source = load(said["pretrained_on"], data, said["pretrained_classes"])
-    tell(f"pre-training {said['model']} on {said['pretrained_on']}, {said['epochs']} epochs")
+    source = load(options["pretrained_on"], data, options["pretrained_classes"])
+    tell(
+        f"pre-training {options['model']} on {options['pretrained_on']}, {options['epochs']} epochs"
+    )
     result = run(
         "fedavg",
-        model=factory(said["model"], source, data),
+        model=factory(options["model"], source, data),
         clients=[(source.x, source.y)],
         test=(source.x_test, source.y_test),
-        rounds=int(said["epochs"]),
+        rounds=int(options["epochs"]),
         epochs=1,
         batch_size=32,
-        lr=float(said["lr"]),
+        lr=float(options["lr"]),
         seed=seed,
         workers=0,
-        out=folder / "runs" / f"pretraining-{said['name'].replace(' ', '-')}-s{seed}",
+        out=folder / "runs" / f"pretraining-{options['name'].replace(' ', '-')}-s{seed}",
     )
     tell(f"pre-trained: {100 * result.accuracy[-1]:.1f} % on its own data")
     return result.module()
 
 
-def body(
-    said: Mapping[str, Any], held: DataSet, data: Path | None, folder: Path, seed: int, tell: Tell
+def base_network(
+    options: Mapping[str, Any],
+    data_set: DataSet,
+    data: Path | None,
+    folder: Path,
+    seed: int,
+    tell: Tell,
 ) -> nn.Module | partial[nn.Module]:
     """The network whose head is to be replaced: trained before, or as its factory makes it."""
-    if said["pretrained_on"]:
-        return pretrained(said, data, folder, seed, tell)
-    return factory(said["model"], held, data)
+    if options["pretrained_on"]:
+        return pretrained(options, data, folder, seed, tell)
+    return factory(options["model"], data_set, data)
 
 
-def made(
-    said: Mapping[str, Any], held: DataSet, data: Path | None, folder: Path, seed: int, tell: Tell
+def make_extractor(
+    options: Mapping[str, Any],
+    data_set: DataSet,
+    data: Path | None,
+    folder: Path,
+    seed: int,
+    tell: Tell,
 ) -> Extractor:
     """The extractor that the settings describe."""
-    network = body(said, held, data, folder, seed, tell)
+    network = base_network(options, data_set, data, folder, seed, tell)
     make = (lambda: network) if isinstance(network, nn.Module) else network
-    return extractor(said["name"], make, torch.from_numpy(held.x[:2]), seed=seed)
+    return extractor(options["name"], make, torch.from_numpy(data_set.x[:2]), seed=seed)
 
 
-def featured(
+def load_features(
     settings: Mapping[str, Any],
     study: Mapping[str, Any],
     data: Path | None,
@@ -262,17 +274,20 @@ def featured(
     tell: Tell,
 ) -> Featured:
     """Training and test features, from the cache as far as they are there."""
-    said = read(settings)
-    held = load(said["data"], data, said["classes"])
-    source = made(said, held, data, folder, seed, tell)
-    train, test = (cached(source, x, cores=cores(study), tell=tell) for x in (held.x, held.x_test))
+    options = read_options(settings)
+    data_set = load(options["data"], data, options["classes"])
+    source = make_extractor(options, data_set, data, folder, seed, tell)
+    train, test = (
+        cached_features(source, x, cores=cores(study), tell=tell)
+        for x in (data_set.x, data_set.x_test)
+    )
     return Featured(
-        said["name"],
-        said,
+        options["name"],
+        options,
         source.width,
-        held.classes,
-        (train.double(), torch.from_numpy(held.y)),
-        (test.double(), torch.from_numpy(held.y_test)),
+        data_set.classes,
+        (train.double(), torch.from_numpy(data_set.y)),
+        (test.double(), torch.from_numpy(data_set.y_test)),
     )
 
 

@@ -27,7 +27,6 @@ from fedrift.presets.findings import Findings, Table, Tell
 from fedrift.presets.studies.common import (
     Curve,
     accuracies,
-    chosen,
     cores,
     from_objects,
     load,
@@ -37,16 +36,17 @@ from fedrift.presets.studies.common import (
     percent,
     run_all,
     seeds,
+    with_defaults,
 )
 from fedrift.presets.studies.extractors import (
     Extractor,
     accuracy,
-    body,
+    base_network,
     extract,
     extractor,
     fresh_head,
     pooled_ridge,
-    read,
+    read_options,
 )
 from fedrift.rng import torch_seed
 
@@ -61,7 +61,7 @@ class Start:
 
     network: nn.Module
     head: str
-    held: DataSet
+    data_set: DataSet
     clients: int
 
     def frozen(self) -> nn.Module:
@@ -72,16 +72,16 @@ class Start:
 
 
 def start_of(
-    said: Mapping[str, Any], data: Path | None, folder: Path, seed: int, tell: Tell
+    options: Mapping[str, Any], data: Path | None, folder: Path, seed: int, tell: Tell
 ) -> Start:
-    one = read(said["extractor"])
-    held = load(one["data"], data, one["classes"])
-    network = body(one, held, data, folder, seed, tell)
+    one = read_options(options["extractor"])
+    data_set = load(one["data"], data, one["classes"])
+    network = base_network(one, data_set, data, folder, seed, tell)
     make = (lambda: network) if isinstance(network, nn.Module) else network
     problem = define(
         make,
         nn.functional.cross_entropy,
-        (torch.from_numpy(held.x[:2]), torch.zeros(2, dtype=torch.int64)),
+        (torch.from_numpy(data_set.x[:2]), torch.zeros(2, dtype=torch.int64)),
         init_seed=torch_seed(seed, "init"),
         population=1,
         participation=1.0,
@@ -90,28 +90,30 @@ def start_of(
     problem.head_names()  # refuses a model without one
     head = problem.head or ""
     module = problem.module(problem.w0, {})
-    made = fresh_head(module, head, held.classes, torch_seed(seed, "fresh head"))
-    return Start(made, head, held, int(one["clients"]))
+    network_with_head = fresh_head(module, head, data_set.classes, torch_seed(seed, "fresh head"))
+    return Start(network_with_head, head, data_set, int(one["clients"]))
 
 
 def squared_length(start: Start) -> float:
     """Mean squared length of the features, on which the steps that are stable depend."""
     source = _source(start.network, start)
-    return float(extract(source, start.held.x[:LOOKED_AT]).square().sum(1).mean())
+    return float(extract(source, start.data_set.x[:LOOKED_AT]).square().sum(1).mean())
 
 
 def _source(module: nn.Module, start: Start) -> Extractor:
-    example = torch.from_numpy(start.held.x[:2])
+    example = torch.from_numpy(start.data_set.x[:2])
     return extractor("tuned", lambda: module, example, head=start.head)
 
 
-def ridge_on(module: nn.Module, start: Start, said: Mapping[str, Any]) -> float:
+def ridge_on(module: nn.Module, start: Start, options: Mapping[str, Any]) -> float:
     """Accuracy of ridge regression on the features of a network, pooled."""
-    held = start.held
+    data_set = start.data_set
     source = _source(module, start)
-    train, test = (extract(source, x, cores(said)).double() for x in (held.x, held.x_test))
-    y, y_test = torch.from_numpy(held.y), torch.from_numpy(held.y_test)
-    solved = pooled_ridge(train, y, held.classes, said["ridge"], True)
+    train, test = (
+        extract(source, x, cores(options)).double() for x in (data_set.x, data_set.x_test)
+    )
+    y, y_test = torch.from_numpy(data_set.y), torch.from_numpy(data_set.y_test)
+    solved = pooled_ridge(train, y, data_set.classes, options["ridge"], True)
     return accuracy(*solved, (test, y_test))
 
 
@@ -143,34 +145,34 @@ USUAL: dict[str, Any] = {
 
 def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Tell) -> Findings:
     """Every variant on every division, all from the same extractor."""
-    said = chosen(settings, USUAL)
-    for row in said["rows"]:
+    options = with_defaults(settings, USUAL)
+    for row in options["rows"]:
         if row not in ROWS:
             raise unknown("row of the study", row, ROWS)
     results: dict[tuple[str, str], list[Result]] = {}
     quality: dict[tuple[str, str], list[float]] = {}
     before: list[float] = []
     lengths: list[float] = []
-    for seed in seeds(said):
-        start = start_of(said, data, folder, seed, tell)
+    for seed in seeds(options):
+        start = start_of(options, data, folder, seed, tell)
         items: dict[tuple[str, str], Item] = {}
-        for scheme in said["partitions"]:
-            held = start.held
-            clients = split(held.x, held.y, scheme, clients=start.clients, seed=seed)
+        for scheme in options["partitions"]:
+            data_set = start.data_set
+            clients = split(data_set.x, data_set.y, scheme, clients=start.clients, seed=seed)
             items |= {
-                (scheme, row): _item(row, scheme, start, clients, said, folder, seed)
-                for row in said["rows"]
+                (scheme, row): _item(row, scheme, start, clients, options, folder, seed)
+                for row in options["rows"]
             }
-        made = run_all(list(items.values()), said, tell)
-        before.append(ridge_on(start.network, start, said))
+        ran = run_all(list(items.values()), options, tell)
+        before.append(ridge_on(start.network, start, options))
         lengths.append(squared_length(start))
-        for (scheme, row), result in zip(items, made, strict=True):
+        for (scheme, row), result in zip(items, ran, strict=True):
             results.setdefault((scheme, row), []).append(result)
             if row in (FRESH, "Fed3R+FT", "Fed3R+FT_FEAT"):
                 tell(f"ridge on the features of {row}, {scheme}")
-                found = ridge_on(result.module(), start, said)
-                quality.setdefault((scheme, row), []).append(found)
-    return _findings(folder, said, results, quality, before, mean(lengths))
+                share = ridge_on(result.module(), start, options)
+                quality.setdefault((scheme, row), []).append(share)
+    return _findings(folder, options, results, quality, before, mean(lengths))
 
 
 def _item(
@@ -178,25 +180,25 @@ def _item(
     scheme: str,
     start: Start,
     clients: Split,
-    said: Mapping[str, Any],
+    options: Mapping[str, Any],
     folder: Path,
     seed: int,
 ) -> Item:
-    closed = one_pass(len(clients), said)
-    algorithm, rate, network = "fedavg", said["fresh_lr"], start.network
+    closed = one_pass(len(clients), options)
+    algorithm, rate, network = "fedavg", options["fresh_lr"], start.network
     if row == PROBE:
         network = start.frozen()
     elif row == CLOSED:
-        algorithm = f"fed3r:ridge={said['ridge']}"
+        algorithm = f"fed3r:ridge={options['ridge']}"
     elif row in TUNED:
         algorithm = (
-            f"fed3rft(fedavg):ridge={said['ridge']},train={TUNED[row]},"
-            f"temperature={said['temperature']}"
+            f"fed3rft(fedavg):ridge={options['ridge']},train={TUNED[row]},"
+            f"temperature={options['temperature']}"
         )
-        rate = said["lr"]
-    local = {} if row == CLOSED else {key: said[key] for key in ("epochs", "batch_size")}
+        rate = options["lr"]
+    local = {} if row == CLOSED else {key: options[key] for key in ("epochs", "batch_size")}
     if row != CLOSED:
-        local |= {"lr": rate, "weight_decay": said["weight_decay"]}
+        local |= {"lr": rate, "weight_decay": options["weight_decay"]}
     return from_objects(
         f"{row}, {scheme}",
         algorithm,
@@ -205,26 +207,26 @@ def _item(
         model=network,
         head=start.head,
         clients=clients,
-        test=(start.held.x_test, start.held.y_test),
-        rounds=closed + said["rounds"],
-        per_round=min(said["per_round"], len(clients)),
+        test=(start.data_set.x_test, start.data_set.y_test),
+        rounds=closed + options["rounds"],
+        per_round=min(options["per_round"], len(clients)),
         **local,
     )
 
 
 def _findings(
     folder: Path,
-    said: Mapping[str, Any],
+    options: Mapping[str, Any],
     results: Mapping[tuple[str, str], Sequence[Result]],
     quality: Mapping[tuple[str, str], Sequence[float]],
     before: Sequence[float],
     length: float,
 ) -> Findings:
-    closed = one_pass(int(read(said["extractor"])["clients"]), said)
+    closed = one_pass(int(read_options(options["extractor"])["clients"]), options)
     rows: list[list[Any]] = []
     shown: dict[str, dict[str, Curve]] = {}
     for (scheme, row), many in results.items():
-        last = [mean(one.accuracy[-said["last"] :]) for one in many]
+        last = [mean(one.accuracy[-options["last"] :]) for one in many]
         gained = quality.get((scheme, row))
         rows.append(
             [
@@ -241,26 +243,28 @@ def _findings(
     columns = (
         "method",
         f"after round {closed} (%)",
-        f"mean of the last {said['last']} rounds (%)",
+        f"mean of the last {options['last']} rounds (%)",
         "best (%)",
         "ridge on its features (%)",
         "MB up in all",
     )
-    one = read(said["extractor"])
+    one = read_options(options["extractor"])
     return Findings(
         tables=[Table("Fed3R and fine-tuning", columns, rows)],
         figures=[accuracies(folder, "fed3r-finetune", shown)],
         notes=[
             f"{one['name']}: {one['model']}, used on {one['data']}"
             + (f", pre-trained on {one['pretrained_on']}" if one["pretrained_on"] else "")
-            + f"; {one['clients']} clients, {said['per_round']} a round. Fed3R has seen everybody "
-            f"after round {closed}; {said['rounds']} rounds follow.",
-            f"Fine-tuning: FedAvg, rate {said['lr']}, temperature {said['temperature']}; FedAvg "
-            f"with a fresh head: rate {said['fresh_lr']}. FT trains everything, FT_LP the head, "
+            + f"; {one['clients']} clients, {options['per_round']} a round. "
+            "Fed3R has seen everybody "
+            f"after round {closed}; {options['rounds']} rounds follow.",
+            f"Fine-tuning: FedAvg, rate {options['lr']}, temperature {options['temperature']}; "
+            "FedAvg "
+            f"with a fresh head: rate {options['fresh_lr']}. FT trains everything, FT_LP the head, "
             "FT_FEAT everything but the head.",
             f"The features have a mean squared length of {length:.3g}. Steps of the head along the "
             "gradient of the cross-entropy of logits/ϑ are sure not to grow up to a rate of 4ϑ² "
-            f"divided by it, {4 * said['temperature'] ** 2 / length:.2g}.",
+            f"divided by it, {4 * options['temperature'] ** 2 / length:.2g}.",
         ],
         facts=shown,
     )

@@ -24,15 +24,21 @@ from fedrift.presets.findings import Findings, Table, Tell
 from fedrift.presets.studies.common import (
     Curve,
     accuracies,
-    chosen,
     from_objects,
     one_pass,
     over_rounds,
     percent,
     run_all,
     seeds,
+    with_defaults,
 )
-from fedrift.presets.studies.extractors import Featured, Missing, accuracy, featured, pooled_ridge
+from fedrift.presets.studies.extractors import (
+    Featured,
+    Missing,
+    accuracy,
+    load_features,
+    pooled_ridge,
+)
 
 USUAL: dict[str, Any] = {
     "extractors": [
@@ -66,112 +72,114 @@ class Compared:
 
 def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Tell) -> Findings:
     """One table for all extractors; a figure for what grows with the clients seen."""
-    said = chosen(settings, USUAL)
-    found: dict[str, dict[str, list[Compared]]] = {}
+    options = with_defaults(settings, USUAL)
+    by_extractor: dict[str, dict[str, list[Compared]]] = {}
     pooled: dict[str, list[tuple[float, float]]] = {}
     rivals: dict[str, dict[str, list[Result]]] = {}
     notes: list[str] = []
-    for one in said["extractors"]:
-        for seed in seeds(said):
+    for one in options["extractors"]:
+        for seed in seeds(options):
             try:
-                held = featured(one, said, data, folder, seed, tell)
+                features = load_features(one, options, data, folder, seed, tell)
             except Missing as reason:
                 notes.append(f"Left out: {reason}.")
                 break
-            _compare(held, said, folder, seed, tell, found, pooled, rivals)
-    notes = [*_notes(said, found), *notes]
-    return _findings(folder, said, found, pooled, rivals, notes)
+            _compare(features, options, folder, seed, tell, by_extractor, pooled, rivals)
+    notes = [*_notes(options, by_extractor), *notes]
+    return _findings(folder, options, by_extractor, pooled, rivals, notes)
 
 
 def _compare(
-    held: Featured,
-    said: Mapping[str, Any],
+    features: Featured,
+    options: Mapping[str, Any],
     folder: Path,
     seed: int,
     tell: Tell,
-    found: dict[str, dict[str, list[Compared]]],
+    by_extractor: dict[str, dict[str, list[Compared]]],
     pooled: dict[str, list[tuple[float, float]]],
     rivals: dict[str, dict[str, list[Result]]],
 ) -> None:
     """All runs on one extractor's features with one seed."""
-    normal = pooled_ridge(*held.train, held.classes, said["ridge"], True)
-    plain = pooled_ridge(*held.train, held.classes, said["ridge"], False)
-    both = accuracy(*normal, held.test), accuracy(*plain, held.test)
-    pooled.setdefault(held.name, []).append(both)
+    normal = pooled_ridge(*features.train, features.classes, options["ridge"], True)
+    plain = pooled_ridge(*features.train, features.classes, options["ridge"], False)
+    both = accuracy(*normal, features.test), accuracy(*plain, features.test)
+    pooled.setdefault(features.name, []).append(both)
     clients = {
-        scheme: split(*held.train, scheme, clients=held.said["clients"], seed=seed)
-        for scheme in said["partitions"]
+        scheme: split(*features.train, scheme, clients=features.options["clients"], seed=seed)
+        for scheme in options["partitions"]
     }
-    ridge = f"fed3r:ridge={said['ridge']}"
-    items = [_item(held, ridge, scheme, clients, said, folder, seed) for scheme in clients]
+    ridge = f"fed3r:ridge={options['ridge']}"
+    items = [_item(features, ridge, scheme, clients, options, folder, seed) for scheme in clients]
     others = [
         (rival, scheme)
-        for rival in said["rivals"]
+        for rival in options["rivals"]
         for scheme in (next(iter(clients)), list(clients)[-1])
     ]
-    items += [_item(held, rival, scheme, clients, said, folder, seed) for rival, scheme in others]
-    results = run_all(items, said, tell)
+    items += [
+        _item(features, rival, scheme, clients, options, folder, seed) for rival, scheme in others
+    ]
+    results = run_all(items, options, tell)
     for scheme, result in zip(clients, results, strict=False):
-        one = _against(result, normal, held, clients[scheme])
-        found.setdefault(held.name, {}).setdefault(scheme, []).append(one)
+        one = _against(result, normal, features, clients[scheme])
+        by_extractor.setdefault(features.name, {}).setdefault(scheme, []).append(one)
     for (rival, scheme), result in zip(others, results[len(clients) :], strict=True):
         label = f"{rival}, {scheme}"
-        rivals.setdefault(held.name, {}).setdefault(label, []).append(result)
+        rivals.setdefault(features.name, {}).setdefault(label, []).append(result)
 
 
 def _item(
-    held: Featured,
+    features: Featured,
     algorithm: str,
     scheme: str,
     clients: Mapping[str, Split],
-    said: Mapping[str, Any],
+    options: Mapping[str, Any],
     folder: Path,
     seed: int,
 ) -> Item:
     closed = algorithm.startswith("fed3r")
     number = len(clients[scheme])
-    more = {} if closed else {"epochs": 1, "batch_size": 50, "lr": said["rival_lr"]}
+    more = {} if closed else {"epochs": 1, "batch_size": 50, "lr": options["rival_lr"]}
     return from_objects(
-        f"{held.name}, {algorithm.partition(':')[0]}, {scheme}",
+        f"{features.name}, {algorithm.partition(':')[0]}, {scheme}",
         algorithm,
         folder,
         seed,
-        model=partial(nn.Linear, held.width, held.classes),
+        model=partial(nn.Linear, features.width, features.classes),
         clients=clients[scheme],
-        test=held.test,
-        rounds=one_pass(number, said) if closed else said["rival_rounds"],
-        per_round=min(said["per_round"], number),
+        test=features.test,
+        rounds=one_pass(number, options) if closed else options["rival_rounds"],
+        per_round=min(options["per_round"], number),
         dtype="float64",
         **more,
     )
 
 
 def _against(
-    result: Result, pooled: tuple[np.ndarray, np.ndarray], held: Featured, clients: Split
+    result: Result, pooled: tuple[np.ndarray, np.ndarray], features: Featured, clients: Split
 ) -> Compared:
     named = result.problem.layout.named(result.weights)
     weight, bias = named["weight"].numpy(), named["bias"].numpy()
     largest = max(np.abs(pooled[0]).max(), np.abs(pooled[1]).max())
     away = max(np.abs(weight - pooled[0]).max(), np.abs(bias - pooled[1]).max())
-    x = held.test[0].numpy()
+    x = features.test[0].numpy()
     same = (x @ weight.T + bias).argmax(1) == (x @ pooled[0].T + pooled[1]).argmax(1)
     seen = np.cumsum([len(row["cohort"]) for row in result.metrics]).tolist()
     curve = seen, over_rounds(result)[1]
     return Compared(
-        accuracy(weight, bias, held.test), float(away / largest), float(same.mean()), curve
+        accuracy(weight, bias, features.test), float(away / largest), float(same.mean()), curve
     )
 
 
 def _findings(
     folder: Path,
-    said: Mapping[str, Any],
-    found: Mapping[str, Mapping[str, Sequence[Compared]]],
+    options: Mapping[str, Any],
+    by_extractor: Mapping[str, Mapping[str, Sequence[Compared]]],
     pooled: Mapping[str, Sequence[tuple[float, float]]],
     rivals: Mapping[str, Mapping[str, Sequence[Result]]],
     notes: Sequence[str],
 ) -> Findings:
     rows: list[list[Any]] = []
-    for name, by_scheme in found.items():
+    for name, by_scheme in by_extractor.items():
         rows.append([f"{name}, {POOLED}", percent([a for a, _ in pooled[name]]), None, None])
         plain = percent([b for _, b in pooled[name]])
         rows.append([f"{name}, {POOLED}, not normalised", plain, None, None])
@@ -190,9 +198,9 @@ def _findings(
     columns = ("method", "accuracy (%)", "largest difference from pooled", "same predictions (%)")
     seen = {
         name: {scheme: many[0].curve for scheme, many in by_scheme.items()}
-        for name, by_scheme in found.items()
+        for name, by_scheme in by_extractor.items()
     }
-    over = {name: _over_rounds(by, rivals.get(name, {})) for name, by in found.items()}
+    over = {name: _over_rounds(by, rivals.get(name, {})) for name, by in by_extractor.items()}
     shown = {"clients": seen, "rounds": over}
     labels = {"clients": "clients seen", "rounds": "round"}
     figures = [
@@ -205,26 +213,28 @@ def _over_rounds(
     closed: Mapping[str, Sequence[Compared]], rivals: Mapping[str, Sequence[Result]]
 ) -> dict[str, Curve]:
     first, last = next(iter(closed)), list(closed)[-1]
-    made: dict[str, Curve] = {}
+    by_label: dict[str, Curve] = {}
     for scheme in dict.fromkeys((first, last)):
         values = closed[scheme][0].curve[1]
-        made[f"fed3r, {scheme}"] = list(range(1, len(values) + 1)), values
+        by_label[f"fed3r, {scheme}"] = list(range(1, len(values) + 1)), values
     for label, results in rivals.items():
-        made[label] = over_rounds(results[0])
-    return made
+        by_label[label] = over_rounds(results[0])
+    return by_label
 
 
 def _notes(
-    said: Mapping[str, Any], found: Mapping[str, Mapping[str, Sequence[Compared]]]
+    options: Mapping[str, Any], by_extractor: Mapping[str, Mapping[str, Sequence[Compared]]]
 ) -> list[str]:
-    used = [one for one in said["extractors"] if one["name"] in found]
+    used = [one for one in options["extractors"] if one["name"] in by_extractor]
     notes = [
-        f"λ = {said['ridge']}, bias column, class weights normalised, float64; the pooled solution "
+        f"λ = {options['ridge']}, bias column, class weights normalised, float64; the pooled "
+        "solution "
         "is computed by a Cholesky factorisation of all samples at once, outside the algorithm.",
         "Features: " + "; ".join(_described(one) for one in used) + ".",
     ]
     worst = max(
-        (c.difference for by in found.values() for many in by.values() for c in many), default=0
+        (c.difference for by in by_extractor.values() for many in by.values() for c in many),
+        default=0,
     )
     notes.append(
         f"Over all extractors and divisions Fed3R's weights differ from the pooled ones by at most "

@@ -28,7 +28,6 @@ from fedrift.presets.studies.common import (
     accuracies,
     bars,
     case_of,
-    chosen,
     draw,
     from_spec,
     mean,
@@ -38,10 +37,11 @@ from fedrift.presets.studies.common import (
     run_all,
     seeds,
     spec_of,
+    with_defaults,
 )
 from fedrift.storage import jsonl
 
-# The table of flat minima: what is shown of the runs, in tables and figures.
+# What is shown of the runs, in tables and figures.
 
 CENTRAL, APART = "centralised", "one class per client"
 
@@ -63,14 +63,14 @@ class Seen:
 
 
 def findings(
-    folder: Path, found: Mapping[str, Mapping[str, Sequence[Seen]]], said: Mapping[str, Any]
+    folder: Path, by_place: Mapping[str, Mapping[str, Sequence[Seen]]], options: Mapping[str, Any]
 ) -> Findings:
     """The table, the curves and the bars of what was seen, by place and row."""
     rows: list[list[Any]] = []
-    for row in said["rows"]:
+    for row in options["rows"]:
         cells: list[Any] = [row]
         for place in (CENTRAL, APART):
-            seen, plain = found[place][row], found[place].get("FedAvg")
+            seen, plain = by_place[place][row], by_place[place].get("FedAvg")
             now = [mean(one.accuracies) for one in seen]
             before = [mean(one.accuracies) for one in plain or ()]
             gain = [100 * (a - b) for a, b in zip(now, before, strict=False)]
@@ -94,7 +94,7 @@ def findings(
             row: {"rounds": list(seen[0].curve[0]), "accuracy": list(seen[0].curve[1])}
             for row, seen in by_row.items()
         }
-        for place, by_row in found.items()
+        for place, by_row in by_place.items()
     }
     shown = {
         place: {row: (one["rounds"], one["accuracy"]) for row, one in by_row.items()}
@@ -106,10 +106,10 @@ def findings(
             for row, seen in by_row.items()
             if all(s.eigenvalues for s in seen)
         }
-        for place, by_row in found.items()
+        for place, by_row in by_place.items()
     }
     return Findings(
-        tables=[Table("Flat minima", columns, rows), *_spectra(found, said)],
+        tables=[Table("Flat minima", columns, rows), *_spectra(by_place, options)],
         figures=[
             accuracies(folder, "flat-minima-rounds", shown, "round (centralised: epoch)"),
             draw(
@@ -119,24 +119,25 @@ def findings(
             ),
         ],
         notes=[
-            f"{said['data']}, {said['model']}, {said['clients']} clients of one class, "
-            f"{said['per_round']} a round, {said['rounds']} rounds of one epoch; centralised: one "
-            f"client, {said['central_rounds']} epochs. Rate {said['lr']}, batches of "
-            f"{said['batch_size']}, crop and flip for all rows. ASAM's η is {said['eta_a']}, "
-            f"centralised {said['central_eta_a']}.",
+            f"{options['data']}, {options['model']}, {options['clients']} clients of one class, "
+            f"{options['per_round']} a round, {options['rounds']} rounds of one epoch; "
+            "centralised: one "
+            f"client, {options['central_rounds']} epochs. Rate {options['lr']}, batches of "
+            f"{options['batch_size']}, crop and flip for all rows. ASAM's η is {options['eta_a']}, "
+            f"centralised {options['central_eta_a']}.",
             "Accuracy is the mean of the last quarter of the evaluated rounds, unrest their "
             "standard deviation. Eigenvalues are of the training loss on "
-            f"{said['images']} images without augmentation, at the final model.",
+            f"{options['images']} images without augmentation, at the final model.",
         ],
         facts=facts,
     )
 
 
 def _spectra(
-    found: Mapping[str, Mapping[str, Sequence[Seen]]], said: Mapping[str, Any]
+    by_place: Mapping[str, Mapping[str, Sequence[Seen]]], options: Mapping[str, Any]
 ) -> list[Table]:
     """More of the largest eigenvalues than the first, if they were asked for."""
-    number = said["eigenvalues"]
+    number = options["eigenvalues"]
     if number == 1:
         return []
     rows = [
@@ -144,7 +145,7 @@ def _spectra(
             f"{row}, {place}",
             *(_eigenvalue(seen, i) for i in range(number)),
         ]
-        for place, by_row in found.items()
+        for place, by_row in by_place.items()
         for row, seen in by_row.items()
     ]
     heads = ("method", *(f"eigenvalue {i + 1}" for i in range(number)))
@@ -189,79 +190,79 @@ EIGENVALUES = "eigenvalues.json"
 
 def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Tell) -> Findings:
     """Every row in both places; runs are kept in the folder, eigenvalues beside them."""
-    said = chosen(settings, USUAL)
-    for row in said["rows"]:
+    options = with_defaults(settings, USUAL)
+    for row in options["rows"]:
         if row not in ROWS:
             raise unknown("row of the flat-minima table", row, ROWS)
     loader = Loader()
-    cases = [(p, r, s) for s in seeds(said) for p in (CENTRAL, APART) for r in said["rows"]]
+    cases = [(p, r, s) for s in seeds(options) for p in (CENTRAL, APART) for r in options["rows"]]
     items = [
-        from_spec(f"{place}, {row}", _spec(place, row, seed, said, data), folder, loader)
+        from_spec(f"{place}, {row}", _spec(place, row, seed, options, data), folder, loader)
         for place, row, seed in cases
     ]
-    results = run_all(items, said, tell)
-    found: dict[str, dict[str, list[Seen]]] = {}
+    results = run_all(items, options, tell)
+    by_place: dict[str, dict[str, list[Seen]]] = {}
     for (place, row, _), result in zip(cases, results, strict=True):
-        seen = _seen(result, said, data, tell, f"{place}, {row}")
-        found.setdefault(place, {}).setdefault(row, []).append(seen)
-    return findings(folder, found, said)
+        seen = _seen(result, options, data, tell, f"{place}, {row}")
+        by_place.setdefault(place, {}).setdefault(row, []).append(seen)
+    return findings(folder, by_place, options)
 
 
-def _spec(place: str, row: str, seed: int, said: Mapping[str, Any], data: Path | None) -> Spec:
+def _spec(place: str, row: str, seed: int, options: Mapping[str, Any], data: Path | None) -> Spec:
     central = place == CENTRAL
     return spec_of(
-        said,
+        options,
         ("data", "model", "batch_size", "lr", "weight_decay"),
         data,
-        algorithm=_algorithm(row, central, said),
-        augment=["crop:4", "flip", *_augment(row, said)],
+        algorithm=_algorithm(row, central, options),
+        augment=["crop:4", "flip", *_augment(row, options)],
         partition="iid" if central else "dirichlet:0",
-        clients=1 if central else said["clients"],
-        per_round=1 if central else said["per_round"],
-        rounds=said["central_rounds"] if central else said["rounds"],
-        eval_every=1 if central else said["eval_every"],
+        clients=1 if central else options["clients"],
+        per_round=1 if central else options["per_round"],
+        rounds=options["central_rounds"] if central else options["rounds"],
+        eval_every=1 if central else options["eval_every"],
         epochs=1,
         seed=seed,
     )
 
 
-def _algorithm(row: str, central: bool, said: Mapping[str, Any]) -> str:
-    eta_a = said["central_eta_a" if central else "eta_a"]
+def _algorithm(row: str, central: bool, options: Mapping[str, Any]) -> str:
+    eta_a = options["central_eta_a" if central else "eta_a"]
     inner = {
-        "SAM": f"fedsam:rho={said['rho']}",
-        "ASAM": f"fedasam:rho={said['rho_a']},eta_a={eta_a}",
+        "SAM": f"fedsam:rho={options['rho']}",
+        "ASAM": f"fedasam:rho={options['rho_a']},eta_a={eta_a}",
     }.get(row.partition(" + ")[0], "fedavg")
     if "SWA" not in row:
         return inner
-    cycle = said["central_swa_cycle" if central else "swa_cycle"]
-    return f"swa({inner}):start={said['swa_start']},cycle={cycle},lr2={said['swa_lr2']}"
+    cycle = options["central_swa_cycle" if central else "swa_cycle"]
+    return f"swa({inner}):start={options['swa_start']},cycle={cycle},lr2={options['swa_lr2']}"
 
 
-def _augment(row: str, said: Mapping[str, Any]) -> list[str]:
+def _augment(row: str, options: Mapping[str, Any]) -> list[str]:
     return {
-        "Mixup": [f"mixup:alpha={said['mixup']}"],
-        "Cutout": [f"cutout:length={said['cutout']}"],
+        "Mixup": [f"mixup:alpha={options['mixup']}"],
+        "Cutout": [f"cutout:length={options['cutout']}"],
     }.get(row, [])
 
 
 def _seen(
-    result: Result, said: Mapping[str, Any], data: Path | None, tell: Tell, label: str
+    result: Result, options: Mapping[str, Any], data: Path | None, tell: Tell, label: str
 ) -> Seen:
     last = max(1, len(result.accuracy) // 4)
     return Seen(
         accuracies=tuple(result.accuracy[-last:]),
         curve=over_rounds(result),
-        eigenvalues=_eigenvalues(result, said, data, tell, label),
+        eigenvalues=_eigenvalues(result, options, data, tell, label),
     )
 
 
 def _eigenvalues(
-    result: Result, said: Mapping[str, Any], data: Path | None, tell: Tell, label: str
+    result: Result, options: Mapping[str, Any], data: Path | None, tell: Tell, label: str
 ) -> tuple[float, ...]:
     """Of the Hessian of the training loss, without augmentation or decay; kept beside the run."""
     assert result.folder is not None
     path = result.folder.parent / f"{result.folder.name}.{EIGENVALUES}"
-    images, number = said["images"], said["eigenvalues"]
+    images, number = options["images"], options["eigenvalues"]
     known = jsonl.read_file(path)
     if known is not None and known["images"] == images and known.get("asked", 1) >= number:
         return tuple(known["top"][:number])

@@ -19,18 +19,17 @@ from torch import nn
 from fedrift.comparison import Item
 from fedrift.data import datasets
 from fedrift.data.arrays import split
-from fedrift.data.files import given as given_places
+from fedrift.data.files import user_folders as given_places
 from fedrift.data.samples import DataSet
-from fedrift.data.schemes import above
+from fedrift.data.schemes import sizes_above
 from fedrift.data.split import Split
 from fedrift.engine.result import Result
 from fedrift.errors import InputError, unknown
-from fedrift.figures.style import colour, legend, panels
+from fedrift.figures.style import colour_of, legend, panels
 from fedrift.presets.findings import Cell, Findings, Table, Tell
 from fedrift.presets.studies.common import (
     Curve,
     accuracies,
-    chosen,
     cores,
     draw,
     from_objects,
@@ -41,8 +40,9 @@ from fedrift.presets.studies.common import (
     percent,
     run_all,
     seeds,
+    with_defaults,
 )
-from fedrift.presets.studies.extractors import cached, extractor, factory
+from fedrift.presets.studies.extractors import cached_features, extractor, factory
 from fedrift.rng import generator
 
 if TYPE_CHECKING:
@@ -92,30 +92,30 @@ def real(name: str, data: Path | None, size: int) -> DataSet | None:
     path = next((file for file in files if file.is_file()), None)
     if path is None:
         return None
-    found = datasets.load(f"csv:{path},root={path.parent},size={size}", data)
-    if found.users is None:
+    data_set = datasets.load(f"csv:{path},root={path.parent},size={size}", data)
+    if data_set.users is None:
         raise InputError(f"'{path}' has no column 'user'; a collection needs one")
-    return found
+    return data_set
 
 
-def generated(name: str, said: Mapping[str, Any], seed: int) -> Collection:
+def generated(name: str, options: Mapping[str, Any], seed: int) -> Collection:
     """As many users, classes and samples as the published one has, divided by `scale`."""
     whole = shape_of(name)
-    clients, classes = (max(2, int(n / said["scale"])) for n in (whole.clients, whole.classes))
-    samples = max(clients, int(whole.images / said["scale"]))
+    clients, classes = (max(2, int(n / options["scale"])) for n in (whole.clients, whole.classes))
+    samples = max(clients, int(whole.images / options["scale"]))
     rng = generator(seed, f"collection {name}")
-    sizes = above(said["sigma"] * rng.standard_normal(clients), samples, 1)[0]
-    tail = rng.lognormal(0, said["class_sigma"], classes)
+    sizes = sizes_above(options["sigma"] * rng.standard_normal(clients), samples, 1)[0]
+    tail = rng.lognormal(0, options["class_sigma"], classes)
     prior = tail / tail.sum()
     users = np.repeat(np.arange(clients), sizes)
-    y = _labels(rng, sizes, prior, said["concentration"])
-    means = said["separation"] * rng.standard_normal((classes, said["width"]))
-    offsets = said["shift"] * rng.standard_normal((clients, said["width"]))
-    y_test = rng.choice(classes, said["tests"], p=prior)
-    strangers = said["shift"] * rng.standard_normal((said["tests"], said["width"]))
+    y = _labels(rng, sizes, prior, options["concentration"])
+    means = options["separation"] * rng.standard_normal((classes, options["width"]))
+    offsets = options["shift"] * rng.standard_normal((clients, options["width"]))
+    y_test = rng.choice(classes, options["tests"], p=prior)
+    strangers = options["shift"] * rng.standard_normal((options["tests"], options["width"]))
 
     def noisy(labels: np.ndarray, moved: np.ndarray) -> np.ndarray:
-        noise = rng.standard_normal((len(labels), said["width"]))
+        noise = rng.standard_normal((len(labels), options["width"]))
         return (means[labels] + moved + noise).astype(np.float32)
 
     return Collection(noisy(y, offsets[users]), y, users, noisy(y_test, strangers), y_test, classes)
@@ -163,80 +163,92 @@ CLOSED = "fed3r"
 
 def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Tell) -> Findings:
     """Every algorithm on every collection."""
-    said = chosen(settings, USUAL)
+    options = with_defaults(settings, USUAL)
     results: dict[tuple[str, str], list[Result]] = {}
     sizes: dict[str, np.ndarray] = {}
     notes: list[str] = []
-    for name in said["collections"]:
-        for seed in seeds(said):
-            held, note = _collection(name, said, data, seed, tell)
-            clients = split(held.x, held.y, "natural", users=held.users, seed=seed)
+    for name in options["collections"]:
+        for seed in seeds(options):
+            collection, note = _collection(name, options, data, seed, tell)
+            clients = split(
+                collection.x, collection.y, "natural", users=collection.users, seed=seed
+            )
             sizes.setdefault(name, clients.sizes)
             notes += [note] if note not in notes else []
-            algorithms = (CLOSED, *said["algorithms"])
-            items = [_item(name, one, held, clients, said, folder, seed) for one in algorithms]
-            for one, result in zip(algorithms, run_all(items, said, tell), strict=True):
+            algorithms = (CLOSED, *options["algorithms"])
+            items = [
+                _item(name, one, collection, clients, options, folder, seed) for one in algorithms
+            ]
+            for one, result in zip(algorithms, run_all(items, options, tell), strict=True):
                 results.setdefault((name, one), []).append(result)
-    return _findings(folder, said, results, sizes, notes)
+    return _findings(folder, options, results, sizes, notes)
 
 
 def _collection(
-    name: str, said: Mapping[str, Any], data: Path | None, seed: int, tell: Tell
+    name: str, options: Mapping[str, Any], data: Path | None, seed: int, tell: Tell
 ) -> tuple[Collection, str]:
-    found = real(name, data, said["size"])
-    if found is None:
+    data_set = real(name, data, options["size"])
+    if data_set is None:
         tell(f"{name}: generating features with its shape")
-        held = generated(name, said, seed)
-        said_of = f"Generated features of width {said['width']} with the shape of {name}"
-        return held, (
-            f"{said_of}: {len(np.unique(held.users)):,} users, {held.classes:,} classes, "
-            f"{len(held.y):,} samples; not the photographs, so accuracies cannot be compared with "
+        collection = generated(name, options, seed)
+        opening = f"Generated features of width {options['width']} with the shape of {name}"
+        return collection, (
+            f"{opening}: {len(np.unique(collection.users)):,} users, {collection.classes:,} "
+            "classes, "
+            f"{len(collection.y):,} samples; not the photographs, so accuracies cannot be "
+            "compared with "
             f"published ones. With {shape_of(name).file} (columns path,label,user,split) and its "
             "images in the data folder the same command takes those."
         )
-    example = torch.from_numpy(found.x[:2])
-    source = extractor(said["model"], factory(said["model"], found, data), example, seed=seed)
-    x, x_test = (
-        cached(source, part, cores=cores(said), tell=tell).numpy()
-        for part in (found.x, found.x_test)
+    example = torch.from_numpy(data_set.x[:2])
+    source = extractor(
+        options["model"], factory(options["model"], data_set, data), example, seed=seed
     )
-    assert found.users is not None
-    note = f"{name}: {len(found.y):,} photographs, features of {said['model']}."
-    return Collection(x, found.y, found.users, x_test, found.y_test, found.classes), note
+    x, x_test = (
+        cached_features(source, part, cores=cores(options), tell=tell).numpy()
+        for part in (data_set.x, data_set.x_test)
+    )
+    assert data_set.users is not None
+    note = f"{name}: {len(data_set.y):,} photographs, features of {options['model']}."
+    return Collection(
+        x, data_set.y, data_set.users, x_test, data_set.y_test, data_set.classes
+    ), note
 
 
 def _item(
     name: str,
     algorithm: str,
-    held: Collection,
+    collection: Collection,
     clients: Split,
-    said: Mapping[str, Any],
+    options: Mapping[str, Any],
     folder: Path,
     seed: int,
 ) -> Item:
     closed = algorithm == CLOSED
-    whole = one_pass(len(clients), said)
+    whole = one_pass(len(clients), options)
     local = (
-        {} if closed else {key: said[key] for key in ("epochs", "batch_size", "lr", "weight_decay")}
+        {}
+        if closed
+        else {key: options[key] for key in ("epochs", "batch_size", "lr", "weight_decay")}
     )
     return from_objects(
         f"{name}, {algorithm}",
-        f"{CLOSED}:ridge={said['ridge']}" if closed else algorithm,
+        f"{CLOSED}:ridge={options['ridge']}" if closed else algorithm,
         folder,
         seed,
-        model=partial(nn.Linear, held.x.shape[1], held.classes),
+        model=partial(nn.Linear, collection.x.shape[1], collection.classes),
         clients=clients,
-        test=(held.x_test, held.y_test),
-        rounds=whole if closed else said["rounds"] or whole,
-        per_round=min(said["per_round"], len(clients)),
-        eval_every=said["eval_every"],
+        test=(collection.x_test, collection.y_test),
+        rounds=whole if closed else options["rounds"] or whole,
+        per_round=min(options["per_round"], len(clients)),
+        eval_every=options["eval_every"],
         **local,
     )
 
 
 def _findings(
     folder: Path,
-    said: Mapping[str, Any],
+    options: Mapping[str, Any],
     results: Mapping[tuple[str, str], Sequence[Result]],
     sizes: Mapping[str, np.ndarray],
     notes: Sequence[str],
@@ -287,8 +299,10 @@ def _findings(
         draw(folder, "large-scale-sizes", partial(_sizes, sizes=sizes)),
     ]
     about = (
-        f"{said['per_round']} users a round; gradient methods: {said['epochs']} epochs, batches of "
-        f"{said['batch_size']}, rate {said['lr']}; the model is one linear layer on the features. "
+        f"{options['per_round']} users a round; gradient methods: {options['epochs']} epochs, "
+        "batches of "
+        f"{options['batch_size']}, rate {options['lr']}; the model is one linear layer on the "
+        "features. "
         "Fed3R's rounds are one pass over all users."
     )
     return Findings(
@@ -310,7 +324,7 @@ def _sizes(figure: Figure, sizes: Mapping[str, np.ndarray]) -> None:
     """Samples of each user, largest first."""
     (axis,) = panels(figure, 1)
     for place, (name, n) in enumerate(sizes.items()):
-        axis.plot(np.arange(1, len(n) + 1), np.sort(n)[::-1], color=colour(place), label=name)
+        axis.plot(np.arange(1, len(n) + 1), np.sort(n)[::-1], color=colour_of(place), label=name)
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlabel("user, by number of samples")

@@ -17,7 +17,7 @@ import torch
 
 from fedrift import models
 from fedrift.analysis.landscape import Line, line, scorer
-from fedrift.analysis.matching import Chain, merged
+from fedrift.analysis.matching import Chain, align_all
 from fedrift.api import run
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Batch, Vec
@@ -29,17 +29,17 @@ from fedrift.presets.findings import Findings, Table, Tell
 from fedrift.presets.studies.common import (
     Curve,
     accuracies,
-    chosen,
     load,
     mean,
     over_seeds,
     percent,
     seeds,
+    with_defaults,
 )
 from fedrift.rng import generator, torch_seed
 from fedrift.storage.jsonl import Record
 
-# Clients that begin in five ways, work alone, are averaged and go on together.
+# One network: clients begin in five ways, work alone, are averaged and go on together.
 
 SHARED, RENUMBERED, DIFFERENT = "shared", "renumbered", "different"
 ALIGNED = ", aligned"
@@ -69,12 +69,12 @@ class Bench:
     chain: Chain
     split: Split
     test: Batch
-    said: Mapping[str, Any]
+    local: Mapping[str, Any]
     seed: int
 
     def trained(self, starts: Sequence[Vec]) -> list[Vec]:
         """Every client's model after its own work from its own start."""
-        made: list[Vec] = []
+        models_trained: list[Vec] = []
         for client, start in enumerate(starts):
             result = run(
                 "fedavg",
@@ -83,10 +83,10 @@ class Bench:
                 rounds=1,
                 seed=self.seed + 1000 * client,
                 workers=0,
-                **self.said,
+                **self.local,
             )
-            made.append(result.weights)
-        return made
+            models_trained.append(result.weights)
+        return models_trained
 
     def continued(self, start: Vec, rounds: int) -> list[float]:
         """Accuracies of FedAvg from these weights on."""
@@ -100,38 +100,38 @@ class Bench:
             rounds=rounds,
             seed=self.seed,
             workers=0,
-            **self.said,
+            **self.local,
         )
         return result.accuracy
 
 
-def bench_of(text: str, said: Mapping[str, Any], data: Path | None, seed: int) -> Bench:
-    held = load(said["data"], data)
-    split = split_data(held.x, held.y, "iid", clients=said["clients"], seed=seed)
-    test = torch.from_numpy(held.x_test), torch.from_numpy(held.y_test)
+def bench_of(text: str, options: Mapping[str, Any], data: Path | None, seed: int) -> Bench:
+    data_set = load(options["data"], data)
+    split = split_data(data_set.x, data_set.y, "iid", clients=options["clients"], seed=seed)
+    test = torch.from_numpy(data_set.x_test), torch.from_numpy(data_set.y_test)
     problem = define(
-        models.factory(text, held.x.shape[1:], held.classes),
+        models.factory(text, data_set.x.shape[1:], data_set.classes),
         torch.nn.functional.cross_entropy,
         (test[0][:2], test[1][:2]),
         init_seed=torch_seed(seed, "init"),
         population=len(split),
         participation=1.0,
-        rounds=int(said["rounds"]),
+        rounds=int(options["rounds"]),
     )
-    local = {key: said[key] for key in ("epochs", "batch_size", "lr")}
+    local = {key: options[key] for key in ("epochs", "batch_size", "lr")}
     return Bench(text, problem, Chain.of(problem.layout), split, test, local, seed)
 
 
-def compared(bench: Bench, said: Mapping[str, Any]) -> dict[str, Seen]:
-    clients, rounds = int(said["clients"]), int(said["rounds"])
-    at = np.linspace(0, 1, int(said["points"])).tolist()
+def compared(bench: Bench, options: Mapping[str, Any]) -> dict[str, Seen]:
+    clients, rounds = int(options["clients"]), int(options["rounds"])
+    at = np.linspace(0, 1, int(options["points"])).tolist()
     score = scorer(bench.problem, bench.test, EvaluatedModel(bench.problem.w0, ()))
     seen: dict[str, Seen] = {}
     for way in (SHARED, RENUMBERED, DIFFERENT):
         trained = bench.trained(_starts(bench, way, clients))
         variants = {way: trained}
         if way != SHARED:
-            variants[way + ALIGNED] = merged(bench.chain, trained, seed=bench.seed)
+            variants[way + ALIGNED] = align_all(bench.chain, trained, seed=bench.seed)
         for name, group in variants.items():
             average = torch.stack(group).double().mean(0).to(group[0].dtype)
             first = score(average)[1] or 0.0
@@ -181,31 +181,33 @@ USUAL: dict[str, Any] = {
 
 def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Tell) -> Findings:
     """Averages over rounds, and along the line between two clients' models."""
-    said = chosen(settings, USUAL)
-    found: dict[str, dict[str, list[Seen]]] = {}
-    for text in said["models"]:
-        for seed in seeds(said):
-            tell(f"{text}, seed {seed}: {said['clients']} clients begin in {len(WAYS)} ways")
+    options = with_defaults(settings, USUAL)
+    by_model: dict[str, dict[str, list[Seen]]] = {}
+    for text in options["models"]:
+        for seed in seeds(options):
+            tell(f"{text}, seed {seed}: {options['clients']} clients begin in {len(WAYS)} ways")
             with one_thread():
-                ways = compared(bench_of(text, said, data, seed), said)
+                ways = compared(bench_of(text, options, data, seed), options)
             for way, seen in ways.items():
-                found.setdefault(text, {}).setdefault(way, []).append(seen)
+                by_model.setdefault(text, {}).setdefault(way, []).append(seen)
     facts = {
-        text: {way: _facts(seen) for way, seen in ways.items()} for text, ways in found.items()
+        text: {way: _facts(seen) for way, seen in ways.items()} for text, ways in by_model.items()
     }
     return Findings(
-        tables=[_table(found, said)],
+        tables=[_table(by_model, options)],
         figures=[
             _drawn(folder, "lines", _shown(facts, "at", "accuracy")),
             _drawn(folder, "rounds", _shown(facts, "round", "rounds")),
         ],
-        notes=_notes(found, said),
+        notes=_notes(by_model, options),
         facts=facts,
     )
 
 
-def _table(found: Mapping[str, Mapping[str, Sequence[Seen]]], said: Mapping[str, Any]) -> Table:
-    rounds = said["rounds"]
+def _table(
+    by_model: Mapping[str, Mapping[str, Sequence[Seen]]], options: Mapping[str, Any]
+) -> Table:
+    rounds = options["rounds"]
     rows = [
         [
             f"{text}, {way}",
@@ -215,7 +217,7 @@ def _table(found: Mapping[str, Mapping[str, Sequence[Seen]]], said: Mapping[str,
             over_seeds([s.distance for s in seen]),
             percent([s.rounds[-1] for s in seen]),
         ]
-        for text, ways in found.items()
+        for text, ways in by_model.items()
         for way, seen in ways.items()
     ]
     columns = (
@@ -240,15 +242,19 @@ def _facts(seen: Sequence[Seen]) -> Record:
     }
 
 
-def _notes(found: Mapping[str, Mapping[str, Sequence[Seen]]], said: Mapping[str, Any]) -> list[str]:
+def _notes(
+    by_model: Mapping[str, Mapping[str, Sequence[Seen]]], options: Mapping[str, Any]
+) -> list[str]:
     notes = [
-        f"{said['clients']} clients with iid shares of {said['data']}; {said['epochs']} local "
-        f"epochs a round, batches of {said['batch_size']}, rate {said['lr']}. In the first round "
+        f"{options['clients']} clients with iid shares of {options['data']}; {options['epochs']} "
+        "local "
+        f"epochs a round, batches of {options['batch_size']}, rate {options['lr']}. In the first "
+        "round "
         "every client works from its own start; from the second on this is plain FedAvg.",
         "'renumbered' clients begin with the same function as 'shared' ones, only their hidden "
         "neurons stand in another order.",
     ]
-    for text, ways in found.items():
+    for text, ways in by_model.items():
         at = {way: 100 * mean([s.average for s in seen]) for way, seen in ways.items()}
         notes.append(
             f"{text}: averaged after one round, clients from shared weights reach "

@@ -1,4 +1,4 @@
-"""What it cost to get there: costs up to a target, and budgets that differ between methods."""
+"""Costs up to a target, budgets that differ between methods, and how evenly clients are served."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedrift.errors import InputError
-from fedrift.report.statistics.estimates import Estimate, Score, counted, estimate, series
+from fedrift.report.statistics.estimates import (
+    Estimate,
+    Score,
+    estimate,
+    quality_series,
+    rounds_averaged,
+)
 from fedrift.report.statistics.grouping import Group
 from fedrift.report.statistics.measured import Floats, Measured
 
@@ -51,7 +57,7 @@ def check_target(target: float | None, runs: Sequence[Measured]) -> None:
 
 def met_at(run: Measured, target: float) -> int | None:
     """Index of the first evaluated round that reaches the target."""
-    values = series(run)
+    values = quality_series(run)
     reached = np.flatnonzero(values <= target if run.accuracy is None else values >= target)
     return int(reached[0]) if len(reached) else None
 
@@ -126,20 +132,20 @@ def fair_axes(budgets: Sequence[Budget]) -> tuple[str, ...]:
     axes = {name for budget in budgets for name in budget.unequal}
     if "steps" in axes and "gradients" not in axes:
         axes.add("gradients")
-    found = tuple(axis for axis in ("bytes", "gradients") if axis in axes)
-    return found or ("rounds",)
+    fair = tuple(axis for axis in ("bytes", "gradients") if axis in axes)
+    return fair or ("rounds",)
 
 
 def differing_cohorts(groups: Sequence[Group]) -> list[tuple[str, str, int]]:
     """Pairs of methods whose runs of a seed did not see the same clients or the same division."""
-    found: list[tuple[str, str, int]] = []
+    pairs: list[tuple[str, str, int]] = []
     first: dict[int, tuple[str, Measured]] = {}
     for group in groups:
         for run in group.runs:
             name, other = first.setdefault(run.seed, (group.method, run))
             if other is not run and not _same_clients(run, other):
-                found.append((name, group.method, run.seed))
-    return found
+                pairs.append((name, group.method, run.seed))
+    return pairs
 
 
 def _same_clients(one: Measured, other: Measured) -> bool:
@@ -155,7 +161,7 @@ def _same_clients(one: Measured, other: Measured) -> bool:
     return all(theirs_at.get(at, cohort) == cohort for at, cohort in pairs if cohort)
 
 
-# How the clients fare: accuracy expected from a client's labels, its worst tenth and spread.
+# How evenly the clients are served: accuracy expected from a client's labels.
 
 
 @dataclass(frozen=True)
@@ -173,7 +179,7 @@ def class_accuracy(run: Measured, last: int | None) -> Floats | None:
     """Accuracy per class, mean over the last rounds."""
     if run.classes is None or run.status == "diverged":
         return None
-    return run.classes[-counted(run, last) :].mean(axis=0)
+    return run.classes[-rounds_averaged(run, last) :].mean(axis=0)
 
 
 def client_accuracy(run: Measured, last: int | None) -> Floats | None:
@@ -184,8 +190,8 @@ def client_accuracy(run: Measured, last: int | None) -> Floats | None:
     counts, shares = run.clients.counts, run.clients.shares
     if shares is None or counts.shape[1] != len(accuracy):
         return None
-    held = counts.sum(axis=1) > 0
-    return shares[held] @ accuracy if held.any() else None
+    has_samples = counts.sum(axis=1) > 0
+    return shares[has_samples] @ accuracy if has_samples.any() else None
 
 
 def worst_tenth(values: Floats) -> float:
@@ -195,9 +201,9 @@ def worst_tenth(values: Floats) -> float:
 
 def spread(runs: Sequence[Measured], last: int | None) -> Spread | None:
     """Of a group's seeds; None if one of them has no such figures."""
-    found = [client_accuracy(run, last) for run in runs]
-    known = [values for values in found if values is not None]
-    if len(known) < len(found) or not known:
+    accuracies = [client_accuracy(run, last) for run in runs]
+    known = [values for values in accuracies if values is not None]
+    if len(known) < len(accuracies) or not known:
         return None
     return Spread(
         mean=estimate(float(v.mean()) for v in known),

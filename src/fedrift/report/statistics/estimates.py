@@ -42,18 +42,18 @@ class Estimate:
 
 def estimate(values: Iterable[float]) -> Estimate:
     """Of nothing: nan."""
-    held = np.array(list(values), np.float64)
-    n = len(held)
+    sample = np.array(list(values), np.float64)
+    n = len(sample)
     if n < 2:
-        return Estimate(n, float(held[0]) if n else math.nan)
+        return Estimate(n, float(sample[0]) if n else math.nan)
     from scipy.special import stdtrit  # a fifth of the import time of scipy.stats
 
-    mean, std = float(held.mean()), float(held.std(ddof=1))
+    mean, std = float(sample.mean()), float(sample.std(ddof=1))
     half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * std / math.sqrt(n)
     return Estimate(n, mean, std, mean - half, mean + half)
 
 
-def counted(run: Measured, last: int | None) -> int:
+def rounds_averaged(run: Measured, last: int | None) -> int:
     """How many of the last evaluated rounds are averaged."""
     if last is not None:
         return last
@@ -74,7 +74,7 @@ def check_last(runs: Iterable[Measured], last: int | None) -> None:
             )
 
 
-def series(run: Measured) -> np.ndarray:
+def quality_series(run: Measured) -> np.ndarray:
     """Accuracy, or the loss where there is no accuracy."""
     return run.loss if run.accuracy is None else run.accuracy
 
@@ -83,12 +83,12 @@ def final(run: Measured, last: int | None) -> float:
     """Mean over the last rounds; nan for a run that became infinite."""
     if run.status == "diverged":
         return math.nan
-    return float(series(run)[-counted(run, last) :].mean())
+    return float(quality_series(run)[-rounds_averaged(run, last) :].mean())
 
 
 def best(run: Measured) -> float:
     """Of all evaluated rounds."""
-    values = series(run)[np.isfinite(series(run))]
+    values = quality_series(run)[np.isfinite(quality_series(run))]
     if not len(values):
         return math.nan
     return float(values.min() if run.accuracy is None else values.max())
@@ -152,7 +152,7 @@ def ranking(scores: Sequence[Score]) -> list[Score]:
     return sorted(able, key=lambda s: sign * s.final.mean)
 
 
-def paired(group: Group, baseline: Group, last: int | None) -> Estimate | None:
+def paired_difference(group: Group, baseline: Group, last: int | None) -> Estimate | None:
     """Difference to the baseline, seed by seed; None if they have no finished seed in common."""
     theirs = {run.seed: final(run, last) for run in baseline.runs if run.is_finished}
     mine = {run.seed: final(run, last) for run in group.runs if run.is_finished}

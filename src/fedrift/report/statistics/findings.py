@@ -23,12 +23,12 @@ from fedrift.report.statistics.estimates import (
     Score,
     baseline_of,
     check_last,
-    counted,
-    paired,
+    paired_difference,
     ranking,
+    rounds_averaged,
     score,
 )
-from fedrift.report.statistics.grouping import Group, Grouped, Setting, group
+from fedrift.report.statistics.grouping import Group, Grouped, Setting, group_runs
 from fedrift.report.statistics.measured import Measured
 
 
@@ -84,10 +84,10 @@ class Findings:
     def counted(self) -> tuple[int, ...]:
         """How many last rounds were averaged: one number, or several where runs are not alike."""
         runs = [run for run in self.grouped.runs if run.status != "diverged"]
-        return tuple(sorted({counted(run, self.last) for run in runs}))
+        return tuple(sorted({rounds_averaged(run, self.last) for run in runs}))
 
 
-def find(
+def make_findings(
     runs: Sequence[Measured],
     *,
     target: float | None = None,
@@ -95,7 +95,7 @@ def find(
     last: int | None = None,
 ) -> Findings:
     """The statistics of some runs; refuses what cannot be compared in one sentence."""
-    grouped = group(runs)
+    grouped = group_runs(runs)
     check_last(grouped.runs, last)
     check_target(target, grouped.runs)
     base = baseline_of(grouped, baseline)
@@ -125,7 +125,9 @@ def _setting(
             group=mine,
             score=one,
             rank=order.get(mine.method),
-            difference=None if other is None or is_base or fails else paired(mine, other, last),
+            difference=None
+            if other is None or is_base or fails
+            else paired_difference(mine, other, last),
             target=None if aim is None else to_target(mine, aim),
             budget=None if other is None or is_base else budget(mine, other),
             spread=spread(mine.runs, last),
@@ -138,7 +140,7 @@ def _setting(
 # Findings as plain records, for other programs.
 
 
-def rows(findings: Findings) -> list[dict[str, Any]]:
+def as_records(findings: Findings) -> list[dict[str, Any]]:
     """One record per method and setting; what is not known is None."""
     return [_row(one) for one in findings.all]
 
@@ -168,9 +170,14 @@ def _row(one: Finding) -> dict[str, Any]:
     }
 
 
-def _estimate(found: Estimate | None) -> dict[str, Any] | None:
-    if found is None or math.isnan(found.mean):
+def _estimate(estimate: Estimate | None) -> dict[str, Any] | None:
+    if estimate is None or math.isnan(estimate.mean):
         return None
-    values = {"mean": found.mean, "std": found.std, "low": found.low, "high": found.high}
+    values = {
+        "mean": estimate.mean,
+        "std": estimate.std,
+        "low": estimate.low,
+        "high": estimate.high,
+    }
     known = {key: None if math.isnan(value) else value for key, value in values.items()}
-    return {"n": found.n, **known}
+    return {"n": estimate.n, **known}

@@ -14,8 +14,6 @@ from fedrift.errors import InputError
 from fedrift.grammar import Named, parse
 from fedrift.report.statistics.measured import Measured
 
-# What methods and settings are called: as short as tells them apart.
-
 # Told by the columns of their own, or without a say in the result.
 _SHOWN = "algorithm data partition alpha per_round fraction sampling participants weights".split()
 _WHERE = "data_dir seed workers backend out".split()
@@ -233,8 +231,8 @@ class Grouped:
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        found = dict.fromkeys(group.setting for group in self.groups)
-        return tuple(sorted(found, key=lambda setting: setting.order))
+        settings = dict.fromkeys(group.setting for group in self.groups)
+        return tuple(sorted(settings, key=lambda setting: setting.order))
 
     @property
     def runs(self) -> tuple[Measured, ...]:
@@ -248,21 +246,21 @@ class Grouped:
         return next((group for group in self.of(setting) if group.method == method), None)
 
 
-def group(runs: Sequence[Measured]) -> Grouped:
+def group_runs(runs: Sequence[Measured]) -> Grouped:
     """Groups in the order of their first run; refuses runs on different data."""
     if not runs:
         raise InputError("there is no run to report on; name run folders or comparison folders")
     runs = _alike(runs)
     _check_same_test(runs)
-    found: dict[tuple[Method, Setting], list[Measured]] = {}
+    runs_by_group: dict[tuple[Method, Setting], list[Measured]] = {}
     for run in runs:
-        found.setdefault((method_of(run), setting_of(run)), []).append(run)
+        runs_by_group.setdefault((method_of(run), setting_of(run)), []).append(run)
     problems: list[str] = []
-    settings = named_settings(setting for _, setting in found)
+    settings = named_settings(setting for _, setting in runs_by_group)
     groups = [
-        _group(name, settings[setting], _once(held, problems))
-        for name, ((_, setting), held) in zip(
-            named_methods(list(found)), found.items(), strict=True
+        _group(name, settings[setting], _once(members, problems))
+        for name, ((_, setting), members) in zip(
+            named_methods(list(runs_by_group)), runs_by_group.items(), strict=True
         )
     ]
     return Grouped(tuple(groups), tuple(problems))

@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Recorded(Protocol):
-    """What is known of one run. `results.RunRecord` is one; runs in memory can be others."""
+    """What is known of one run. `RunRecord` is one; runs in memory can be others."""
 
     @property
     def folder(self) -> Path | None: ...
@@ -109,18 +109,18 @@ class Measured:
         return self.status in ("done", "stopped", "diverged")
 
 
-def measured(record: Recorded, name: str, label: str = "") -> Measured:
+def measure_run(record: Recorded, name: str, label: str = "") -> Measured:
     """The arrays of a run; refuses what is no number, in one sentence that names the file."""
     try:
-        return _measured(record, name, label)
+        return _measure(record, name, label)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
-        said = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-        raise InputError(f"'{name}' is damaged or of another version: {said}") from None
+        reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        raise InputError(f"'{name}' is damaged or of another version: {reason}") from None
 
 
-def _measured(record: Recorded, name: str, label: str) -> Measured:
+def _measure(record: Recorded, name: str, label: str) -> Measured:
     rows, is_blank = record.rounds, False
     if not rows and record.summary.get("status") == "diverged":
         rows, is_blank = [_blank(record)], True
@@ -163,19 +163,19 @@ def _blank(record: Recorded) -> Record:
     """A row for a run that has none: nothing is known of its quality, all of its costs."""
     summary = record.summary
     costs = {"gradients": "gradient_evaluations"} | {k: k for k in ("bytes_down", "bytes_up")}
-    found = {key: summary.get(name) for key, name in costs.items()}
-    return {"round": summary.get("diverged_at") or 1, "seconds": summary.get("seconds"), **found}
+    spent = {key: summary.get(name) for key, name in costs.items()}
+    return {"round": summary.get("diverged_at") or 1, "seconds": summary.get("seconds"), **spent}
 
 
 def _problems(record: Recorded, last: int) -> tuple[str, ...]:
-    found = [f"the last line of {name} was cut off" for name in record.torn]
+    problems = [f"the last line of {name} was cut off" for name in record.torn]
     if "status" not in record.summary:
-        found.append(f"it stands at round {last} of {record.spec.rounds}")
+        problems.append(f"it stands at round {last} of {record.spec.rounds}")
     first = record.rounds[0]
     missing = [k for k in ("gradients", "bytes_up", "seconds", "cohort") if k not in first]
     if missing:
-        found.append(f"an older version wrote it, without {', '.join(missing)}")
-    return tuple(found)
+        problems.append(f"an older version wrote it, without {', '.join(missing)}")
+    return tuple(problems)
 
 
 def _whole(value: object, field: str) -> int:
