@@ -1,100 +1,26 @@
-"""Imports inside the package go one way: a table says who may import whom, without cycles."""
+"""Imports inside the package go one way, and the tree of the package is the table of its layers."""
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from tests.support.import_graph import FRONT_DOOR, Graph, first
+from tests.support.layers import LAYERS, PACKAGE, Graph, cycle, heavy, violations
 
-PACKAGE = Path(__file__).resolve().parents[2] / "src" / "fedrift"
-
-# Package (or module of the top) → what of the package it may import besides itself. Rows are in
-# the order of the layers: none may import what a later row describes.
-ALLOWED = {
-    "version": "",
-    "_moved": "",
-    "errors": "",
-    "rng": "",
-    "grammar": "errors",
-    "core": "errors grammar rng",
-    "algorithms": "errors core",
-    "data": "errors grammar rng core",
-    "config": "errors grammar core data",
-    "models": "errors grammar config",
-    "storage": "errors core config",
-    "backends": "errors rng core data storage",
-    "figures": "errors storage",
-    "engine": "version errors grammar rng core algorithms data config models storage backends "
-    "figures",
-    "report": "errors grammar config storage figures",
-    "analysis": "errors rng core config storage backends figures engine",
-    "federation": "version errors core data config models storage backends engine",
-    "comparison": "errors data config backends engine report",
-    "api": "errors core data config storage backends engine analysis comparison",
-    FRONT_DOOR: "version _moved errors core data engine comparison api",
-    "conform": "errors grammar core algorithms data config storage backends engine",
-    "explain": "errors grammar core config figures engine report conform",
-    "presets": "version errors grammar rng core algorithms data config models storage backends "
-    "figures engine report analysis comparison api",
-    "cli": "errors grammar data config storage backends engine report analysis federation "
-    "comparison api conform explain presets",
-    "__main__": "cli",
+BESIDE_THE_PACKAGES = {
+    "__init__.py",
+    "__main__.py",
+    "_moved.py",
+    "api.py",
+    "comparison.py",
+    "errors.py",
+    "grammar.py",
+    "py.typed",
+    "rng.py",
+    "version.py",
 }
-
-# Outside the package an algorithm sees torch and the language, nothing else.
-ALGORITHM_MAY_USE = "__future__ collections dataclasses functools math numpy torch typing"
-
-# `fedrift --help` and wrong input answer without the second that `import torch` takes.
-WITHOUT_TORCH = (
-    "version errors rng grammar config config.* figures figures.* report report.* cli cli.* "
-    "core.sampling core.faults data data.datasets data.partition storage storage.jsonl "
-    "storage.run_folder storage.fork engine engine.prepare "
-    "presets presets.preset presets.page presets.running"
-)
-
-
-def matches(name: str, patterns: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns.split())
-
-
-def violations(graph: Graph) -> list[str]:
-    """One sentence for every import that the tables do not allow."""
-    found: list[str] = []
-    for name in graph.modules:
-        layer = first(name)
-        if layer not in ALLOWED:
-            found.append(f"{name} has no row in ALLOWED")
-            continue
-        allowed = {layer, *ALLOWED[layer].split()}
-        wrong = {used for used in graph.inside(name) if first(used) not in allowed}
-        if layer == "algorithms":
-            wrong |= graph.outside(name) - set(ALGORITHM_MAY_USE.split())
-        found += [f"{name} must not import {used}" for used in sorted(wrong)]
-    return found
-
-
-def cycle(graph: Graph) -> list[str]:
-    """The modules of one cycle of imports, or nothing."""
-    try:
-        TopologicalSorter({name: graph.inside(name) for name in graph.modules}).prepare()
-    except CycleError as error:
-        return list(error.args[1])
-    return []
-
-
-def heavy(graph: Graph) -> list[str]:
-    """The torch-free modules that import torch after all, and through which module."""
-    light = [name for name in graph.modules if matches(name, WITHOUT_TORCH)]
-    return [
-        f"{name} imports torch through {used}"
-        for name in light
-        for used in sorted(graph.needs(name))
-        if "torch" in graph.outside(used, eager=True)
-    ]
+PUBLIC_FUNCTIONS = {"run", "split", "compare"}  # `fr.run` would become a package of that name
 
 
 def test_imports_follow_the_table() -> None:
@@ -102,10 +28,10 @@ def test_imports_follow_the_table() -> None:
 
 
 def test_rows_allow_only_earlier_rows_and_their_own() -> None:
-    rows = list(ALLOWED)
-    for place, (row, allowed) in enumerate(ALLOWED.items()):
-        later = {name for name in allowed.split() if name in rows[place + 1 :]}
-        assert not later, f"{row} may import {later}, which stand below it"
+    rows = [layer.name for layer in LAYERS]
+    for place, layer in enumerate(LAYERS):
+        later = layer.allowed & set(rows[place + 1 :])
+        assert not later, f"{layer.name} may import {later}, which stand below it"
 
 
 def test_imports_have_no_cycle() -> None:
@@ -114,6 +40,25 @@ def test_imports_have_no_cycle() -> None:
 
 def test_help_and_bad_input_do_not_import_torch() -> None:
     assert heavy(Graph(PACKAGE)) == []
+
+
+def test_every_row_is_one_package_or_module_that_is_there_and_says_what_it_is_for() -> None:
+    names = [layer.name for layer in LAYERS]
+    assert len(names) == len(set(names))
+    assert set(names) == {name.partition(".")[0] for name in Graph(PACKAGE).modules}
+    for layer in LAYERS:
+        assert layer.about.endswith((".", "?")) and "\n" not in layer.about
+        unknown = layer.allowed - set(names)
+        assert not unknown, f"{layer.name} may import {unknown}, which nobody knows"
+
+
+def test_no_new_file_stands_beside_the_packages() -> None:
+    beside = {path.name for path in PACKAGE.iterdir() if path.is_file()}
+    assert beside == BESIDE_THE_PACKAGES, "a new module belongs into the package of its layer"
+
+
+def test_no_package_hides_a_public_function() -> None:
+    assert not PUBLIC_FUNCTIONS & {path.stem for path in PACKAGE.iterdir()}
 
 
 def planted(root: Path, **sources: str) -> Graph:
@@ -154,7 +99,7 @@ def test_allowed_imports_and_unknown_modules_are_told_apart(tmp_path: Path) -> N
         core__local="from fedrift.core.flat import Vec",
         utils="import os",
     )
-    assert violations(graph) == ["utils has no row in ALLOWED"]
+    assert violations(graph) == ["utils has no row in LAYERS"]
 
 
 def test_a_planted_cycle_is_found(tmp_path: Path) -> None:
