@@ -1,156 +1,257 @@
-"""Algebraic equalities between algorithms, one row each, and SCAFFOLD's invariant.
+"""Identities: what every algorithm equals in special cases, bit for bit or up to rounding.
 
-"Exact" rows agree in every bit: the same seeds give the same minibatches, updates are summed in
-the same order, and a correction of zero is exactly zero. The others agree up to rounding.
+The table of `fedrift conform` has the algebra of the algorithms; `OPTIONS` has what needs options
+of a run, through the front door. "Exact" rows agree in every bit: the same seeds give the same
+minibatches, updates are summed in the same order, and a correction of zero is exactly zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import fedrift as fr
+from fedrift.algorithms import NAMES
 from fedrift.algorithms.fedavg import FedAvg
-from fedrift.algorithms.scaffold import Scaffold
-from fedrift.core.flat import flatten
+from fedrift.conform import closed_form, identities
+from fedrift.conform.identities import ROWS, Row
+from fedrift.conform.problem import Trial, classifier, pooled, uneven_quadratic
+from fedrift.conform.runs import path, settled
 from fedrift.core.local import Local
 from fedrift.core.optim import SGD
-from fedrift.engine.callbacks import RoundReport
-from tests.support.problems import blobs, quadratic_clients, small_run, trajectory, uneven_clients
+from tests.support.problems import blobs, small_run
 
-Row = tuple[Any, dict[str, Any], Any, dict[str, Any]]
+# Left and right of the equivalence matrix of the specification, by name.
+MATRIX = [
+    ("fedavg", "fedsgd", "≈"),
+    ("fedsgd", "fedsgd", "≈"),  # on pooled data
+    ("fedavg:weights=uniform", "fedavg", "≈"),
+    ("fedavgm:beta=0,server_lr=1", "fedavg", "="),
+    ("diloco:inner=sgd,inner_wd=0,server_lr=1,server_momentum=0", "fedavg:weights=uniform", "="),
+    ("fedprox:mu=0", "fedavg", "="),
+    ("fednova", "fedavg", "≈"),
+    ("scaffold:freeze_controls=true", "fedavg:weights=uniform", "="),
+    ("scaffold", "fedsgd:weights=uniform", "≈"),
+    ("fedsam:rho=0", "fedavg", "="),
+    ("fedasam:rho=0", "fedavg", "="),
+    ("fedgf:rho=0,threshold=1e9", "fedavg", "="),
+    ("fedasam:rho=0.1", "fedsam:rho=0.1", "="),  # T ≡ 1: no parameter is called a weight
+    ("fedgf:rho=0.1,rho_g=0.3,threshold=1e9", "fedsam:rho=0.1", "="),
+    ("mofedsam:alpha=1,rho=0.1", "fedsam:rho=0.1,weights=uniform", "="),
+    ("sam(scaffold:freeze_controls=true):rho=0.1", "fedsam:rho=0.1,weights=uniform", "="),
+    ("mofedsam:rho=0", "fedcm", "="),
+    ("fedgamma:rho=0", "scaffold:option=II", "="),
+    ("fedsmoo:r=0,gamma=0.3", "feddyn:alpha=0.3", "="),
+    ("fedspeed:a=0,gamma=0.3", "feddyn:alpha=0.3", "≈"),
+    ("fedcm:alpha=1", "fedavg:weights=uniform", "="),
+    ("ghbm:beta=0", "fedavg", "="),
+    ("localghbm:beta=0", "fedavg", "="),
+    ("fedhbm:beta=0", "fedavg", "="),
+    ("mimelite", "fedavg", "="),
+    ("fedcm:alpha=0.1", "ghbm:tau=1,beta=0.9,weights=uniform", "≈"),
+    ("localghbm", "ghbm:tau=1", "="),
+    ("localghbm", "ghbm:tau=2", "≈"),
+    ("mimemom:beta=0", "mime", "="),
+    ("mimelitemom:beta=0", "mimelite", "="),
+    ("mime", "fedsgd", "≈"),
+    ("swa(fedavg):start=0.2", "fedavg", "="),
+    ("fedavg", "fedavg", "="),  # with mixup of alpha = 0
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_identity(row: Row) -> None:
+    assert identities.failures(row) == []
+
+
+def test_the_whole_matrix_is_there() -> None:
+    """Each row of the specification; Fed3R's has a test of its own."""
+    held = {(row.left, row.right, "=" if row.exact else "≈") for row in ROWS}
+    assert [row for row in MATRIX if row not in held] == []
+
+
+def test_every_name_has_an_identity() -> None:
+    assert {name for row in ROWS for name in row.names} == set(NAMES) - {"fed3r", "fed3rft"}
+
+
+def test_fed3r_is_ridge_regression_on_the_pooled_data() -> None:
+    assert closed_form.ridge_failures() == []
+
+
 EVEN = fr.split(*blobs(140), "iid", clients=7, seed=3)
 ALL: dict[str, Any] = {"per_round": None}
 ONE_STEP: dict[str, Any] = {"steps": 1, "batch_size": None}
 FULL: dict[str, Any] = {"batch_size": None}
 LOCAL = Local(lr=0.1, batch_size=16)
 
-EXACT: dict[str, Row] = {
-    "scaffold, c_i ≡ c = fedavg": (
-        "scaffold:freeze_controls=true",
-        {"epochs": 2},
-        "fedavg:weights=uniform",
-        {"epochs": 2},
-    ),
-    "scaffold's first round = fedavg's": (
-        "scaffold",
-        {"rounds": 1},
-        "fedavg:weights=uniform",
-        {"rounds": 1},
-    ),
-    "scaffold I's first round = fedavg's": (
-        "scaffold:option=I",
-        {"rounds": 1},
-        "fedavg:weights=uniform",
-        {"rounds": 1},
-    ),
-    "server sgd at rate 1 = fedavg": (FedAvg(LOCAL, outer=SGD(lr=1.0)), {}, "fedavg", {}),
-    "server momentum 0 = fedavg": (FedAvg(LOCAL, outer=SGD(momentum=0.0)), {}, "fedavg", {}),
-    "steps are epochs of equal clients": (
-        "fedavg",
-        {"clients": EVEN, "epochs": 3},
-        "fedavg",
-        {"clients": EVEN, "steps": 6},
-    ),
-    "a list of equal amounts = the amount": (
-        "scaffold",
-        {"epochs": [2] * 7},
-        "scaffold",
-        {"epochs": 2},
-    ),
-    "everybody on a schedule = everybody": (
-        "scaffold",
-        ALL | {"participants": [list(range(7))] * 5},
-        "scaffold",
-        ALL,
-    ),
-    "a constant schedule = no schedule": ("fedavg", {"schedule": "exp:1"}, "fedavg", {}),
-    "no decay, no momentum = plain": (
-        "fedavg",
-        {"momentum": 0.0, "weight_decay": 0.0},
-        "fedavg",
-        {},
-    ),
-    "batches as large as a client = full": ("fedavg", {"batch_size": 10_000}, "fedavg", FULL),
-}
 
-CLOSE: dict[str, Row] = {
-    "fedavg, one full step = fedsgd": ("fedavg", ONE_STEP, "fedsgd", FULL),
-    "scaffold, one full step, all = fedsgd": (
-        "scaffold",
-        ALL | ONE_STEP,
-        "fedsgd:weights=uniform",
-        ALL | FULL,
-    ),
-    "equal clients: uniform = samples": (
-        "fedavg:weights=uniform",
-        {"clients": EVEN},
-        "fedavg",
-        {"clients": EVEN},
-    ),
-    "equal clients: scaffold's objectives agree": (
-        "scaffold:objective=samples",
-        ALL | {"clients": EVEN},
-        "scaffold",
-        ALL | {"clients": EVEN},
-    ),
-    "without momentum, raw gradients are option II": (
-        "scaffold:momentum_repair=raw",
-        {},
-        "scaffold",
-        {},
-    ),
-    "without momentum, outside is inside": ("scaffold:momentum_repair=outside", {}, "scaffold", {}),
-    "decay once, at the client": (
-        "fedavg",
-        ONE_STEP | {"weight_decay": 0.1},
-        "fedsgd",
-        FULL | {"weight_decay": 0.1},
-    ),
-}
+@dataclass(frozen=True)
+class Same:
+    """Two runs that end with the same weights."""
+
+    name: str
+    left: tuple[Any, dict[str, Any]]
+    right: tuple[Any, dict[str, Any]]
+    exact: bool = True
+
+    def ends(self, dtype: str) -> list[Tensor]:
+        usual = {"test": None, "rounds": 3, "dtype": dtype}
+        sides = (self.left, self.right)
+        return [small_run(text, **(usual | options)).weights for text, options in sides]
 
 
-def weights_of(name: Any, options: dict[str, Any], dtype: str) -> Tensor:
-    return small_run(name, **({"test": None, "rounds": 3, "dtype": dtype} | options)).weights
+OPTIONS = (
+    Same(
+        "scaffold, c_i ≡ c = fedavg",
+        ("scaffold:freeze_controls=true", {"epochs": 2}),
+        ("fedavg:weights=uniform", {"epochs": 2}),
+    ),
+    Same(
+        "scaffold's first round = fedavg's",
+        ("scaffold", {"rounds": 1}),
+        ("fedavg:weights=uniform", {"rounds": 1}),
+    ),
+    Same(
+        "scaffold I's first round = fedavg's",
+        ("scaffold:option=I", {"rounds": 1}),
+        ("fedavg:weights=uniform", {"rounds": 1}),
+    ),
+    Same("server sgd at rate 1 = fedavg", (FedAvg(LOCAL, outer=SGD(lr=1.0)), {}), ("fedavg", {})),
+    Same(
+        "server momentum 0 = fedavg", (FedAvg(LOCAL, outer=SGD(momentum=0.0)), {}), ("fedavg", {})
+    ),
+    Same(
+        "steps are epochs of equal clients",
+        ("fedavg", {"clients": EVEN, "epochs": 3}),
+        ("fedavg", {"clients": EVEN, "steps": 6}),
+    ),
+    Same(
+        "a list of equal amounts = the amount",
+        ("scaffold", {"epochs": [2] * 7}),
+        ("scaffold", {"epochs": 2}),
+    ),
+    Same(
+        "everybody on a schedule = everybody",
+        ("scaffold", ALL | {"participants": [list(range(7))] * 5}),
+        ("scaffold", ALL),
+    ),
+    Same("a constant schedule = no schedule", ("fedavg", {"schedule": "exp:1"}), ("fedavg", {})),
+    Same(
+        "no decay, no momentum = plain",
+        ("fedavg", {"momentum": 0.0, "weight_decay": 0.0}),
+        ("fedavg", {}),
+    ),
+    Same(
+        "batches as large as a client = full", ("fedavg", {"batch_size": 10_000}), ("fedavg", FULL)
+    ),
+    Same("fedavg, one full step = fedsgd", ("fedavg", ONE_STEP), ("fedsgd", FULL), exact=False),
+    Same(
+        "scaffold, one full step, all = fedsgd",
+        ("scaffold", ALL | ONE_STEP),
+        ("fedsgd:weights=uniform", ALL | FULL),
+        exact=False,
+    ),
+    Same(
+        "equal clients: uniform = samples",
+        ("fedavg:weights=uniform", {"clients": EVEN}),
+        ("fedavg", {"clients": EVEN}),
+        exact=False,
+    ),
+    Same(
+        "equal clients: scaffold's objectives agree",
+        ("scaffold:objective=samples", ALL | {"clients": EVEN}),
+        ("scaffold", ALL | {"clients": EVEN}),
+        exact=False,
+    ),
+    Same(
+        "without momentum, raw gradients are option II",
+        ("scaffold:momentum_repair=raw", {}),
+        ("scaffold", {}),
+        exact=False,
+    ),
+    Same(
+        "without momentum, outside is inside",
+        ("scaffold:momentum_repair=outside", {}),
+        ("scaffold", {}),
+        exact=False,
+    ),
+    Same(
+        "decay once, at the client",
+        ("fedavg", ONE_STEP | {"weight_decay": 0.1}),
+        ("fedsgd", FULL | {"weight_decay": 0.1}),
+        exact=False,
+    ),
+)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("row", EXACT)
-def test_equal_in_every_bit(row: str, dtype: str) -> None:
-    left, with_left, right, with_right = EXACT[row]
-    assert torch.equal(weights_of(left, with_left, dtype), weights_of(right, with_right, dtype))
+@pytest.mark.parametrize("row", [row for row in OPTIONS if row.exact], ids=lambda row: row.name)
+def test_equal_in_every_bit(row: Same, dtype: str) -> None:
+    left, right = row.ends(dtype)
+    assert torch.equal(left, right)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-6), ("float64", 1e-12)])
-@pytest.mark.parametrize("row", CLOSE)
-def test_equal_up_to_rounding(row: str, dtype: str, tolerance: float) -> None:
-    left, with_left, right, with_right = CLOSE[row]
-    one, other = weights_of(left, with_left, dtype), weights_of(right, with_right, dtype)
-    torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
+@pytest.mark.parametrize("row", [row for row in OPTIONS if not row.exact], ids=lambda row: row.name)
+def test_equal_up_to_rounding(row: Same, dtype: str, tolerance: float) -> None:
+    left, right = row.ends(dtype)
+    torch.testing.assert_close(left, right, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-12)])
-def test_fedsgd_with_everybody_is_gradient_descent_on_the_pooled_data(
-    dtype: str, tolerance: float
-) -> None:
-    clients = uneven_clients()
-    result = small_run("fedsgd", clients=clients, per_round=None, batch_size=None, dtype=dtype)
-    module = result.problem.module(result.problem.w0, {})
-    order = [i for part in clients.parts for i in part]
-    x, y = clients.x[order].to(result.weights.dtype), clients.y[order]
-    descent = torch.optim.SGD(module.parameters(), lr=0.1)
-    for _ in range(5):
-        descent.zero_grad()
-        F.cross_entropy(module(x), y).backward()
-        descent.step()
-    pooled = flatten(list(module.parameters()))
-    torch.testing.assert_close(result.weights, pooled, rtol=0, atol=tolerance)
+# Two settings that a blind identity would also call equal: the option must show.
+SENSITIVE = [
+    ("fedprox:mu=0.5", "fedprox:mu=0.6"),
+    ("feddyn:alpha=0.5", "feddyn:alpha=0.6"),
+    ("fedspeed:gamma=0.5", "fedspeed:gamma=0.6"),
+    ("fedspeed:a=0.5", "fedspeed:a=0.6"),
+    ("fedsmoo:gamma=0.5", "fedsmoo:gamma=0.6"),
+    ("fedsmoo:r=0.1", "fedsmoo:r=0.2"),
+    ("fedsmoo", "fedsmoo:drop_last_perturbation=true"),
+    ("fedsam:rho=0.1", "fedsam:rho=0.2"),
+    ("fedasam:eta_a=0.1", "fedasam:eta_a=0.2"),
+    ("fedasam:rho=0.1", "fedsam:rho=0.1"),
+    ("fedgf:rho_g=0.1", "fedgf:rho_g=0.2"),
+    ("fedgf:threshold=-1", "fedgf:threshold=1e9"),
+    ("fedcm:alpha=0.5", "fedcm:alpha=0.6"),
+    ("mofedsam:rho=0.1", "fedcm"),
+    ("ghbm:beta=0.5,tau=1", "ghbm:beta=0.6,tau=1"),
+    ("ghbm:tau=1", "ghbm:tau=2"),
+    ("localghbm:beta=0.5", "localghbm:beta=0.6"),
+    ("localghbm:rate=elapsed", "localghbm"),
+    ("fedhbm:beta=0.5", "fedhbm:beta=0.6"),
+    ("mime", "mimelite"),
+    ("mimemom:beta=0.5", "mimemom:beta=0.6"),
+    ("mimemom", "mimemom:form=heavy_ball"),
+    ("mimelitemom", "mimelitemom:form=heavy_ball"),
+    ("mimelitemom", "fedcm"),
+    ("scaffold:option=I", "scaffold:option=II"),
+    ("scaffold", "fedavg:weights=uniform"),
+    ("fedgamma:rho=0.1", "scaffold"),
+    ("fednova", "fedavg"),
+    ("fednova:gamma=0.5", "fednova"),
+    ("fedavgm", "fedavgm:nesterov=true"),
+    ("fedadam", "fedyogi"),
+    ("fedadam", "fedadagrad"),
+    ("fedadam", "fedadam:bias_correction=true"),
+    ("fedadam", "fedadam:v_init=0"),
+    ("fedavg", "fedavg:weights=uniform"),
+    ("diloco:inner=adamw", "diloco:inner=sgd"),
+    ("diloco:server_momentum=0.5", "diloco"),
+    ("swa(fedavg):start=1", "fedavg"),
+    ("swa(fedavg):start=1,cycle=2", "swa(fedavg):start=1"),
+    ("wima(fedavg):window=2", "fedavg"),
+]
+
+
+@pytest.mark.parametrize(("left", "right"), SENSITIVE, ids=" ≠ ".join)
+def test_an_option_makes_a_difference(left: str, right: str) -> None:
+    trial = replace(uneven_quadratic(), rounds=5)
+    ends = [path(text, trial)[-1] for text in (left, right)]
+    assert float((ends[0] - ends[1]).abs().max()) > 1e-9
 
 
 def test_algorithms_do_differ() -> None:
@@ -159,70 +260,37 @@ def test_algorithms_do_differ() -> None:
     assert len({small_run(name, batch_size=16).fingerprint for name in names}) == 5
 
 
-def watch_controls(monkeypatch: pytest.MonkeyPatch) -> dict[int, Tensor]:
-    """Every client's c_i as its last visit returned it; who never came still has zero."""
-    held: dict[int, Tensor] = {}
-    train: Callable[..., Any] = Scaffold.train
-
-    @wraps(train)
-    def watched(self: Any, site: Any, down: Any, mine: Any) -> Any:
-        if site.client in held:
-            assert torch.equal(mine.c, held[site.client]), "the state it left is the state it finds"
-        up, new = train(self, site, down, mine)
-        held[site.client] = new.c.clone()
-        return up, new
-
-    monkeypatch.setattr(Scaffold, "train", watched)
-    return held
+def descent(trial: Trial, rounds: int) -> Tensor:
+    """Plain gradient descent on all samples at once, without this package."""
+    x, y = pooled(trial).clients[0]
+    dtype = getattr(torch, trial.dtype)
+    x = x.to(dtype)
+    y = y.to(dtype) if y.is_floating_point() else y
+    task = settled("fedsgd", trial)
+    module = task.problem.module(task.problem.w0, {})
+    objective = trial.loss or torch.nn.functional.cross_entropy
+    for _ in range(rounds):
+        module.zero_grad()
+        objective(module(x), y).backward()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                assert parameter.grad is not None
+                parameter -= trial.local["lr"] * parameter.grad
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("trial", "tolerance"),
     [
-        {"dtype": "float32"},
-        {"dtype": "float32", "batch_size": None},
-        {},
-        {"epochs": "uniform:1,4"},
-        {"weight_decay": 0.01},
-        {"schedule": "exp:0.7"},
-        {"sampling": "bernoulli"},
-        {"sampling": "cyclic", "per_round": 4},
+        (uneven_quadratic(), 1e-12),
+        (replace(classifier(), dtype="float64"), 1e-12),
+        (classifier(), 1e-6),
     ],
-    ids=str,
+    ids=["quadratic", "net", "net float32"],
 )
-@pytest.mark.parametrize("option", ["I", "II"])
-def test_scaffolds_c_is_the_mean_of_all_c_i(
-    option: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_fedsgd_with_everybody_is_gradient_descent_on_the_pooled_data(
+    trial: Trial, tolerance: float
 ) -> None:
-    """After every round, with a part of unequal clients taking part: c = (1/N) Σ_i c_i."""
-    held, errors = watch_controls(monkeypatch), list[float]()
-
-    def check(r: RoundReport) -> None:
-        mean = sum(held.values(), torch.zeros_like(r.state.c)) / 7
-        errors.append(float((r.state.c - mean).abs().max() / mean.abs().max()))
-
-    how = {"dtype": "float64", "rounds": 6, "test": None} | how
-    small_run(f"scaffold:option={option}", on_round=check, **how)
-    assert len(errors) == 6 and len(held) > 3
-    assert max(errors) < (1e-5 if how["dtype"] == "float32" else 1e-13)
-
-
-def test_scaffolds_c_with_a_weighted_objective(monkeypatch: pytest.MonkeyPatch) -> None:
-    """c = Σ p_i c_i with everybody in every round."""
-    held, clients = watch_controls(monkeypatch), uneven_clients()
-    last: list[Any] = []
-    small_run("scaffold:objective=samples", dtype="float64", per_round=None, on_round=last.append)
-    p = torch.tensor(clients.sizes / clients.sizes.sum())
-    mean = sum((p[c] * v for c, v in held.items()), torch.zeros_like(last[-1].state.c))
-    torch.testing.assert_close(last[-1].state.c, mean, rtol=0, atol=1e-12)
-
-
-def test_empty_clients_count_in_scaffolds_population() -> None:
-    """The golden problem among four clients, two of them without data: N = 4 in c += Σ Δc/N."""
-    a, b = quadratic_clients()
-    nobody = a[0][:0], a[1][:0]
-    states: list[Any] = []
-    trajectory("scaffold", rounds=1, clients=[a, nobody, b, nobody], on_round=states.append)
-    there: list[Any] = []
-    trajectory("scaffold", rounds=1, on_round=there.append)
-    torch.testing.assert_close(2 * states[0].state.c, there[0].state.c)
+    everyone = trial.everyone().working(batch_size=None)
+    end = path("fedsgd", everyone)[-1]
+    assert float((end - descent(everyone, everyone.rounds)).abs().max()) <= tolerance

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import fedrift as fr
 from fedrift.algorithms import NAMES
+from fedrift.algorithms.scaffold import Scaffold
 from fedrift.conform import invariants, rules
 from fedrift.conform.inside import Inside, Moment, backwards, different
 from fedrift.conform.problem import classifier, uneven_quadratic
 from fedrift.conform.runs import run
 from fedrift.conform.subject import subject_of
 from fedrift.core.messages import pack
+from tests.support.problems import quadratic_clients, small_run, trajectory
 
 COMPOSED = (
     "swa(fedavg):cycle=2",
@@ -113,6 +118,65 @@ def test_the_mean_of_control_variates_weighed_by_samples() -> None:
 
     inside.run(after)
     assert max(errors) < 1e-12
+
+
+def watch_controls(monkeypatch: pytest.MonkeyPatch) -> dict[int, Tensor]:
+    """Every client's c_i as its last visit returned it; who never came still has zero."""
+    held: dict[int, Tensor] = {}
+    train: Callable[..., Any] = Scaffold.train
+
+    @wraps(train)
+    def watched(self: Any, site: Any, down: Any, mine: Any) -> Any:
+        if site.client in held:
+            assert torch.equal(mine.c, held[site.client]), "the state it left is the state it finds"
+        up, new = train(self, site, down, mine)
+        held[site.client] = new.c.clone()
+        return up, new
+
+    monkeypatch.setattr(Scaffold, "train", watched)
+    return held
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"dtype": "float32"},
+        {"dtype": "float32", "batch_size": None},
+        {},
+        {"epochs": "uniform:1,4"},
+        {"weight_decay": 0.01},
+        {"schedule": "exp:0.7"},
+        {"sampling": "bernoulli"},
+        {"sampling": "cyclic", "per_round": 4},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_scaffolds_c_is_the_mean_of_all_c_i(
+    option: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After every round, with a part of unequal clients taking part: c = (1/N) Σ_i c_i."""
+    held, errors = watch_controls(monkeypatch), list[float]()
+
+    def check(r: fr.RoundReport) -> None:
+        mean = sum(held.values(), torch.zeros_like(r.state.c)) / 7
+        errors.append(float((r.state.c - mean).abs().max() / mean.abs().max()))
+
+    how = {"dtype": "float64", "rounds": 6, "test": None} | how
+    small_run(f"scaffold:option={option}", on_round=check, **how)
+    assert len(errors) == 6 and len(held) > 3
+    assert max(errors) < (1e-5 if how["dtype"] == "float32" else 1e-13)
+
+
+def test_empty_clients_count_in_scaffolds_population() -> None:
+    """The golden problem among four clients, two of them without data: N = 4 in c += Σ Δc/N."""
+    a, b = quadratic_clients()
+    nobody = a[0][:0], a[1][:0]
+    states: list[Any] = []
+    trajectory("scaffold", rounds=1, clients=[a, nobody, b, nobody], on_round=states.append)
+    there: list[Any] = []
+    trajectory("scaffold", rounds=1, on_round=there.append)
+    torch.testing.assert_close(2 * states[0].state.c, there[0].state.c)
 
 
 def test_an_invariant_is_not_blind() -> None:

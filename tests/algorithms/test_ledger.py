@@ -11,15 +11,20 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+import fedrift as fr
 from fedrift.algorithms import NAMES
+from fedrift.algorithms.fedavg import FedAvg
 from fedrift.conform.problem import Trial, classifier, equal_sizes
 from fedrift.conform.runs import run
+from fedrift.core.messages import Size
+from fedrift.core.optim import SGD
 from fedrift.engine.ledger import Entry
-from fedrift.engine.result import Result
+from tests.support.problems import small_run, uneven_clients
 
 N, STEPS, COHORT = 8, 3, 3
 P = 8 * 12 + 12 + 12 * 4 + 4  # parameters of the model
 HEAD = 12 * 4 + 4
+SMALL = 212  # parameters of problems.Net
 
 
 @dataclass(frozen=True)
@@ -29,14 +34,22 @@ class Cost:
     down: float
     up: float
     per_step: int
+    """Gradients; 0: it makes no local steps."""
     passes: int = 0
     numbers_down: int = 0
     numbers_up: int = 0
+    exchanges: int = 1
+
+    def gradients(self, samples: int, epochs: int) -> int:
+        """Examples differentiated; a full-batch step is an epoch."""
+        return samples * (epochs * self.per_step + self.passes)
 
 
 PLAIN, SHARP = Cost(1, 1, 1), Cost(1, 1, 2)
 COSTS = {
+    "fedsgd": Cost(1, 1, 0, passes=1),
     "fedavg": PLAIN,
+    "fedavg:weights=uniform": PLAIN,
     "fedavgm": PLAIN,
     "fedprox": PLAIN,
     "fednova": Cost(1, 1, 1, numbers_up=2),
@@ -57,8 +70,8 @@ COSTS = {
     "ghbm": Cost(2, 1, 1),
     "localghbm": PLAIN,
     "fedhbm": PLAIN,
-    "mime": Cost(2, 2, 2, passes=1, numbers_down=1),
-    "mimemom": Cost(3, 2, 2, passes=1, numbers_down=1),
+    "mime": Cost(2, 2, 2, passes=1, numbers_down=1, exchanges=2),
+    "mimemom": Cost(3, 2, 2, passes=1, numbers_down=1, exchanges=2),
     "mimelite": Cost(1, 1, 1, numbers_down=1),
     "mimelitemom": Cost(2, 2, 1, passes=1, numbers_down=1),
     "diloco": PLAIN,
@@ -76,7 +89,7 @@ def trial(rounds: int = 4) -> Trial:
     return few.working(steps=STEPS, batch_size=None)
 
 
-def of_round(result: Result, round: int) -> list[Entry]:
+def of_round(result: fr.Result, round: int) -> list[Entry]:
     return [entry for entry in result.ledger.entries if entry.round == round]
 
 
@@ -92,20 +105,20 @@ def numbers(entries: list[Entry], side: str) -> float:
 
 def test_every_name_has_a_row() -> None:
     names = {text.partition("(")[0].partition(":")[0] for text in COSTS}
-    assert names == set(NAMES) - {"fedsgd", "fed3r", "fed3rft"}  # they have tests of their own
+    assert names == set(NAMES) - {"fed3r", "fed3rft"}  # they have tests of their own
 
 
 @pytest.mark.parametrize("text", COSTS)
 def test_cost(text: str) -> None:
     cost, result = COSTS[text], run(text, trial())
     last = of_round(result, 4)
+    assert len(last) == cost.exchanges
     assert vectors(last, "down") == cost.down
     assert vectors(last, "up") == cost.up
     assert numbers(last, "down") == cost.numbers_down
     assert numbers(last, "up") == cost.numbers_up
-    gradients = COHORT * N * (STEPS * cost.per_step + cost.passes)
-    assert sum(e.gradients for e in last) == gradients
-    assert sum(e.steps for e in last) == COHORT * STEPS
+    assert sum(e.gradients for e in last) == cost.gradients(COHORT * N, STEPS)
+    assert sum(e.steps for e in last) == (COHORT * STEPS if cost.per_step else 0)
     assert sum(e.forwards for e in last) == 0
     total = result.ledger.of_round(4)
     assert total.bytes_down == COHORT * (4 * P * cost.down + 8 * cost.numbers_down)
@@ -117,14 +130,6 @@ def test_cost(text: str) -> None:
 def test_fedgf_has_nothing_more_to_send_in_the_first_round() -> None:
     result = run("fedgf", trial())
     assert [vectors(of_round(result, t), "down") for t in (1, 2, 3)] == [1, 2, 2]
-
-
-def test_fedsgd_is_one_gradient_a_round() -> None:
-    result = run("fedsgd", trial())
-    for t in (1, 4):
-        (entry,) = of_round(result, t)
-        assert (vectors([entry], "down"), vectors([entry], "up")) == (1, 1)
-        assert (entry.gradients, entry.steps) == (COHORT * N, 0)
 
 
 @pytest.mark.parametrize(
@@ -142,15 +147,61 @@ def test_mime_makes_two_exchanges(text: str, sent: list[tuple[str, int, int, int
     assert found == sent
 
 
-def test_batches_of_unequal_clients_are_counted_one_by_one() -> None:
-    """One epoch differentiates every sample once, whatever the batches."""
-    unequal = classifier()
+@pytest.mark.parametrize("text", COSTS)
+def test_batches_of_unequal_clients_are_counted_one_by_one(text: str) -> None:
+    """An epoch differentiates every sample once for each gradient of a step, in any batches."""
+    epochs = 2
+    unequal = classifier().working(epochs=epochs, batch_size=None if text == "fedsgd" else 8)
     sizes = [len(y) for _, y in unequal.clients]
-    result = run("fedsam", unequal)
+    cost, result = COSTS[text], run(text, unequal)
+    for round in range(1, unequal.rounds + 1):
+        entries = of_round(result, round)
+        asked = [sizes[client] for client in entries[-1].asked]
+        assert sum(e.gradients for e in entries) == cost.gradients(sum(asked), epochs)
+        steps = epochs * sum(-(-n // 8) for n in asked)
+        assert sum(e.steps for e in entries) == (steps if cost.per_step else 0)
+        assert sum(e.forwards for e in entries) == 0
+    assert result.ledger.gradients == sum(e.gradients for e in result.ledger.entries)
+
+
+def test_a_stochastic_fedsgd_differentiates_one_batch_each() -> None:
+    result = small_run("fedsgd", batch_size=16)
     for entry in result.ledger.entries:
-        asked = [sizes[c] for c in entry.asked]
-        assert entry.gradients == 2 * sum(asked)
-        assert entry.steps == sum(-(-n // 8) for n in asked)
+        assert entry.gradients == sum(
+            min(16, int(n)) for n in uneven_clients().sizes[list(entry.asked)]
+        )
+
+
+FIELDS = [
+    ("fedsgd", {"w": 1}, {"g": 1}),
+    ("fedavg", {"w": 1}, {"delta": 1}),
+    ("fedavg:weights=uniform", {"w": 1}, {"delta": 1}),
+    ("scaffold", {"w": 1, "c": 1}, {"delta": 1, "dc": 1}),
+    ("scaffold:option=I", {"w": 1, "c": 1}, {"delta": 1, "dc": 1}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("name", "down", "up"), FIELDS)
+def test_vectors_are_counted_under_their_fields(
+    name: str, down: dict[str, int], up: dict[str, int], dtype: str
+) -> None:
+    """Per client and round: FedSGD and FedAvg 1 + 1 vectors, SCAFFOLD 2 + 2."""
+    one = SMALL * (4 if dtype == "float32" else 8) * COHORT
+    result = small_run(name, dtype=dtype)
+    assert len(result.ledger.entries) == 5
+    for t, entry in enumerate(result.ledger.entries):
+        assert entry.round == t + 1 and len(entry.asked) == COHORT
+        assert entry.asked == entry.replied and entry.nonfinite == ()
+        assert entry.down == {field: Size(tensors=k * one) for field, k in down.items()}
+        assert entry.up == {field: Size(tensors=k * one) for field, k in up.items()}
+    assert result.ledger.bytes_down == 5 * one * sum(down.values())
+    assert result.ledger.bytes_up == 5 * one * sum(up.values())
+
+
+def test_server_optimizers_cost_no_bytes() -> None:
+    heavy = small_run(FedAvg(outer=SGD(momentum=0.9)))
+    assert heavy.ledger.bytes_up == small_run("fedavg").ledger.bytes_up
 
 
 def test_fed3r_sends_a_triangle_once() -> None:
