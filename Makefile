@@ -42,9 +42,10 @@ format: $(READY) ## format and sort imports in place
 bench: $(READY) ## time per round against a bare PyTorch loop
 	$(PY) benchmarks/overhead.py
 
-docs-pages: $(READY) ## write docs/algorithms from the code and docs/algorithms/text
+docs-pages: $(READY) ## write docs/algorithms and the picture of the layers from the code
 	$(PY) docs/make_algorithms.py
 	$(PY) docs/make_visible.py
+	$(PY) docs/make_tree.py
 
 docs: $(READY) ## build the documentation's site in build/site
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fedrift.engine.callbacks import Callback, RoundReport
     from fedrift.engine.result import Result
     from fedrift.errors import InputError, RunError
+    from fedrift.report import write as report
+    from fedrift.report.saved import SavedComparison, SavedRun, load
 
 
 install()
@@ -31,8 +33,12 @@ __all__ = [
     "Result",
     "RoundReport",
     "RunError",
+    "SavedComparison",
+    "SavedRun",
     "Split",
     "compare",
+    "load",
+    "report",
     "run",
     "split",
 ]
@@ -46,21 +52,25 @@ _HOMES = {
     "Result": "fedrift.engine.result",
     "RoundReport": "fedrift.engine.callbacks",
     "RunError": "fedrift.errors",
+    "SavedComparison": "fedrift.report.saved",
+    "SavedRun": "fedrift.report.saved",
     "Split": "fedrift.data.split",
     "compare": "fedrift.api",
+    "load": "fedrift.report.saved",
     "run": "fedrift.api",
     "split": "fedrift.data.arrays",
 }
+_PACKAGES = ("conform", "report")  # fr.conform.check(MyAlgorithm); fr.report(…) can be called
 
 
 def __getattr__(name: str) -> Any:
     # torch takes a second to import, and `fedrift --help` does not need it
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name == "conform":  # a package of its own: fedrift.conform.check(MyAlgorithm)
-        return import_module("fedrift.conform")
+    if name in _PACKAGES:
+        return import_module(f"fedrift.{name}")
     raise AttributeError(f"module 'fedrift' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_PACKAGES})

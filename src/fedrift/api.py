@@ -78,39 +78,62 @@ def run(
 ) -> Result:
     """Simulate a federation and return its `Result`.
 
-    algorithm: a text such as "fedprox:mu=0.3" or "my_module:MyAlgorithm,mu=0.3", an `Algorithm`
-        object or its class. Local settings below fill an object that was given no `Local`.
-    model: a function that returns a module (a class will do), a module, which is copied, or the
-        name of one of ours such as "cnn"; it gets as many outputs as there are labels.
-    clients: what `split` returns, or a list with one (x, y) or map-style Dataset per client. x may
-        be a tuple of tensors (positional arguments of the model) or a dict (keyword arguments).
-    test: (x, y) or a Dataset; without it nothing is evaluated.
-    loss: f(output, target) → mean over the batch; cross-entropy of class labels unless given.
-    metrics: {name: f(output, target)} → one number, on the whole test set at once.
-    rounds, eval_every: how many; every how many is evaluated, and the last.
-    per_round, fraction: clients in a round, as a number or a share; all unless given.
-    sampling: "fixed" draws that many, "bernoulli" each with that probability, "cyclic" in turns.
-    participants: instead of these, exactly who: one list of client numbers per round.
-    epochs or steps: local work: a number, a list with one per client, or "uniform:2,5", drawn.
-    batch_size: "full" or None takes all of a client's samples at once; 64 unless given.
-    lr, momentum, weight_decay, clip: of the local steps; clip is the largest norm of one.
-    schedule: of lr over rounds: "exp:0.9", "step:10,factor=0.5" or "cosine".
-    weights: how replies are averaged: "samples" or "uniform"; the algorithm's own unless given.
-    augment: such as ["crop:4", "flip"].
-    faults: such as ["dropout:0.1", "stragglers:0.3,late=partial", "corrupt:0.2"].
-    aggregate: in place of the mean: "median", "trimmed:0.1", "krum:2" or "multikrum:2".
-    privacy: clips and noises what clients send: "gaussian:NOISE,clip=LENGTH,delta=1e-5".
-    dtype, device: "float32" or "float64"; "cpu", "cuda" or "mps".
-    stack: small models are trained many clients at once: "auto" where it pays, "off", or "on".
-    workers, backend: processes that train clients, 0 for none; the bits do not depend on them.
-    seed: fixes every random choice.
-    out: a folder for the run; one that holds the beginning of the same run is continued.
-    head: name of the last layer, for algorithms that need to know it.
-    on_round: f(RoundReport), called after every round; the run stops if it returns True.
-    callbacks: objects that watch the run, of classes that inherit `fedrift.Callback`.
-    track: "tensorboard", "mlflow", "wandb", or a list of these.
-    analyse: what to measure on the way, such as "every=10,what=drift,classes"; needs `out`.
-    profile: note where the time of every round goes, in `Result.profile`.
+    Args:
+        algorithm: A text such as `"fedprox:mu=0.3"` or `"my_module:MyAlgorithm,mu=0.3"`, an
+            `Algorithm` object or its class. The local settings below fill an object that was given
+            no `Local`.
+        model: A function that returns a module (a class will do), a module, which is copied, or
+            the name of one of ours such as `"cnn"`; it gets as many outputs as there are labels.
+        clients: What `split` returns, or a list with one `(x, y)` or map-style `Dataset` per
+            client. `x` may be a tuple of tensors (positional arguments of the model) or a dict
+            (keyword arguments).
+        test: `(x, y)` or a `Dataset`; without it nothing is evaluated.
+        loss: `f(output, target)`, the mean over the batch; cross-entropy of class labels unless
+            given. Floating-point targets need one, such as `torch.nn.functional.mse_loss`.
+        metrics: `{name: f(output, target)}`: each gives one number for the whole test set at once,
+            a column of `result.metrics`.
+        rounds: How many.
+        per_round: Clients in a round; all unless given.
+        fraction: The same as a share of all clients.
+        participants: Instead of these, exactly who: one list of client numbers per round. Lists
+            beyond `rounds` are not used, and a note says so.
+        sampling: `"fixed"` draws that many, `"bernoulli"` each with that probability, `"cyclic"`
+            takes them in turns.
+        epochs: Local work: a number, a list with one per client, or `"uniform:2,5"`, drawn per
+            client and round. 1 unless `steps` is given.
+        steps: The same in minibatches; only one of the two.
+        batch_size: A number; `"full"` or `None` takes all of a client's samples at once. 64 unless
+            given, all for FedSGD.
+        lr: Rate of the local steps; 0.1 unless given.
+        momentum: Of the local steps.
+        weight_decay: Of the local steps.
+        clip: The largest norm of a local step.
+        schedule: Of `lr` over rounds: `"exp:0.9"`, `"step:10,factor=0.5"` or `"cosine"`.
+        weights: How replies are averaged: `"samples"` or `"uniform"`; the algorithm's own unless
+            given.
+        augment: Such as `["crop:4", "flip", "mixup:alpha=1", "cutout:length=16"]`.
+        faults: Such as `["dropout:0.1", "stragglers:0.3,late=partial", "corrupt:0.2"]`.
+        aggregate: In place of the mean: `"median"`, `"trimmed:0.1"`, `"krum:2"`, `"multikrum:2"`.
+        privacy: Clips and noises what clients send: `"gaussian:NOISE,clip=LENGTH,delta=1e-5"`.
+        dtype: `"float32"` or `"float64"`, or torch's own.
+        device: `"cpu"`, `"cuda"` or `"mps"`.
+        stack: Small models are trained many clients at once: `"auto"` where it pays, `"off"`, or
+            `"on"`.
+        workers: Processes that train clients, 0 for none; the bits do not depend on them. `"auto"`
+            starts one per core if the run is long enough.
+        backend: `"auto"`, `"in-process"`, `"processes"` or `"ray"`.
+        seed: Fixes every random choice.
+        out: A folder for the run; one that holds the beginning of the same run is continued.
+        eval_every: Every how many rounds the model is evaluated, and after the last.
+        head: Name of the last layer, for algorithms that need to know it.
+        on_round: `f(RoundReport)`, called after every round; the run stops if it returns `True`.
+        callbacks: Objects that watch the run, of classes that inherit `fedrift.Callback`.
+        track: `"tensorboard"`, `"mlflow"`, `"wandb"`, or a list of these.
+        analyse: What to measure on the way, such as `"every=10,what=drift,classes"`; needs `out`.
+        profile: Note where the time of every round goes, in `Result.profile`.
+
+    Returns:
+        Curve, weights, costs and identity of the run. Divergence is a result, not an exception.
     """
     settings = {key: value for key, value in locals().items() if key in TASK}
     given = callbacks_of(callbacks, on_round)
@@ -222,12 +245,19 @@ def compare(
     batches, so that differences are the algorithms' own. There are as many runs as algorithms
     times seeds, each as long as one `run`; `workers` of them are under way at a time.
 
-    algorithms: texts, objects or classes; `{label: algorithm}` says what each is called. Objects
-        of one class are told apart by the fields in which they differ.
-    seeds: how many (0, 1, …), or which.
-    out: a folder for the runs; the same call goes on where it was stopped.
-    callbacks: f(item) → the callbacks of one run, an `Item` with `label`, `seed` and `folder`;
-        runs are under way side by side, each in a thread of its own.
+    Args:
+        algorithms: Texts, objects or classes; `{label: algorithm}` says what each is called.
+            Objects of one class are told apart by the fields in which they differ.
+        seeds: How many (0, 1, …), or which.
+        workers: Runs that are under way at a time; `"auto"` takes as many as there are cores.
+        out: A folder for the runs; the same call goes on where it was stopped.
+        callbacks: `f(item)`, the callbacks of one run, an `Item` with `label`, `seed` and `folder`;
+            runs are under way side by side, each in a thread of its own.
+        track: `"tensorboard"`, `"mlflow"`, `"wandb"`, or a list of these.
+        settings: The other arguments of `run`.
+
+    Returns:
+        All runs, with a table (`frame`) and a page (`report`) of them.
     """
     for key in settings:
         if key not in TASK or key == "seed":

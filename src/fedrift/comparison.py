@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedrift import backends
 from fedrift.backends.backend import opened
@@ -25,6 +25,11 @@ from fedrift.engine.prepare import load, prepare
 from fedrift.engine.result import Result
 from fedrift.engine.trackers import Track
 from fedrift.errors import RunError
+from fedrift.storage.run_folder import as_frame
+
+if TYPE_CHECKING:
+    from fedrift.report.selection import Labelled
+
 
 AHEAD = 1  # runs beyond the number of workers that are under way, to fill what others leave idle
 
@@ -148,25 +153,26 @@ class Comparison:
 
     def report(self, path: str | Path, **options: Any) -> Path:
         """A self-contained page about the comparison; options as of `fedrift report`."""
-        from fedrift import report
+        from fedrift.report import write
+
+        write(self, path, **options)
+        return Path(path)
+
+    def for_report(self) -> list[Labelled]:
+        """What a report of it is made from."""
+        from fedrift.report.selection import Labelled
 
         made = [(o.item.shown, o.result) for o in self.outcomes if o.result is not None]
-        report.write([report.Labelled(r.record(), label) for label, r in made], path, **options)
-        return Path(path)
+        return [Labelled(result.record(), label) for label, result in made]
 
     def frame(self) -> Any:
         """One row per run and evaluated round (pandas if installed, else a list of dicts)."""
-        rows = [
+        return as_frame(
             {"algorithm": o.item.label, **o.item.axes, "seed": o.item.seed, **row}
             for o in self.outcomes
             if o.result is not None
             for row in o.result.metrics
-        ]
-        try:
-            import pandas
-        except ImportError:
-            return rows
-        return pandas.DataFrame(rows)
+        )
 
 
 # Grids on named data: every cell becomes a run, and tuning chooses values before they start.

@@ -140,7 +140,7 @@ def test_the_folder_says_how_the_object_was_made(tmp_path: Path) -> None:
     assert result.spec() == spec
     small_run(Mine, out=tmp_path / "b", **HOW)
     assert {key: getattr(spec_of(tmp_path / "b"), key) for key in HOW} == HOW
-    assert small_run(SWA(Mine(server_lr=0.7), cycle=2)).about["algorithm"] == (
+    assert small_run(SWA(Mine(server_lr=0.7), cycle=2)).info["algorithm"] == (
         "swa(mine:server_lr=0.7):cycle=2"
     )
 

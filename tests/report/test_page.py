@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from fedrift import report
 from fedrift.config.spec import Spec
 from fedrift.report import formats, html, provenance, write
 from fedrift.report.selection import Labelled
@@ -182,7 +181,7 @@ def test_two_hundred_runs_of_five_hundred_rounds(tmp_path: Path) -> None:
     algorithms = ["fedavg", "fedprox:mu=0.3", "scaffold", "fedsam", "fednova"]
     root = grid(tmp_path / "runs", algorithms, (0.1, 0.3, 0.5, 1.0, 2.0), 8, rounds=500, classes=10)
     start = time.perf_counter()
-    written = report.write([root], tmp_path / "report.html")
+    written = write([root], tmp_path / "report.html")
     seconds = time.perf_counter() - start
     size = written.files[0].stat().st_size
     print(f"{size / 1e6:.2f} MB in {seconds:.1f} s")

@@ -29,12 +29,12 @@ COSTS = json.loads((catalogue.PACKAGE / "algorithms" / "costs.json").read_text(e
 
 
 @cache
-def maker() -> Any:
-    """docs/make_algorithms.py, which is a script and in no package."""
-    spec = importlib.util.spec_from_file_location("make_algorithms", DOCS / "make_algorithms.py")
+def maker(name: str = "make_algorithms") -> Any:
+    """docs/make_algorithms.py or another of them, which are scripts and in no package."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["make_algorithms"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -66,6 +66,12 @@ def test_pages_and_costs_are_up_to_date() -> None:
     ]
     assert not stale, "run `make docs-pages`"
     assert set(PAGES.glob("*.md")) == {path for path in made if path.parent == PAGES}
+
+
+def test_the_layers_are_drawn_and_listed_as_they_are() -> None:
+    made: dict[Path, str] = maker("make_tree").files()
+    stale = [path.name for path, text in made.items() if path.read_text(encoding="utf-8") != text]
+    assert not stale, "run `make docs-pages`"
 
 
 def test_generated_files_say_so_in_the_first_line() -> None:

@@ -69,8 +69,8 @@ LAYERS = (
     ),
     Layer(
         "report",
-        "errors grammar config storage figures",
-        "Pages, tables and statistics of finished runs.",
+        "errors grammar core config storage figures engine",
+        "Finished runs read back; pages, tables and statistics of them.",
     ),
     Layer(
         "analysis",
@@ -84,7 +84,7 @@ LAYERS = (
     ),
     Layer(
         "comparison",
-        "errors data config backends engine report",
+        "errors data config storage backends engine report",
         "Many runs on one pool of workers, and what came of them.",
     ),
     Layer(
@@ -94,7 +94,7 @@ LAYERS = (
     ),
     Layer(
         FRONT_DOOR,
-        "version _moved errors core data engine comparison api",
+        "version _moved errors core data engine report comparison api",
         "The public names, each imported when it is first used.",
     ),
     Layer(

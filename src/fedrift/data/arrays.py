@@ -183,13 +183,21 @@ def split(
 ) -> Split:
     """Divide samples among clients: `fr.split(x, y, "dirichlet:0.1", clients=100)`.
 
-    scheme: as for `fedrift run --partition`; `fedrift list partitions` describes them. It may be a
-        partitioner of flwr_datasets too, which brings its number of clients.
-    users: who each sample comes from, for "natural"; the number of clients is theirs.
-    alpha: takes the place of the number in a Dirichlet scheme.
-    shift: makes inputs differ by client, such as "rotation:45".
-    labels: whole numbers to skew by, where y itself holds no class labels (regression, several
-        labels at once, maps of pixels).
+    Args:
+        x: All samples: a tensor or an array, or a tuple or dict of these.
+        y: Their labels or targets.
+        scheme: As for `fedrift run --partition`; `fedrift list partitions` describes them. It may
+            be a partitioner of flwr_datasets too, which brings its number of clients.
+        clients: How many.
+        seed: Fixes who gets what.
+        users: Who each sample comes from, for `"natural"`; the number of clients is theirs.
+        alpha: Takes the place of the number in a Dirichlet scheme.
+        shift: Makes inputs differ by client, such as `"rotation:45"`.
+        labels: Whole numbers to skew by, where `y` itself holds no class labels (regression,
+            several labels at once, maps of pixels).
+
+    Returns:
+        The clients' data, for the argument `clients` of `run` and `compare`.
     """
     x_tree, y_tree = inputs(x, None, "x"), tensors(y, None, "y")
     if count(x_tree) != count(y_tree):

@@ -68,12 +68,12 @@ def result_of(
         ledger=progress.ledger,
         seconds=progress.seconds,
         problem=task.problem,
-        rest=finished.rest,
-        about=task.about,
+        buffers=finished.rest,
+        info=task.about,
         notes=task.notes,
         folder=None if folder is None else folder.path,
         clients=recorder.clients(task.split, task.problem.classes),
-        said=task.spec,
+        config=task.spec,
         profile=profile or [],
     )
 

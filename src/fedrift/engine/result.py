@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from fedrift.config.spec import Spec
 from fedrift.core.flat import Vec
 from fedrift.core.problem import Problem
 from fedrift.engine.ledger import Ledger
-from fedrift.storage.run_folder import RunRecord
+from fedrift.storage.run_folder import RunRecord, as_frame
 
 Status = Literal["done", "stopped", "diverged"]
 
@@ -52,23 +53,23 @@ class Result:
     ledger: Ledger
     seconds: float
     problem: Problem
-    rest: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
     """Buffers and frozen parameters that the run has moved, by name."""
-    about: Mapping[str, Any]
+    info: Mapping[str, Any]
     """What was run: algorithm, data, seed and the like."""
     notes: tuple[str, ...] = ()
     folder: Path | None = None
     clients: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Who holds how many samples of which class."""
-    said: Spec | None = None
+    config: Spec | None = None
     """The options it was made with, as far as a spec can hold them."""
     profile: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     """Seconds by kind of work, one row per round; empty unless profile=True."""
 
     def __repr__(self) -> str:
         """One line: what was run and how it ended."""
-        number = int(self.about.get("rounds", len(self.rounds)))
-        words = [str(self.about.get("algorithm", "run")), self.status]
+        number = int(self.info.get("rounds", len(self.rounds)))
+        words = [str(self.info.get("algorithm", "run")), self.status]
         words.append(f"{number} round{'' if number == 1 else 's'}")
         words += [f"accuracy {self.accuracy[-1]:.4f}"] if self.accuracy else []
         words += [f"loss {self.loss[-1]:.4g}"] if self.loss else ["not evaluated: no test data"]
@@ -88,25 +89,40 @@ class Result:
         """Equal for two runs that agree in every bit of their weights and metrics."""
         return fingerprint(self.weights, self.metrics)
 
+    @property
+    def said(self) -> Spec | None:
+        """Deprecated: `config`."""
+        return self._renamed("said", "config")
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """Deprecated: `info`."""
+        return self._renamed("about", "info")
+
+    @property
+    def rest(self) -> Mapping[str, Tensor]:
+        """Deprecated: `buffers`."""
+        return self._renamed("rest", "buffers")
+
+    def _renamed(self, old: str, new: str) -> Any:
+        warnings.warn(f"Result.{old} is now Result.{new}", DeprecationWarning, stacklevel=3)
+        return getattr(self, new)
+
     def frame(self) -> Any:
         """One row per evaluated round: a pandas frame if installed, else a list of dicts."""
-        try:
-            import pandas
-        except ImportError:
-            return self.metrics
-        return pandas.DataFrame(self.metrics)
+        return as_frame(self.metrics)
 
     def module(self) -> nn.Module:
         """A module of the run's kind with the final weights."""
-        return self.problem.module(self.weights, self.rest)
+        return self.problem.module(self.weights, self.buffers)
 
     def spec(self) -> Spec:
         """What is known of how the run was made."""
         from fedrift.engine import recorder
 
-        if self.said is not None:
-            return replace(self.said, out=None)
-        said = {k: v for k, v in self.about.items() if v is not None}
+        if self.config is not None:
+            return replace(self.config, out=None)
+        said = {k: v for k, v in self.info.items() if v is not None}
         return Spec.of({"rounds": len(self.rounds) or 1} | recorder.IN_PYTHON | said)
 
     def record(self) -> RunRecord:
@@ -124,15 +140,19 @@ class Result:
             clients=dict(self.clients),
         )
 
+    def for_report(self) -> list[RunRecord]:
+        """What a report of it is made from."""
+        return [self.record()]
+
     def tensors(self) -> dict[str, Tensor]:
         """Every parameter and buffer that the run has decided, by name."""
-        return {**self.problem.layout.named(self.weights), **self.rest}
+        return {**self.problem.layout.named(self.weights), **self.buffers}
 
     def summary(self) -> dict[str, Any]:
         """One object with everything that fits on a line each."""
         total = self.ledger.total
         return {
-            **self.about,
+            **self.info,
             "status": self.status,
             "diverged_at": self.diverged_at,
             "final_accuracy": self.accuracy[-1] if self.accuracy else None,
@@ -154,7 +174,7 @@ class Result:
         """The curve of the run as a picture; the file's ending decides the format."""
         from fedrift.figures.style import curves
 
-        name = str(self.about.get("algorithm", "run"))
+        name = str(self.info.get("algorithm", "run"))
         return curves({name: [self]}, Path(path))
 
     def save(self, folder: str | Path) -> Path:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Protocol, runtime_checkable
 
 from fedrift.errors import InputError, unknown
 from fedrift.report import formats, provenance, sentences, tables
@@ -24,6 +27,13 @@ LONGEST_SPEC = 20_000  # characters of a comparison file that are quoted
 Source = Recorded | Labelled | str | Path
 
 
+@runtime_checkable
+class Reportable(Protocol):
+    """A result or a comparison, in memory or read from its folder."""
+
+    def for_report(self) -> Sequence[Source]: ...
+
+
 @dataclass(frozen=True)
 class Written:
     """The files of a report, the page first; what it rests on; what could not be used."""
@@ -34,7 +44,7 @@ class Written:
 
 
 def write(
-    runs: Iterable[Source],
+    runs: Source | Reportable | Iterable[Source | Reportable],
     path: str | Path = "report.html",
     *,
     target: float | None = None,
@@ -46,14 +56,28 @@ def write(
     notes: Sequence[str] = (),
     explain: Explainer | None = None,
 ) -> Written:
-    """Writes the page, and beside it tables (`md`, `latex`, `csv`) and figures (`pdf`, …).
+    """Write a page that compares runs, as `fedrift report` does; `fedrift.report` calls this.
 
-    `runs` are run folders, comparison folders, folders of either, or records of runs in memory.
-    With `explain=fedrift.explain.workings` it shows how the algorithms work, too.
     Everything is computed before the first file is written; each file is replaced as a whole.
+
+    Args:
+        runs: Folders of runs or comparisons, folders of these, or what `run`, `compare` and
+            `load` return; one of them or several.
+        path: The page, a file that ends in `.html`. It opens anywhere and needs no network.
+        target: Accuracy whose cost is compared; what the baseline ends with unless given.
+        baseline: The method others are compared to; fedavg, else the first.
+        last: Evaluated rounds at the end that are averaged; a tenth, at most 100, unless given.
+        format: Tables beside the page: `"md"`, `"latex"`, `"csv"`.
+        figures: Figures beside the page: `"pdf"`, `"png"`, `"svg"`.
+        title: The page's heading.
+        notes: Sentences that the page ends with.
+        explain: `fedrift.explain.workings` shows how the algorithms work, too.
+
+    Returns:
+        The files written, what they rest on, and sentences about what could not be used.
     """
     page_path = _checked(Path(path), format, figures)
-    sources = list(runs)
+    sources = _sources(runs)
     selection = select(sources)
     findings = make_findings(selection.runs, target=target, baseline=baseline, last=last)
     analyses, damaged = read_analyses(findings)
@@ -79,6 +103,17 @@ def write(
 
         drawn = draw(findings, page_path.with_suffix(""), figures)
     return Written((*texts, *drawn), findings, tuple(problems))
+
+
+def _sources(runs: Source | Reportable | Iterable[Source | Reportable]) -> list[Source]:
+    if isinstance(runs, Reportable):
+        return list(runs.for_report())
+    if isinstance(runs, str | Path) or not isinstance(runs, Iterable):
+        return [runs]
+    sources: list[Source] = []
+    for one in runs:
+        sources.extend(one.for_report() if isinstance(one, Reportable) else [one])
+    return sources
 
 
 def _checked(path: Path, format: Sequence[str], figures: Sequence[str]) -> Path:
@@ -169,3 +204,12 @@ def replace_file(path: Path, content: str | bytes) -> None:
         replace_bytes(path, content.encode("utf-8") if isinstance(content, str) else content)
     except OSError as error:
         raise InputError(f"'{path}' cannot be written: {error.strerror}") from None
+
+
+class _CallableModule(ModuleType):
+    """`fedrift.report(…)` is `fedrift.report.write(…)`, whoever imported the package before."""
+
+    __call__ = staticmethod(write)
+
+
+sys.modules[__name__].__class__ = _CallableModule

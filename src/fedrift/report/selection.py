@@ -94,7 +94,7 @@ def _folder(path: Path, reading: _Reading) -> None:
 def _several(path: Path, reading: _Reading) -> None:
     """A folder of run folders; what else is in it is told of."""
     foreign: list[str] = []
-    inside = _folders(path)
+    inside = _inside(path)
     for folder in inside:
         if (folder / run_folder.SPEC).is_file():
             _run(folder, reading)
@@ -121,33 +121,62 @@ def _folders(path: Path) -> list[Path]:
     return sorted(p for p in own if p.name != run_folder.ANALYSIS)
 
 
-def _comparison(path: Path, reading: _Reading) -> None:
-    """The runs of the grid that `compare.toml` describes, in its order."""
-    reading.comparisons.append(path)
+def _inside(path: Path) -> list[Path]:
+    """The folders in a folder, and those in its `runs`, where `fedrift.compare` puts them."""
+    own = _folders(path)
+    if path / RUNS not in own:
+        return own
+    return [p for p in own if p.name != RUNS] + _folders(path / RUNS)
+
+
+def runs_in(path: Path) -> list[Path]:
+    """The run folders in a folder or in its `runs`."""
+    return [folder for folder in _inside(path) if (folder / run_folder.SPEC).is_file()]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The run folders of a comparison in the order of its grid, with what the grid says of them."""
+
+    runs: tuple[tuple[Path, grid.Cell | None], ...]
+    problems: tuple[str, ...]
+    tuned: Tuned | None
+
+
+def compared(path: Path) -> Compared:
+    """The runs of the grid that `compare.toml` describes; all that are there if it is damaged."""
     inside = (
         {folder.name: folder for folder in _folders(path / RUNS)} if (path / RUNS).is_dir() else {}
     )
+    problems: list[str] = []
+    tuned: Tuned | None = None
     try:
         described = grid.from_toml(path / COMPARISON)
         cells: dict[str, grid.Cell | None] = {cell.slug: cell for cell in described.cells()}
-        reading.tunings.extend([] if described.tuned is None else [described.tuned])
+        tuned = described.tuned
     except InputError as error:
-        reading.problems.append(
-            f"'{path / COMPARISON}' cannot be read, so all its runs are shown: {error}"
-        )
+        problems.append(f"'{path / COMPARISON}' cannot be read, so all its runs are shown: {error}")
         cells = dict.fromkeys(inside)
     missing = [slug for slug in cells if slug not in inside]
     if missing:
-        reading.problems.append(f"'{path}' lacks {len(missing)} of {plural(len(cells), 'run')}")
+        problems.append(f"'{path}' lacks {len(missing)} of {plural(len(cells), 'run')}")
     other = [name for name in inside if name not in cells]
     if other:
-        reading.problems.append(
+        problems.append(
             f"'{path / RUNS}' also holds {plural(len(other), 'run')} that {COMPARISON} does not "
             "name; they are left out"
         )
-    for slug, cell in cells.items():
-        if slug in inside:
-            _run(inside[slug], reading, cell)
+    runs = tuple((inside[slug], cell) for slug, cell in cells.items() if slug in inside)
+    return Compared(runs, tuple(problems), tuned)
+
+
+def _comparison(path: Path, reading: _Reading) -> None:
+    described = compared(path)
+    reading.comparisons.append(path)
+    reading.problems.extend(described.problems)
+    reading.tunings.extend([] if described.tuned is None else [described.tuned])
+    for folder, cell in described.runs:
+        _run(folder, reading, cell)
 
 
 def _run(path: Path, reading: _Reading, cell: grid.Cell | None = None) -> None:

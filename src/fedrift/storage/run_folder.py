@@ -9,7 +9,7 @@ import os
 import shlex
 import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -358,11 +358,17 @@ class RunRecord:
 
     def frame(self) -> Any:
         """One row per evaluated round: a pandas frame if installed, else a list of dicts."""
-        try:
-            import pandas
-        except ImportError:
-            return self.rounds
-        return pandas.DataFrame(self.rounds)
+        return as_frame(self.rounds)
+
+
+def as_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
+    """Rows as a pandas frame if it is installed, else as a list of dicts."""
+    listed = list(rows)
+    try:
+        import pandas
+    except ImportError:
+        return listed
+    return pandas.DataFrame(listed)
 
 
 def load(folder: str | Path) -> RunRecord:
