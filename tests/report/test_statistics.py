@@ -241,8 +241,8 @@ def test_the_last_rounds_are_averaged() -> None:
     assert estimates.final(one, 2) == pytest.approx(0.7)
     assert estimates.final(one, None) == pytest.approx(0.8)  # a tenth of four rounds is one
     assert estimates.best(run([0.1, 0.9, 0.3])) == pytest.approx(0.9)
-    assert estimates.counted(run([0.5] * 60), None) == 6
-    assert estimates.counted(run([0.5] * 2000), None) == 100
+    assert estimates.rounds_averaged(run([0.5] * 60), None) == 6
+    assert estimates.rounds_averaged(run([0.5] * 2000), None) == 100
 
 
 def test_more_rounds_than_there_are_is_refused() -> None:
@@ -254,13 +254,13 @@ def test_more_rounds_than_there_are_is_refused() -> None:
 
 def test_differences_are_taken_seed_by_seed_over_common_seeds() -> None:
     mine, base = only(seeds(0.6, 0.7, 0.8, algorithm="scaffold")), only(seeds(0.5, 0.6))
-    found = estimates.paired(mine, base, 1)
+    found = estimates.paired_difference(mine, base, 1)
     assert found is not None
     assert (found.n, found.mean) == (2, pytest.approx(0.1))
     assert found.std == pytest.approx(0, abs=1e-12)
     assert found.is_free_of_zero
     stranger = only([run([0.5], "x", seed=9)])
-    assert estimates.paired(mine, stranger, 1) is None
+    assert estimates.paired_difference(mine, stranger, 1) is None
 
 
 def test_a_run_at_chance_or_infinite_is_marked() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedrift.config.own_code import IN_PYTHON, foreign
+from fedrift.config.own_code import IN_PYTHON, foreign_code
 from fedrift.config.spec import Spec
 from fedrift.errors import InputError
 from fedrift.report import write
@@ -145,7 +145,7 @@ class SavedRun:
                 f"'{self.folder}' was made in Python, and its data and model are not in it; use "
                 "tensors(), or give the model: module(MyNet)"
             )
-        named = foreign(self.config)
+        named = foreign_code(self.config)
         if named and not trust_code:
             raise InputError(
                 f"'{self.folder}' would use '{named[0]}'; if you trust it, say trust_code=True"
