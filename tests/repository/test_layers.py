@@ -46,7 +46,7 @@ ALLOWED = {
 }
 
 # Outside the package an algorithm sees torch and the language, nothing else.
-ALGORITHM_MAY_USE = "__future__ collections dataclasses functools math numpy torch typing"
+ALGORITHM_MAY_USE = "__future__ abc collections dataclasses functools math numpy torch typing"
 
 # `fedrift --help` and wrong input answer without the second that `import torch` takes.
 WITHOUT_TORCH = (
