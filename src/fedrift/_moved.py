@@ -9,9 +9,14 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 MOVED = {
     "algorithm": "core.algorithm",
+    "algorithms.changed": "algorithms.wrappers",
+    "algorithms.finetune": "algorithms.fed3r_finetune",
+    "algorithms.mimelite": "algorithms.mime",
+    "algorithms.wrapper": "algorithms.wrappers",
     "comparing": "api",
     "data.resident": "data.split",
     "dividing": "data.arrays",
@@ -21,6 +26,7 @@ MOVED = {
     "front": "api",
     "local": "core.local",
     "messages": "core.messages",
+    "metrics": "core.evaluation",
     "optim": "core.optim",
     "pieces": "core.pieces",
     "problem": "core.problem",
@@ -28,34 +34,35 @@ MOVED = {
     "results": "storage.run_folder",
     "rounds": "engine.callbacks",
     "site": "core.site",
+    "streams": "rng",
 }
+"""Old module → new one, both without the package's name."""
+
+RENAMED = {
+    "streams": {"stream": "generator"},
+}
+"""Old module → names of it that are others in the new one."""
 
 
 class Forwarding(MetaPathFinder, Loader):
-    """Imports the new module under its old name, with a warning that names the new one."""
-
-    def __init__(self) -> None:
-        self._own: dict[str, ModuleSpec | None] = {}
+    """Makes an old module whose names are those of the new one, with a warning that names it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        is_moved = fullname.removeprefix("fedrift.") in MOVED and fullname.startswith("fedrift.")
-        return ModuleSpec(fullname, self) if is_moved else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        new = f"fedrift.{MOVED[spec.name.removeprefix('fedrift.')]}"
-        warnings.warn(f"{spec.name} is now {new}", DeprecationWarning, stacklevel=2)
-        module = import_module(new)
-        self._own[spec.name] = module.__spec__
-        return module
+        package, _, old = fullname.partition(".")
+        return ModuleSpec(fullname, self) if package == "fedrift" and old in MOVED else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """It was executed under its own name, which the import system has written over."""
-        old = module.__spec__
-        own = self._own.pop(old.name) if old is not None else None
-        if own is not None:
-            module.__spec__, module.__loader__ = own, own.loader
+        old = module.__name__.partition(".")[2]
+        new = import_module(f"fedrift.{MOVED[old]}")
+        renamed = RENAMED.get(old, {})
+
+        def fetch(name: str) -> Any:
+            return getattr(new, renamed.get(name, name))
+
+        setattr(module, "__getattr__", fetch)  # noqa: B010  as a module defines its own
+        warnings.warn(f"{module.__name__} is now {new.__name__}", DeprecationWarning, stacklevel=2)
 
 
 def install() -> None:

@@ -24,8 +24,12 @@ FILES = {
     "local.py": "class Local: ...",
     "algorithms/__init__.py": """
         from fedrift.algorithms.average import Average, prox
+        from fedrift.algorithms.settled import Spring, far, near
         from fedrift.algorithms.wrap import Wrap as Wrapper
-        NAMES: dict[str, object] = {"average": Average, "prox": prox, "wrap": Wrapper}
+        NAMES: dict[str, object] = {
+            "average": Average, "prox": prox, "wrap": Wrapper,
+            "near": near, "far": far, "spring": Spring,
+        }
         """,
     "algorithms/average.py": '''
         """Averaging, Someone and others, 2017, algorithm 1.
@@ -66,6 +70,28 @@ FILES = {
             """Average with a pull to the start.
 
             mu: strength of the pull
+            """
+        ''',
+    "algorithms/settled.py": '''
+        """Settling, Somebody else, 2021."""
+        from functools import partial
+        from fedrift.algorithms.average import Average, prox
+        def _pull(far: bool, local: Local, mu: float = 1.0, power: int = 2) -> Average:
+            """Average with a pull.
+
+            mu: strength of the pull
+            power: of the distance
+            """
+        near = partial(_pull, False)
+        """Average with a weak pull."""
+        far = partial(_pull, True, power=3)
+        """Average with a strong pull."""
+        class Local: ...
+        @dataclass(frozen=True)
+        class Spring(Average):
+            """An average on a spring.
+
+            tau: time it swings
             """
         ''',
     "algorithms/wrap.py": '''
@@ -121,6 +147,25 @@ def test_a_function_and_a_required_option(package: Path) -> None:
     assert [option.required for option in entry.options] == [True, False]
     assert entry.options[0].about == "strength of the pull"
     assert entry.usage == "prox:mu=…,weights=samples"
+
+
+def test_a_function_with_a_part_settled(package: Path) -> None:
+    near, far = catalogue.entry("near", package), catalogue.entry("far", package)
+    assert (near.module, near.attribute) == ("fedrift.algorithms.settled", "near")
+    assert near.citation == "Settling, Somebody else, 2021."
+    assert near.summary == "Average with a weak pull."
+    assert near.usage == "near:mu=1,power=2"
+    assert [option.about for option in near.options] == ["strength of the pull", "of the distance"]
+    assert (far.summary, far.usage) == ("Average with a strong pull.", "far:mu=1")
+
+
+def test_fields_and_their_lines_are_inherited_across_files(package: Path) -> None:
+    spring, average = catalogue.entry("spring", package), catalogue.entry("average", package)
+    assert spring.summary == "An average on a spring."
+    assert [str(option) for option in spring.options] == [str(option) for option in average.options]
+    about = {option.name: option.about for option in spring.options}
+    assert about["tau"] == "time it swings"
+    assert about["server_lr"] == "how far the server goes"
 
 
 def test_a_wrapper(package: Path) -> None:

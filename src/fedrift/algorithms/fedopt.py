@@ -7,6 +7,7 @@ authors' experiments used Keras optimizers (bias correction, accumulator 0): `bi
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fedrift.algorithms.fedavg import FedAvg
@@ -50,7 +51,8 @@ def fedadagrad(
     return FedAvg(local=local, outer=outer, weights=weights)
 
 
-def fedadam(
+def _adaptive(
+    yogi: bool,
     local: Local = Local(),
     server_lr: Positive = 0.1,
     tau: Positive = 1e-3,
@@ -60,7 +62,7 @@ def fedadam(
     v_init: Annotated[float, ">= 0"] | None = None,
     weights: Weights = "samples",
 ) -> FedAvg:
-    """FedAvg with Adam at the server: v ← β2 v + (1−β2) D².
+    """FedAvg with Adam or Yogi at the server, which differ in how v follows D².
 
     server_lr: rate of the server's step
     tau: adaptivity, outside the root; larger is closer to plain averaging
@@ -70,29 +72,12 @@ def fedadam(
     v_init: initial v; τ² unless given
     """
     start = tau**2 if v_init is None else v_init
-    outer = Adam(server_lr, beta1, beta2, tau, start, bias_correction)
+    outer = Adam(server_lr, beta1, beta2, tau, start, bias_correction, yogi=yogi)
     return FedAvg(local=local, outer=outer, weights=weights)
 
 
-def fedyogi(
-    local: Local = Local(),
-    server_lr: Positive = 0.1,
-    tau: Positive = 1e-3,
-    beta1: Decay = 0.9,
-    beta2: Decay = 0.99,
-    bias_correction: bool = False,
-    v_init: Annotated[float, ">= 0"] | None = None,
-    weights: Weights = "samples",
-) -> FedAvg:
-    """FedAvg with Yogi at the server: v moves towards D² by (1−β2) D², however far it is.
+fedadam = partial(_adaptive, False)
+"""FedAvg with Adam at the server: v ← β2 v + (1−β2) D²."""
 
-    server_lr: rate of the server's step
-    tau: adaptivity, outside the root; larger is closer to plain averaging
-    beta1: decay of the mean update
-    beta2: decay of its square
-    bias_correction: divide by 1−βᵗ as Keras and torch do; meant for v_init=0
-    v_init: initial v; τ² unless given
-    """
-    start = tau**2 if v_init is None else v_init
-    outer = Adam(server_lr, beta1, beta2, tau, start, bias_correction, yogi=True)
-    return FedAvg(local=local, outer=outer, weights=weights)
+fedyogi = partial(_adaptive, True)
+"""FedAvg with Yogi at the server: v moves towards D² by (1−β2) D², however far it is."""

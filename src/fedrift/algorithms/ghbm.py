@@ -7,6 +7,7 @@ model, as in the authors' code.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -84,18 +85,10 @@ class GHBM(Algorithm[RingServer, None]):
         return Up(delta=site.train(self.local, down.w, push).delta), mine
 
 
-@dataclass(frozen=True)
-class LocalGHBM(Algorithm[Server, Anchor]):
-    """GHBM that needs no extra message: each client remembers the model it was last sent.
+class Anchored(Algorithm[Server, Anchor]):
+    """FedAvg whose clients push away from a model of their last visit."""
 
-    beta: weight of the momentum
-    rate: 1/τ_i: the participation rate, or one over the rounds since the client's last visit
-    """
-
-    local: Local = Local()
-    beta: Annotated[float, ">= 0"] = 0.9
-    rate: Literal["participation", "elapsed"] = "participation"
-    weights: Weights = "samples"
+    local: Local
 
     def check(self, p: Problem) -> None:
         refuse_memory(self.local, WHY)
@@ -108,6 +101,24 @@ class LocalGHBM(Algorithm[Server, Anchor]):
 
     def round(self, s: Server, cohort: Cohort) -> Server:
         return Server(w=s.w + cohort.ask(self.train, Down(w=s.w)).delta)
+
+    @abstractmethod
+    def train(self, site: Site, down: Down, mine: Anchor) -> tuple[Up, Anchor]:
+        """Local steps with the push; what is kept says which model it is."""
+
+
+@dataclass(frozen=True)
+class LocalGHBM(Anchored):
+    """GHBM that needs no extra message: each client remembers the model it was last sent.
+
+    beta: weight of the momentum
+    rate: 1/τ_i: the participation rate, or one over the rounds since the client's last visit
+    """
+
+    local: Local = Local()
+    beta: Annotated[float, ">= 0"] = 0.9
+    rate: Literal["participation", "elapsed"] = "participation"
+    weights: Weights = "samples"
 
     def train(self, site: Site, down: Down, mine: Anchor) -> tuple[Up, Anchor]:
         push = []
@@ -121,7 +132,7 @@ class LocalGHBM(Algorithm[Server, Anchor]):
 
 
 @dataclass(frozen=True)
-class FedHBM(Algorithm[Server, Anchor]):
+class FedHBM(Anchored):
     """Each client pushes away from its own last model: heavy-ball momentum at no extra traffic.
 
     beta: weight of the momentum
@@ -130,18 +141,6 @@ class FedHBM(Algorithm[Server, Anchor]):
     local: Local = Local()
     beta: Annotated[float, ">= 0"] = 1.0
     weights: Weights = "samples"
-
-    def check(self, p: Problem) -> None:
-        refuse_memory(self.local, WHY)
-
-    def server(self, p: Problem) -> Server:
-        return Server(w=p.w0)
-
-    def client(self, p: Problem) -> Anchor:
-        return Anchor()
-
-    def round(self, s: Server, cohort: Cohort) -> Server:
-        return Server(w=s.w + cohort.ask(self.train, Down(w=s.w)).delta)
 
     def train(self, site: Site, down: Down, mine: Anchor) -> tuple[Up, Anchor]:
         push = []

@@ -9,14 +9,15 @@ correction nor the second exchange.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated, Literal, TypeVar
 
 from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, Weights, message, state
 from fedrift.core import SGD, SVRG, Momentum, OptState, advance, refuse_memory
 
-Form = Literal["ema", "heavy_ball"]
-Beta = Annotated[float, ">= 0", "< 1"]
 Positive = Annotated[float, "> 0"]
+C = TypeVar("C")  # what a client keeps
+M = TypeVar("M", "Mime", "MimeLite")
 
 
 @message
@@ -40,6 +41,12 @@ class Up:
     delta: Mean[Vec]  # w_i − w
 
 
+@message
+class UpBoth:
+    delta: Mean[Vec]
+    g: Mean[Vec | None]  # ∇F_i(w)
+
+
 @state
 class Server:
     w: Vec
@@ -52,16 +59,9 @@ class Client:
     s: Vec | None = None
 
 
-def base(local: Local, beta: float, form: Form) -> Local:
-    """The local settings with momentum, whose state the server keeps, as the base optimizer."""
-    refuse_memory(local, "its momentum is the server's: set beta")
-    decay = local.optimizer.weight_decay if isinstance(local.optimizer, SGD) else 0.0
-    return replace(local, optimizer=Momentum(beta, ema=form == "ema", weight_decay=decay))
-
-
 @dataclass(frozen=True)
-class Mime(Algorithm[Server, Client]):
-    """Local steps that mimic centralised ones: variance-reduced, with frozen global momentum.
+class Mimicking(Algorithm[Server, C]):
+    """What both have: the base optimizer is that of `local`, its state is the server's.
 
     server_lr: rate of the server's step
     """
@@ -72,10 +72,16 @@ class Mime(Algorithm[Server, Client]):
 
     def check(self, p: Problem) -> None:
         if not isinstance(self.local.optimizer, Momentum):
-            refuse_memory(self.local, "its momentum is the server's (mimemom)")
+            name = f"{type(self).__name__.lower()}mom"
+            refuse_memory(self.local, f"its momentum is the server's ({name})")
 
     def server(self, p: Problem) -> Server:
         return Server(w=p.w0, opt=self.local.optimizer.init(p.w0))
+
+
+@dataclass(frozen=True)
+class Mime(Mimicking[Client]):
+    """Local steps that mimic centralised ones: variance-reduced, with frozen global momentum."""
 
     def client(self, p: Problem) -> Client:
         return Client()
@@ -97,48 +103,9 @@ class Mime(Algorithm[Server, Client]):
         return Up(delta=run.delta), Client()
 
 
-def mimemom(
-    local: Local = Local(),
-    beta: Beta = 0.9,
-    form: Form = "ema",
-    server_lr: Positive = 1.0,
-    weights: Weights = "samples",
-) -> Mime:
-    """Mime whose local steps also follow the server's momentum, frozen during the round.
-
-    beta: momentum, kept by the server
-    form: (1−β)g + βs as in the paper, or heavy ball g + βs
-    server_lr: rate of the server's step
-    """
-    return Mime(local=base(local, beta, form), server_lr=server_lr, weights=weights)
-
-
-# MimeLite: Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, NeurIPS 2021, Algorithm 1.
-
-
-@message
-class UpBoth:
-    delta: Mean[Vec]
-    g: Mean[Vec | None]  # ∇F_i(w)
-
-
 @dataclass(frozen=True)
-class MimeLite(Algorithm[Server, None]):
-    """Mime without the correction: plain local gradients, frozen global momentum.
-
-    server_lr: rate of the server's step
-    """
-
-    local: Local = Local()
-    server_lr: Positive = 1.0
-    weights: Weights = "samples"
-
-    def check(self, p: Problem) -> None:
-        if not isinstance(self.local.optimizer, Momentum):
-            refuse_memory(self.local, "its momentum is the server's (mimelitemom)")
-
-    def server(self, p: Problem) -> Server:
-        return Server(w=p.w0, opt=self.local.optimizer.init(p.w0))
+class MimeLite(Mimicking[None]):
+    """Mime without the correction: plain local gradients, frozen global momentum."""
 
     def round(self, s: Server, cohort: Cohort) -> Server:
         up = cohort.ask(self.train, Down(w=s.w, opt=s.opt))
@@ -151,17 +118,28 @@ class MimeLite(Algorithm[Server, None]):
         return UpBoth(delta=run.delta, g=g), mine
 
 
-def mimelitemom(
+def _with_momentum(
+    kind: type[M],
     local: Local = Local(),
-    beta: Beta = 0.9,
-    form: Form = "ema",
+    beta: Annotated[float, ">= 0", "< 1"] = 0.9,
+    form: Literal["ema", "heavy_ball"] = "ema",
     server_lr: Positive = 1.0,
     weights: Weights = "samples",
-) -> MimeLite:
-    """MimeLite whose local steps follow the server's momentum, frozen during the round.
+) -> M:
+    """Mime or MimeLite with momentum, whose state the server keeps, as the base optimizer.
 
     beta: momentum, kept by the server
     form: (1−β)g + βs as in the paper, or heavy ball g + βs
     server_lr: rate of the server's step
     """
-    return MimeLite(local=base(local, beta, form), server_lr=server_lr, weights=weights)
+    refuse_memory(local, "its momentum is the server's: set beta")
+    decay = local.optimizer.weight_decay if isinstance(local.optimizer, SGD) else 0.0
+    base = Momentum(beta, ema=form == "ema", weight_decay=decay)
+    return kind(local=replace(local, optimizer=base), server_lr=server_lr, weights=weights)
+
+
+mimemom = partial(_with_momentum, Mime)
+"""Mime whose local steps also follow the server's momentum, frozen during the round."""
+
+mimelitemom = partial(_with_momentum, MimeLite)
+"""MimeLite whose local steps follow the server's momentum, frozen during the round."""

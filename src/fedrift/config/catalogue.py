@@ -2,7 +2,8 @@
 
 An option is a field or parameter whose annotation is a plain type, `Literal`, `X | None`, or one
 of these with bounds: `Annotated[float, ">= 0"]`. Its one-line documentation is a line
-`name: text` of the class's or function's docstring.
+`name: text` of the docstring: of the class or one it inherits fields from, of the function, or of
+what a `partial` settles some arguments of.
 """
 
 from __future__ import annotations
@@ -14,18 +15,15 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from fedrift.errors import InputError, unknown
 from fedrift.grammar import Named
 
-# What one option of an algorithm accepts, read from the syntax tree of its annotation.
-
 Scalar = float | int | bool | str | None
 NOUNS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
 COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
-
-
 Resolve = Callable[[str], "Kind | None"]
 
 
@@ -138,13 +136,8 @@ READERS: dict[str, Callable[[str], Scalar]] = {
 }
 
 
-# The package's own source files, read as syntax trees: what is defined where, without importing.
-
-Target = ast.ClassDef | ast.FunctionDef
-
-
 class Module:
-    """One source file: its top-level definitions, aliases and imports."""
+    """One source file as a syntax tree: its top-level definitions, aliases and imports."""
 
     def __init__(self, package: Path, name: str) -> None:
         self.package, self.name = package, name
@@ -152,11 +145,21 @@ class Module:
         source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         tree = ast.parse(source.read_text(encoding="utf-8"))
         self.doc = ast.get_docstring(tree) or ""
-        self.targets: dict[str, Target] = {}
+        self.targets: dict[str, ast.ClassDef | ast.FunctionDef] = {}
         self.aliases: dict[str, ast.expr] = {}
+        self.alias_docs: dict[str, str] = {}
         self.imports: dict[str, tuple[str, str]] = {}
         for node in tree.body:
             self._index(node)
+        for node, following in pairwise(tree.body):
+            match node, following:
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)]),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    self.alias_docs[name] = text
+                case _:
+                    pass
 
     def _index(self, node: ast.stmt) -> None:
         match node:
@@ -211,32 +214,78 @@ def module(package: Path, name: str) -> Module:
 Argument = tuple[Module, ast.expr, ast.expr | None]  # where, annotation, default
 
 
-def arguments(home: Module, target: Target) -> Iterator[tuple[str, Argument]]:
-    """Fields of a dataclass, inherited ones first, or parameters of a function."""
-    if isinstance(target, ast.FunctionDef):
-        spec = target.args
-        positional = [*spec.posonlyargs, *spec.args]
-        defaults = [*[None] * (len(positional) - len(spec.defaults)), *spec.defaults]
-        pairs = [*zip(positional, defaults, strict=True)]
-        for argument, default in [*pairs, *zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]:
-            if argument.annotation is not None:
-                yield argument.arg, (home, argument.annotation, default)
-        return
+@dataclass(frozen=True)
+class Constructor:
+    """How an algorithm is made: the arguments, and one line about it and about each of them."""
+
+    summary: str
+    arguments: dict[str, Argument]
+    lines: dict[str, str]
+
+
+def constructor(home: Module, name: str) -> Constructor:
+    """A dataclass, a function, or what is left of one of them when `partial` settles a part."""
+    match home.targets.get(name, home.aliases.get(name)):
+        case ast.ClassDef() as target:
+            return _class(home, target)
+        case ast.FunctionDef() as target:
+            documentation = ast.get_docstring(target) or ""
+            return Constructor(
+                _summary(documentation), dict(_parameters(home, target)), _lines(documentation)
+            )
+        case ast.Call(
+            func=ast.Name(id="partial"), args=[ast.Name(id=whole), *values], keywords=named
+        ):
+            made = constructor(*home.where(whole))
+            settled = {*list(made.arguments)[: len(values)], *(keyword.arg for keyword in named)}
+            rest = {key: made.arguments[key] for key in made.arguments if key not in settled}
+            return Constructor(_summary(home.alias_docs.get(name, "")), rest, made.lines)
+        case _:
+            raise ValueError(f"{home.name}: '{name}' is no class, function or partial of one")
+
+
+def _parameters(home: Module, target: ast.FunctionDef) -> Iterator[tuple[str, Argument]]:
+    spec = target.args
+    positional = [*spec.posonlyargs, *spec.args]
+    defaults = [*[None] * (len(positional) - len(spec.defaults)), *spec.defaults]
+    pairs = [*zip(positional, defaults, strict=True)]
+    for argument, default in [*pairs, *zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]:
+        if argument.annotation is not None:
+            yield argument.arg, (home, argument.annotation, default)
+
+
+def _class(home: Module, target: ast.ClassDef) -> Constructor:
+    """Fields of a dataclass, inherited ones first."""
+    fields: dict[str, Argument] = {}
+    lines: dict[str, str] = {}
     for base in target.bases:
         parent, name = home.where(ast.unparse(base).split("[")[0])
         node = parent.targets.get(name)
         if isinstance(node, ast.ClassDef) and _is_dataclass(node):
-            yield from arguments(parent, node)
+            inherited = _class(parent, node)
+            fields |= inherited.arguments
+            lines |= inherited.lines
     for node in target.body:
         match node:
             case ast.AnnAssign(target=ast.Name(id=name)) if not name.startswith("_"):
-                yield name, (home, node.annotation, node.value)
+                fields[name] = (home, node.annotation, node.value)
             case _:
                 pass
+    documentation = ast.get_docstring(target) or ""
+    return Constructor(_summary(documentation), fields, lines | _lines(documentation))
 
 
 def _is_dataclass(node: ast.ClassDef) -> bool:
     return any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def _summary(documentation: str) -> str:
+    return documentation.split("\n")[0]
+
+
+def _lines(documentation: str) -> dict[str, str]:
+    """Name → text of the lines `name: text`."""
+    return dict(re.findall(r"^ *(\w+): +(.+)$", documentation, flags=re.MULTILINE))
 
 
 PACKAGE = Path(__file__).parents[1]
@@ -368,16 +417,14 @@ def entry(name: str, package: Path = PACKAGE) -> Entry:
     if name not in known:
         raise InputError(f"{unknown('algorithm', name, known)}; or your own as module:Class")
     home, attribute = module(package, "fedrift.algorithms").where(known[name])
-    target = home.targets[attribute]
-    documentation = ast.get_docstring(target) or ""
-    found = dict(arguments(home, target))
+    made = constructor(home, attribute)
     return Entry(
         name=name,
         module=home.name,
         attribute=attribute,
-        summary=documentation.split("\n")[0],
-        options=tuple(_options(found, documentation)),
-        is_wrapper="inner" in found and _is_algorithm(found["inner"][1]),
+        summary=made.summary,
+        options=tuple(_options(made)),
+        is_wrapper="inner" in made.arguments and _is_algorithm(made.arguments["inner"][1]),
         citation=" ".join(home.doc.split("\n\n")[0].split()),
     )
 
@@ -386,12 +433,11 @@ def _is_algorithm(annotation: ast.expr) -> bool:
     return re.match(r"['\"]?Algorithm\b", ast.unparse(annotation)) is not None
 
 
-def _options(found: dict[str, Argument], documentation: str) -> Iterator[Option]:
-    lines = dict(re.findall(r"^ *(\w+): +(.+)$", documentation, flags=re.MULTILINE))
-    for name, (home, annotation, default) in found.items():
+def _options(made: Constructor) -> Iterator[Option]:
+    for name, (home, annotation, default) in made.arguments.items():
         kind = kind_of(annotation, home.kind)
         if kind is None:
             continue
-        about = lines.get(name, COMMON.get(name, ""))
+        about = made.lines.get(name, COMMON.get(name, ""))
         value = None if default is None else home.literal(default)
         yield Option(name, kind, value, about, required=default is None)

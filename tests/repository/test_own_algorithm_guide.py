@@ -1,0 +1,98 @@
+"""The guide to one's own algorithm: its code runs, logs, conforms, and is what it says it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedrift as fr
+from tests.support.problems import Net, blobs
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = (ROOT / "docs" / "guides" / "own-algorithm.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", GUIDE, flags=re.MULTILINE | re.DOTALL)
+SHOWN, WHOLE, RUNNING = BLOCKS
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the guide's my_module.py, from which it can be imported."""
+    (tmp_path / "my_module.py").write_text(WHOLE, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("my_module", None)
+
+
+def task(clients: int = 5) -> dict[str, Any]:
+    x, y = blobs(20 * clients)
+    pairs = [(x[20 * i : 20 * (i + 1)], y[20 * i : 20 * (i + 1)]) for i in range(clients)]
+    return {"model": Net, "clients": pairs, "test": (x, y), "rounds": 3, "workers": 0}
+
+
+def test_the_included_file_is_there() -> None:
+    (path,) = re.findall(r'--8<-- "(.+)"', SHOWN)
+    assert (ROOT / path).exists()
+
+
+def test_one_import_is_enough() -> None:
+    taken = re.findall(r"^from (fedrift[\w.]*) import", WHOLE, flags=re.MULTILINE)
+    assert taken == ["fedrift.core"]
+
+
+def test_the_calls_run_and_log(folder: Path) -> None:
+    given = task()
+    names = {"Net": Net, "clients": given["clients"], "test": given["test"]}
+    exec(RUNNING, names)
+    result: Any = names["result"]
+    assert result.status == "done" and len(result.metrics) == 5
+    assert all(row["spread"] > 0 for row in result.metrics)
+
+
+def test_without_trimming_and_momentum_it_is_fedavg(folder: Path) -> None:
+    own = import_module("my_module").Trimmed(local=fr.Local(lr=0.1), beta=0.0, trim=0.0)
+    mine, ours = fr.run(own, **task()), fr.run("fedavg:weights=uniform", lr=0.1, **task())
+    torch.testing.assert_close(mine.weights, ours.weights, rtol=0, atol=1e-6)
+
+
+def test_momentum_is_kept_and_outliers_are_cut(folder: Path) -> None:
+    """By hand: rows −9, 1, 2, 3, 99 trimmed by a fifth are 2; updates 1 and 3 make 1 and 2."""
+    module = import_module("my_module")
+    seen: list[float] = []
+
+    class Cohort:
+        def ask(self, train: object, down: object) -> Any:
+            return module.Up(m=torch.tensor([[-9.0], [1.0], [2.0], [3.0], [99.0]]))
+
+    state = module.Trimmed().round(module.Server(w=torch.zeros(1)), Cohort())
+    assert state.w.tolist() == [2.0] and state.spread == pytest.approx((11 + 1 + 0 + 1 + 97) / 5)
+
+    class Site:
+        def train(self, local: object, w: torch.Tensor) -> Any:
+            return type("Run", (), {"delta": torch.ones(1) * (1 + 2 * len(seen))})
+
+    mine = module.Client(m=torch.zeros(1))
+    for _ in range(2):
+        up, mine = module.Trimmed().train(Site(), module.Down(w=torch.zeros(1)), mine)
+        seen.append(float(up.m))
+    assert seen == [1.0, 2.0] and mine.visits == 2
+
+
+@pytest.mark.timeout(600)  # all columns, with workers: half a minute on an idle machine
+def test_it_conforms(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedrift", "conform", "my_module:Trimmed"],
+        capture_output=True,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
