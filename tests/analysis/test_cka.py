@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedrift.analysis.cka import alike, grams, layers, linear_cka
+from fedrift.analysis import linear_cka
+from fedrift.analysis.cka import alike, grams, layers
 from tests.support.curved import net, problem_of
 
 

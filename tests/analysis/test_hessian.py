@@ -7,16 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedrift.analysis import hessian
-from fedrift.analysis.case import NotMeasured
-from fedrift.analysis.hessian import (
-    dense,
-    expected_products,
+from fedrift.analysis import (
+    NotMeasured,
+    Objective,
+    hessian,
     spectral_density,
     top_eigenvalues,
     trace,
 )
-from fedrift.analysis.objective import Objective
+from fedrift.analysis.hessian import dense, expected_products
 from fedrift.errors import InputError
 from tests.support.curved import Counting, dense_hessian, net, problem_of, quadratic, symmetric
 

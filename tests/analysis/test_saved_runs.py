@@ -9,21 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from fedrift.analysis.case import NotMeasured, Options
-from fedrift.analysis.examine import MEASURES
+import fedrift as fr
+from fedrift.analysis import MEASURES, NotMeasured, Options
 from fedrift.analysis.live import update_of
-from fedrift.analysis.saved import Loader
-from fedrift.api import run_spec
 from fedrift.config.analyses import WHAT
-from fedrift.config.spec import Spec
 from fedrift.core.flat import norm
-from fedrift.engine.callbacks import RoundReport
-from fedrift.engine.execute import execute
-from fedrift.engine.prepare import prepare
-from fedrift.engine.task import task_from_spec
 from fedrift.errors import InputError
-from fedrift.storage import run_folder
 from tests.support.problems import small_run
+from tests.support.product import (
+    Loader,
+    Spec,
+    execute,
+    prepare,
+    run_folder,
+    run_spec,
+    task_from_spec,
+)
 from tests.support.saved_runs import TINY, kept
 
 FEW = Options(images=60, clients=3, curved=1, steps=8)
@@ -52,7 +53,7 @@ def test_a_rehearsal_is_the_round_that_would_follow(tmp_path: Path, algorithm: s
             if update is not None:
                 seen.setdefault(exchange.round, []).append(float(norm(update)))
 
-        def finished_round(self, report: RoundReport) -> None:
+        def finished_round(self, report: fr.RoundReport) -> None:
             return None
 
         def ended(self) -> None:
@@ -101,8 +102,8 @@ def test_the_names_of_the_command_are_those_of_the_measures() -> None:
 
 @pytest.mark.parametrize("what", list(MEASURES))
 def test_every_measure_gives_numbers_sentences_and_figures(folder: Path, what: str) -> None:
-    from fedrift.figures.style import sheet
-    from fedrift.storage.jsonl import dump, load
+    from fedrift.storage.jsonl import load
+    from tests.support.product import dump, sheet
 
     found = MEASURES[what](Loader().case(folder), FEW)
     assert 1 <= len(found.said) <= 3
@@ -166,7 +167,7 @@ def test_the_last_state_of_an_interrupted_run_is_examined(tmp_path: Path) -> Non
     class Stop(Exception):
         pass
 
-    def halt(report: RoundReport) -> None:
+    def halt(report: fr.RoundReport) -> None:
         if report.round == 2:
             raise Stop
 

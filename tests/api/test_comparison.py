@@ -13,12 +13,10 @@ import torch
 import fedrift as fr
 from fedrift import comparison
 from fedrift.comparison import Outcome
-from fedrift.config.grid import Entrant, Grid
-from fedrift.config.spec import Spec
 from fedrift.data.samples import hold_out
-from fedrift.engine.callbacks import RoundReport
 from fedrift.engine.prepare import load
 from tests.support.problems import Net, blobs, small_run, uneven_clients
+from tests.support.product import Entrant, Grid, Spec
 
 NAMES = ["fedavg", "scaffold", "mime", "swa(fedsam):cycle=2"]
 TASK: dict[str, Any] = {
@@ -40,7 +38,7 @@ class Log:
 
     def started(self, item: Any, plan: Any) -> None: ...
 
-    def finished_round(self, item: Any, report: RoundReport) -> None:
+    def finished_round(self, item: Any, report: fr.RoundReport) -> None:
         self.rounds += 1
         if self.stop_after is not None and self.rounds >= self.stop_after:
             raise KeyboardInterrupt

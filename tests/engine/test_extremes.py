@@ -11,8 +11,8 @@ import pytest
 import fedrift as fr
 from fedrift import algorithms
 from fedrift.engine import recorder
-from fedrift.engine.callbacks import Plan, RoundReport
 from tests.support.problems import small_run
+from tests.support.product import Plan
 
 WRAPPERS = {"fed3rft", "swa", "wima", "sam", "asam", "serveradam"}
 ALONE = sorted(set(algorithms.NAMES) - WRAPPERS)
@@ -49,7 +49,7 @@ class Listener:
     def started(self, plan: Plan) -> None:
         self.notes = plan.notes
 
-    def finished_round(self, report: RoundReport) -> None:
+    def finished_round(self, report: fr.RoundReport) -> None:
         return None
 
 

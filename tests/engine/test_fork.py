@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedrift.cli import code_of
-from fedrift.config.spec import Spec
-from fedrift.storage import run_folder
 from fedrift.storage.fork import forked
+from tests.support.product import Spec, run_folder
 
 SMALL = "--data digits --model logistic --clients 6 --per-round 3 --lr 0.1 --rounds 6 -q".split()
 

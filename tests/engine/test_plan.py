@@ -10,8 +10,8 @@ import pytest
 
 import fedrift as fr
 from fedrift.engine import plan as room
-from fedrift.engine.callbacks import Plan, RoundReport
 from tests.support.problems import small_run
+from tests.support.product import Plan
 
 
 class Listener:
@@ -21,7 +21,7 @@ class Listener:
     def started(self, plan: Plan) -> None:
         self.plans.append(plan)
 
-    def finished_round(self, report: RoundReport) -> None:
+    def finished_round(self, report: fr.RoundReport) -> None:
         return None
 
 

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedrift.config.spec import Spec
 from fedrift.errors import InputError
 from fedrift.report.statistics import costs, estimates
 from fedrift.report.statistics.findings import Findings, find, rows
 from fedrift.report.statistics.grouping import Group, group
 from fedrift.report.statistics.measured import Measured, measured
-from fedrift.storage import run_folder as results
-from fedrift.storage.jsonl import dump
-from fedrift.storage.run_folder import RunRecord
+from tests.support.product import RunRecord, Spec, dump
+from tests.support.product import run_folder as results
 from tests.support.run_folders import grid, run_folder
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 from fedrift.algorithms import NAMES
-from fedrift.conform.subject import subject_of
 from fedrift.explain import settle
 from fedrift.explain.story import Turn, watched
+from tests.support.product import subject_of
 
 TRAINS = [name for name in NAMES if name != "fed3r"]
 ROUNDS = 4
