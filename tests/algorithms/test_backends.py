@@ -6,13 +6,10 @@ from collections.abc import Generator
 
 import pytest
 
-from fedrift.backends.pool import Pool
 from fedrift.conform import bench as benches
 from fedrift.conform import generic
-from fedrift.conform.bench import Bench
-from fedrift.conform.runs import run
-from fedrift.conform.subject import subject_of
 from tests.support.compositions import EVERY
+from tests.support.product import Bench, Pool, run_trial, subject_of
 
 WITH_DRAWS = ("fedavg", "scaffold", "fedsmoo", "mimemom", "diloco", "fed3rft")
 
@@ -36,7 +33,7 @@ def test_in_process_wire_one_and_two_workers_agree(text: str, bench: Bench, sing
     here = bench.fingerprint(subject)
     assert generic.wire(subject, bench).text == here
     assert generic.backends(subject, bench).passed
-    assert run(subject, bench.trial, pool=single).fingerprint == here
+    assert run_trial(subject, bench.trial, pool=single).fingerprint == here
 
 
 @pytest.mark.parametrize("text", EVERY)
@@ -58,6 +55,6 @@ def test_form_and_isolation(text: str, bench: Bench) -> None:
 def test_drawn_work_schedules_and_clipping_agree(text: str, bench: Bench, single: Pool) -> None:
     """Amounts of work drawn per client and round, a schedule and clipping, everywhere alike."""
     trial = bench.trial.working(steps="uniform:1,3", schedule="exp:0.9", clip=1.0)
-    here = run(text, trial).fingerprint
-    assert run(text, trial, backend="wire").fingerprint == here
-    assert run(text, trial, pool=single).fingerprint == here
+    here = run_trial(text, trial).fingerprint
+    assert run_trial(text, trial, backend="wire").fingerprint == here
+    assert run_trial(text, trial, pool=single).fingerprint == here

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from fedrift.algorithms.fed3r import RandomFeatures
 from fedrift.conform.closed_form import Given, golden_trial, head_of, ridge, splits
-from fedrift.conform.inside import Inside
-from fedrift.conform.problem import Trial, classifier, pooled
-from fedrift.conform.runs import run
+from tests.support.product import Inside, Trial, classifier, pooled, run_trial
 
 
 def test_statistics_of_two_clients_are_those_of_their_union() -> None:
@@ -42,19 +40,19 @@ def test_a_heavy_penalty_leaves_b_over_lambda() -> None:
 def test_who_comes_twice_is_counted_once() -> None:
     trial = golden_trial()
     twice = replace(trial, rounds=4, per_round=None, participants=((0,), (0, 1), (1,), (0, 1)))
-    assert torch.equal(run("fed3r", twice).weights, run("fed3r", trial).weights)
+    assert torch.equal(run_trial("fed3r", twice).weights, run_trial("fed3r", trial).weights)
 
 
 def test_normalised_weights_have_unit_length() -> None:
-    head = head_of(run("fed3r", splits()["the given split"]))
+    head = head_of(run_trial("fed3r", splits()["the given split"]))
     assert head[:, :-1].norm(dim=1).tolist() == pytest.approx([1.0] * 4)
-    plain = head_of(run("fed3r:normalise=false", splits()["the given split"]))
+    plain = head_of(run_trial("fed3r:normalise=false", splits()["the given split"]))
     assert float((head * plain[:, :-1].norm(dim=1, keepdim=True) - plain).abs().max()) < 1e-12
 
 
 def test_without_a_bias_column() -> None:
     trial = splits()["the given split"]
-    result = run("fed3r:bias=false,normalise=false", trial)
+    result = run_trial("fed3r:bias=false,normalise=false", trial)
     x, y = pooled(trial).clients[0]
     phi = torch.tanh(result.module().get_submodule("hidden")(x.double())).detach()
     targets = torch.nn.functional.one_hot(y, 4).double()
@@ -69,7 +67,7 @@ def test_a_class_nobody_has_is_never_predicted() -> None:
     clients = tuple((x[y != 3], y[y != 3]) for x, y in base.clients)
     x = -pooled(replace(base, clients=clients)).clients[0][0]  # opposite of all that is known
     trial = replace(base, clients=clients, test=(x, torch.full((len(x),), 3)), rounds=3)
-    result = run("fed3r:bias=false", trial)
+    result = run_trial("fed3r:bias=false", trial)
     assert result.accuracy[-1] == 0.0
     free = result.module()(x).argmax(1)
     assert bool((free == 3).any())  # without the mask it would have been
@@ -93,7 +91,7 @@ def test_random_features_approach_the_gaussian_kernel() -> None:
 
 def test_random_features_are_ridge_regression_on_them() -> None:
     trial = splits()["another split"]
-    result = run("fed3r:features=64,sigma=2,normalise=false", trial)
+    result = run_trial("fed3r:features=64,sigma=2,normalise=false", trial)
     x, y = pooled(trial).clients[0]
     module: Any = result.module()
     z = module.out[0](torch.tanh(module.hidden(x.double()))).detach()
@@ -117,7 +115,7 @@ def test_fine_tuning_starts_from_fed3r(part: str, temperature: str) -> None:
     assert not done.is_tuning
     start = algorithm.exhausted(done, inside.problem)
     assert start.is_tuning
-    closed = run("fed3r", replace(classifier(), rounds=2))
+    closed = run_trial("fed3r", replace(classifier(), rounds=2))
     assert torch.equal(algorithm.model(start), closed.weights)
     x, _ = pooled(classifier()).clients[0]
     logits = closed.module()(x)
@@ -142,8 +140,8 @@ def test_the_temperature_divides_logits_in_training() -> None:
     base = classifier()
     trial = replace(base, rounds=3, per_round=None, dtype="float64")
     trial = trial.working(steps=1, batch_size=None, lr=0.01)
-    result = run(f"fed3rft(fedavg):train=head,temperature={theta}", replace(trial, rounds=2))
-    closed = run("fed3r", replace(trial, rounds=1))
+    result = run_trial(f"fed3rft(fedavg):train=head,temperature={theta}", replace(trial, rounds=2))
+    closed = run_trial("fed3r", replace(trial, rounds=1))
     module: Any = closed.module()
     weight, bias = module.out.weight, module.out.bias
     total = sum(len(y) for _, y in trial.clients)
@@ -168,7 +166,7 @@ def test_the_grid_of_temperatures_takes_the_least_loss() -> None:
     grid = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
     assert chosen in grid
     cohort = inside.reports[-1].cohort
-    module = run("fed3r", replace(classifier(), rounds=2)).module()
+    module = run_trial("fed3r", replace(classifier(), rounds=2)).module()
     losses: list[float] = []
     module.requires_grad_(False)
     for theta in grid:

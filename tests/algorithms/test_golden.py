@@ -12,10 +12,8 @@ from fedrift.algorithms import NAMES
 from fedrift.conform import closed_form, convergence, golden
 from fedrift.conform.convergence import LIMITS, Limit
 from fedrift.conform.golden import DERIVED, ROWS, Row
-from fedrift.conform.inside import Inside
-from fedrift.conform.problem import DRIFTED, GOLDEN_A, GOLDEN_B, MINIMISER
-from fedrift.conform.problem import golden as golden_trial
-from fedrift.conform.runs import path
+from fedrift.conform.problem import DRIFTED, GOLDEN_A, GOLDEN_B
+from tests.support.product import MINIMISER, Inside, golden_trial, path
 
 THOUSANDS = 3000
 SLOW = (

@@ -16,14 +16,13 @@ from torch import Tensor
 
 import fedrift as fr
 from fedrift.algorithms import NAMES
-from fedrift.algorithms.fedavg import FedAvg
 from fedrift.conform import closed_form, identities
 from fedrift.conform.identities import ROWS, Row
-from fedrift.conform.problem import Trial, classifier, pooled, uneven_quadratic
-from fedrift.conform.runs import make_task, path
+from fedrift.conform.runs import make_task
 from fedrift.core.local import Local
 from fedrift.core.optim import SGD
 from tests.support.problems import blobs, small_run
+from tests.support.product import FedAvg, Trial, classifier, path, pooled, uneven_quadratic
 
 # Left and right of the equivalence matrix of the specification, by name.
 MATRIX = [

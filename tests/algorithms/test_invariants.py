@@ -13,15 +13,19 @@ from torch import Tensor
 
 import fedrift as fr
 from fedrift.algorithms import NAMES
-from fedrift.algorithms.scaffold import Scaffold
 from fedrift.conform import invariants, rules
-from fedrift.conform.inside import Inside, Moment, backwards, differing_fields
-from fedrift.conform.problem import classifier, uneven_quadratic
-from fedrift.conform.runs import run
-from fedrift.conform.subject import subject_of
+from fedrift.conform.inside import Moment, backwards, differing_fields
 from fedrift.core.messages import pack
 from tests.support.compositions import EVERY
 from tests.support.problems import quadratic_clients, small_run, trajectory
+from tests.support.product import (
+    Inside,
+    Scaffold,
+    classifier,
+    run_trial,
+    subject_of,
+    uneven_quadratic,
+)
 
 
 def test_every_name_has_an_invariant_of_its_own() -> None:
@@ -72,7 +76,7 @@ def test_nothing_is_written_to_or_shared_and_order_does_not_matter(text: str) ->
 def test_inside_sees_an_ordinary_run() -> None:
     """The backend that watches gives the bits that every other gives."""
     inside = Inside("scaffold", classifier())
-    assert torch.equal(inside.run().weights, run("scaffold", classifier()).weights)
+    assert torch.equal(inside.run().weights, run_trial("scaffold", classifier()).weights)
     other = Inside("scaffold", classifier(), backwards)
     other.run()
     assert [seen.client for seen in inside.backend.visits[:3]] == sorted(
@@ -188,6 +192,6 @@ def test_an_untrained_model_guesses() -> None:
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(2000, 8, generator=g), torch.randint(0, 4, (2000,), generator=g)
     trial = replace(classifier(), test=(x, y), rounds=1).working(lr=1e-9)
-    result = run("fedavg", trial)
+    result = run_trial("fedavg", trial)
     assert abs(result.accuracy[0] - 0.25) < 3 * (0.25 * 0.75 / 2000) ** 0.5
     assert abs(result.loss[0] - 1.386) < 0.1

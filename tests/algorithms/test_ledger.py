@@ -13,13 +13,12 @@ import pytest
 
 import fedrift as fr
 from fedrift.algorithms import NAMES
-from fedrift.algorithms.fedavg import FedAvg
-from fedrift.conform.problem import Trial, classifier, equal_sizes
-from fedrift.conform.runs import run
+from fedrift.conform.problem import equal_sizes
 from fedrift.core.messages import Size
 from fedrift.core.optim import SGD
 from fedrift.engine.ledger import Entry
 from tests.support.problems import small_run, uneven_clients
+from tests.support.product import FedAvg, Trial, classifier, run_trial
 
 N, STEPS, COHORT = 8, 3, 3
 P = 8 * 12 + 12 + 12 * 4 + 4  # parameters of the model
@@ -110,7 +109,7 @@ def test_every_name_has_a_row() -> None:
 
 @pytest.mark.parametrize("text", COSTS)
 def test_cost(text: str) -> None:
-    cost, result = COSTS[text], run(text, trial())
+    cost, result = COSTS[text], run_trial(text, trial())
     last = of_round(result, 4)
     assert len(last) == cost.exchanges
     assert vectors(last, "down") == cost.down
@@ -128,7 +127,7 @@ def test_cost(text: str) -> None:
 
 
 def test_fedgf_has_nothing_more_to_send_in_the_first_round() -> None:
-    result = run("fedgf", trial())
+    result = run_trial("fedgf", trial())
     assert [vectors(of_round(result, t), "down") for t in (1, 2, 3)] == [1, 2, 2]
 
 
@@ -140,7 +139,7 @@ def test_fedgf_has_nothing_more_to_send_in_the_first_round() -> None:
     ],
 )
 def test_mime_makes_two_exchanges(text: str, sent: list[tuple[str, int, int, int]]) -> None:
-    entries = of_round(run(text, trial()), 3)
+    entries = of_round(run_trial(text, trial()), 3)
     found = [
         (e.phase, vectors([e], "down"), vectors([e], "up"), e.gradients / COHORT) for e in entries
     ]
@@ -153,7 +152,7 @@ def test_batches_of_unequal_clients_are_counted_one_by_one(text: str) -> None:
     epochs = 2
     unequal = classifier().working(epochs=epochs, batch_size=None if text == "fedsgd" else 8)
     sizes = [len(y) for _, y in unequal.clients]
-    cost, result = COSTS[text], run(text, unequal)
+    cost, result = COSTS[text], run_trial(text, unequal)
     for round in range(1, unequal.rounds + 1):
         entries = of_round(result, round)
         asked = [sizes[client] for client in entries[-1].asked]
@@ -207,7 +206,7 @@ def test_server_optimizers_cost_no_bytes() -> None:
 def test_fed3r_sends_a_triangle_once() -> None:
     """m(m+1)/2 + m·Y double-precision numbers up, the model down, one forward pass, no gradient."""
     m, classes = 12 + 1, 4
-    result = run("fed3r", trial(5))
+    result = run_trial("fed3r", trial(5))
     assert [e.round for e in result.ledger.entries] == [1, 2]  # six clients, three a round
     for entry in result.ledger.entries:
         assert vectors([entry], "down") == 1
@@ -219,7 +218,7 @@ def test_fed3r_sends_a_triangle_once() -> None:
 
 def test_random_features_have_a_triangle_of_their_own_width() -> None:
     m, classes = 64 + 1, 4
-    entries = run("fed3r:features=64", trial(5)).ledger.entries
+    entries = run_trial("fed3r:features=64", trial(5)).ledger.entries
     last = [e for e in entries if e.phase == "statistics"]
     assert len(last) == 2
     assert last[-1].up["a"].tensors == 8 * COHORT * m * (m + 1) // 2
@@ -229,7 +228,7 @@ def test_random_features_have_a_triangle_of_their_own_width() -> None:
 
 @pytest.mark.parametrize(("part", "trained"), [("all", P), ("head", HEAD), ("features", P - HEAD)])
 def test_fine_tuning_sends_the_trained_part(part: str, trained: int) -> None:
-    result = run(f"fed3rft(fedavg):train={part}", trial(7))
+    result = run_trial(f"fed3rft(fedavg):train={part}", trial(7))
     tuning = [e for e in result.ledger.entries if e.phase == "second.train"]
     assert [e.round for e in tuning] == [3, 4, 5, 6, 7]
     for entry in tuning:

@@ -20,22 +20,28 @@ from fedrift.algorithms import fedavg, fedcm, feddyn, fedgf, ghbm, mime, swa
 from fedrift.algorithms import scaffold as scaffold_module
 from fedrift.algorithms.diloco import DiLoCo
 from fedrift.algorithms.fed3r import Fed3R
-from fedrift.algorithms.fedavg import FedAvg
 from fedrift.algorithms.fedcm import FedCM
 from fedrift.algorithms.fednova import FedNova
 from fedrift.algorithms.fedsmoo import Perturbed
-from fedrift.algorithms.scaffold import Scaffold
 from fedrift.conform import closed_form, convergence, generic, golden, identities, invariants
-from fedrift.conform.bench import Bench
 from fedrift.conform.golden import ROWS
-from fedrift.conform.inside import Inside
-from fedrift.conform.problem import Trial, alternating, classifier, uneven_quadratic
-from fedrift.conform.problem import golden as golden_trial
-from fedrift.conform.runs import path, run
-from fedrift.conform.subject import subject_of
 from fedrift.core.algorithm import Algorithm
 from fedrift.core.optim import SGD, Adam, advance, apply
 from fedrift.core.pieces import SAM, Blend, Linear, Prox
+from tests.support.product import (
+    Bench,
+    FedAvg,
+    Inside,
+    Scaffold,
+    Trial,
+    alternating,
+    classifier,
+    golden_trial,
+    path,
+    run_trial,
+    subject_of,
+    uneven_quadratic,
+)
 
 Patch = pytest.MonkeyPatch
 
@@ -77,7 +83,7 @@ def _sensitive(text: str, other: str) -> list[str]:
 
 def _refused(text: str) -> list[str]:
     try:
-        run(text, golden_trial(rounds=1).working(momentum=0.9))
+        run_trial(text, golden_trial(rounds=1).working(momentum=0.9))
     except fr.InputError as error:
         return [] if "momentum" in str(error) else ["the refusal does not name momentum"]
     return [f"{text} runs with local momentum"]
@@ -577,5 +583,5 @@ def test_why_momentum_is_refused(text: str, alternates: bool, monkeypatch: Patch
     """m = 0.9 passed through unchanged: the golden problem diverges."""
     momentum_allowed(monkeypatch)
     trial = golden_trial(rounds=120).working(momentum=0.9)
-    result = run(text, alternating(trial) if alternates else trial)
+    result = run_trial(text, alternating(trial) if alternates else trial)
     assert result.status == "diverged" or float(result.weights.abs().max()) > 1e3

@@ -10,11 +10,18 @@ import torch
 from torch import Tensor
 
 from fedrift.algorithms.swa import Cycle
-from fedrift.conform.inside import Inside
-from fedrift.conform.problem import MINIMISER, Point, Trial, alternating, golden, uneven_quadratic
-from fedrift.conform.runs import path
 from fedrift.core.optim import rate
-from fedrift.rng import generator
+from tests.support.product import (
+    MINIMISER,
+    Inside,
+    Point,
+    Trial,
+    alternating,
+    generator,
+    golden_trial,
+    path,
+    uneven_quadratic,
+)
 
 A = torch.tensor([[1.0, 2.0], [4.0, 1.0]], dtype=torch.float64)
 B = torch.tensor([[3.0, 1.0], [-1.0, 2.0]], dtype=torch.float64)
@@ -138,7 +145,7 @@ def test_a_coordinate_without_update_stays(text: str) -> None:
 def test_fedprox_contracts_towards_the_blend() -> None:
     """Per step 1 − η(a+μ) towards (ab + μwᵗ)/(a+μ)."""
     mu, eta, steps = 0.7, 0.1, 5
-    trial = replace(golden(), clients=golden().clients[:1], rounds=3)
+    trial = replace(golden_trial(), clients=golden_trial().clients[:1], rounds=3)
     w = torch.zeros(2, dtype=torch.float64)
     for found in path(f"fedprox:mu={mu}", trial):
         target = (A[0] * B[0] + mu * w) / (A[0] + mu)
@@ -149,7 +156,7 @@ def test_fedprox_contracts_towards_the_blend() -> None:
 def test_a_stronger_spring_means_shorter_updates() -> None:
     lengths: list[float] = []
     for mu in (0.0, 0.1, 0.5, 1.0, 2.0, 4.0):
-        inside = Inside(f"fedprox:mu={mu}", golden(rounds=1))
+        inside = Inside(f"fedprox:mu={mu}", golden_trial(rounds=1))
         inside.run()
         lengths.append(float(deltas(inside, 0)[0].norm()))
     assert lengths == sorted(lengths, reverse=True) and len(set(lengths)) == 6
@@ -213,7 +220,7 @@ def test_fednova_server_momentum() -> None:
 
 
 def test_scaffold_weighed_by_samples_reaches_the_weighed_minimiser() -> None:
-    trial = golden((1, 3), rounds=60)
+    trial = golden_trial((1, 3), rounds=60)
     share = torch.tensor([0.25, 0.75], dtype=torch.float64)[:, None]
     expected = ((share * A * B).sum(0) / (share * A).sum(0)).tolist()
     assert path("scaffold:objective=samples", trial)[-1].tolist() == pytest.approx(expected)
@@ -223,13 +230,13 @@ def test_scaffold_weighed_by_samples_reaches_the_weighed_minimiser() -> None:
 @pytest.mark.parametrize("copies", [4, 6, 8])
 def test_scaffold_with_more_clients(copies: int) -> None:
     """The same two functions on N clients: c must be divided by N."""
-    trial = golden((1,) * copies, rounds=30)
+    trial = golden_trial((1,) * copies, rounds=30)
     assert path("scaffold", trial)[-1].tolist() == pytest.approx(MINIMISER, abs=1e-6)
 
 
 def test_feddyn_at_rest() -> None:
     """Σ h_i = 0 and h_i = ∇F_i(w*)."""
-    inside = Inside("feddyn:alpha=1", golden(rounds=70))
+    inside = Inside("feddyn:alpha=1", golden_trial(rounds=70))
     rows: list[Any] = []
     inside.run(lambda report: rows.append([inside.client(i).h.clone() for i in range(2)]))
     best = torch.tensor(MINIMISER, dtype=torch.float64)
@@ -239,7 +246,7 @@ def test_feddyn_at_rest() -> None:
 
 
 def test_the_mean_model_of_feddyn_is_evaluated_beside_it() -> None:
-    inside = Inside("feddyn:alpha=1", golden(rounds=3))
+    inside = Inside("feddyn:alpha=1", golden_trial(rounds=3))
     inside.run()
     before = inside.reports[1].weights
     mean: Any = before + sum(deltas(inside, 2)) / 2
@@ -252,7 +259,7 @@ def test_the_mean_model_of_feddyn_is_evaluated_beside_it() -> None:
 def test_in_one_dimension_the_ascent_is_the_sign() -> None:
     """f = ½a(w−b)²: the gradient is taken at w + ρ sign(g)."""
     a, b = torch.tensor([[2.0, 0.0]]).double(), torch.tensor([[3.0, 0.0]]).double()
-    trial = replace(golden(), clients=((a, b),), rounds=1).working(steps=1)
+    trial = replace(golden_trial(), clients=((a, b),), rounds=1).working(steps=1)
     (w,) = path("fedsam:rho=0.1", trial)
     assert w.tolist() == pytest.approx([-0.1 * 2.0 * (-0.1 - 3.0), 0.0])
 
@@ -261,7 +268,7 @@ def test_asam_follows_the_scale_of_the_weights() -> None:
     """w → sw, loss → L(·/s), η_a → sη_a scales e by s: d becomes d/s, so η → s²η gives s·path."""
     scale = 3.0
     a, b = A[:1], B[:1]
-    base = replace(golden(), clients=((a, b),), rounds=4)
+    base = replace(golden_trial(), clients=((a, b),), rounds=4)
     wide = replace(base, clients=((a / scale**2, scale * b),)).working(lr=0.1 * scale**2)
     first = path("fedasam:rho=0.3,eta_a=0.2", base)
     second = path(f"fedasam:rho=0.3,eta_a={0.2 * scale}", wide)
@@ -271,7 +278,7 @@ def test_asam_follows_the_scale_of_the_weights() -> None:
 
 def test_fedsmoo_begins_as_fedsam() -> None:
     """First round, first step, s = μ = 0: the same perturbation, so the same displacement."""
-    trial = golden(rounds=1).working(steps=1)
+    trial = golden_trial(rounds=1).working(steps=1)
     ends: list[list[Tensor]] = []
     for text in ("fedsmoo:r=0.1,gamma=1", "fedsam:rho=0.1,weights=uniform"):
         inside = Inside(text, trial)
@@ -285,7 +292,7 @@ def test_fedsmoo_begins_as_fedsam() -> None:
 
 def test_full_trust_takes_all_gradients_at_one_point() -> None:
     """T_D < 0: c = 1 from round 1, and Δ_i = −ηK ∇F_i(w̃)."""
-    inside = Inside("fedgf:rho=0.1,rho_g=0.3,threshold=-1", golden(rounds=4))
+    inside = Inside("fedgf:rho=0.1,rho_g=0.3,threshold=-1", golden_trial(rounds=4))
     inside.run()
     assert [report.state.c for report in inside.reports] == [1.0] * 4
     for t in (1, 2, 3):
@@ -296,7 +303,7 @@ def test_full_trust_takes_all_gradients_at_one_point() -> None:
 
 
 def test_no_trust_without_drift() -> None:
-    inside = Inside("fedgf:threshold=1e9", golden(rounds=5))
+    inside = Inside("fedgf:threshold=1e9", golden_trial(rounds=5))
     inside.run()
     assert [report.state.c for report in inside.reports] == [0.0] * 5
 
@@ -314,7 +321,8 @@ def test_the_rate_of_a_cycle() -> None:
 def test_which_models_are_captured(official: str, captured: tuple[int, ...]) -> None:
     """t_s = 2, c = 2 of 8 rounds: after the last round of each cycle, or after the first."""
     inside = Inside(
-        f"swa(fedavg):start=0.25,cycle=2,lr2=0.01,official_offset={official}", golden(rounds=8)
+        f"swa(fedavg):start=0.25,cycle=2,lr2=0.01,official_offset={official}",
+        golden_trial(rounds=8),
     )
     inside.run()
     models = [report.state.inner.w for report in inside.reports]
@@ -324,7 +332,7 @@ def test_which_models_are_captured(official: str, captured: tuple[int, ...]) -> 
 
 
 def test_until_a_model_is_captured_the_first_is_shown() -> None:
-    inside = Inside("swa(fedavg):start=2,cycle=3", golden(rounds=6))
+    inside = Inside("swa(fedavg):start=2,cycle=3", golden_trial(rounds=6))
     inside.run()
     first = inside.reports[1].state.inner.w
     shown = [torch.equal(report.weights, first) for report in inside.reports]
@@ -332,7 +340,7 @@ def test_until_a_model_is_captured_the_first_is_shown() -> None:
 
 
 def test_the_average_of_a_constant_path_is_exact() -> None:
-    still = replace(golden(), clients=((A[:1], torch.zeros(1, 2).double()),), rounds=9)
+    still = replace(golden_trial(), clients=((A[:1], torch.zeros(1, 2).double()),), rounds=9)
     for text in ("swa(fedavg):start=0", "wima(fedavg):window=4"):
         assert all(torch.equal(w, torch.zeros(2).double()) for w in path(text, still))
 
@@ -353,7 +361,7 @@ def test_the_push_of_ghbm_does_not_depend_on_rate_and_steps(lr: float, steps: in
 
 def test_fedhbm_corrects_at_the_current_iterate() -> None:
     """Second visit, K = 1: d = g + βC/(ηJ)(a_i − wᵗ), with a_i the client's own last model."""
-    trial = replace(alternating(golden(rounds=3)).working(steps=1))
+    trial = replace(alternating(golden_trial(rounds=3)).working(steps=1))
     one, two, three = path("fedhbm:beta=0.6", trial)
     anchor = one  # client 0 ended its first visit there
     d = A[0] * (two - B[0]) + 0.6 * 0.5 / 0.1 * (anchor - two)
@@ -365,7 +373,7 @@ def test_fedhbm_corrects_at_the_current_iterate() -> None:
 
 def test_mime_adds_decay_once_after_the_base_step() -> None:
     """K = 1: w ← w − η((1−β)c + βs + wd·w); s never sees the decay."""
-    trial = replace(golden(rounds=4)).working(steps=1, weight_decay=0.05)
+    trial = replace(golden_trial(rounds=4)).working(steps=1, weight_decay=0.05)
     w, s = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     for found in path("mimemom:beta=0.8", trial):
         c = (A * (w - B)).mean(0)
@@ -378,7 +386,7 @@ def test_mime_adds_decay_once_after_the_base_step() -> None:
 
 def test_one_worker_of_diloco_is_a_plain_run_of_adamw() -> None:
     """lr_out = 1, μ = 0: T·H steps of torch's AdamW, moments and count across rounds."""
-    trial = replace(golden(), clients=golden().clients[:1], rounds=6).working(lr=0.01)
+    trial = replace(golden_trial(), clients=golden_trial().clients[:1], rounds=6).working(lr=0.01)
     text = "diloco:inner_wd=0.1,server_lr=1,server_momentum=0"
     w = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     adamw = torch.optim.AdamW([w], lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
@@ -390,7 +398,7 @@ def test_one_worker_of_diloco_is_a_plain_run_of_adamw() -> None:
 
 
 def test_one_inner_step_is_synchronous_sgd_with_nesterov() -> None:
-    trial = golden(rounds=8).working(steps=1)
+    trial = golden_trial(rounds=8).working(steps=1)
     w = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     outer = torch.optim.SGD([w], lr=0.7, momentum=0.9, nesterov=True)
     for found in path("diloco:inner=sgd,inner_wd=0", trial):

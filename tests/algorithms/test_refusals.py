@@ -11,13 +11,12 @@ import fedrift as fr
 from fedrift.algorithms.fedcm import FedCM
 from fedrift.algorithms.ghbm import GHBM
 from fedrift.algorithms.mime import Mime
-from fedrift.algorithms.scaffold import Scaffold
-from fedrift.conform.problem import Place, Point, golden, uneven_quadratic
-from fedrift.conform.runs import path, run
+from fedrift.conform.problem import Place
 from fedrift.core.flat import unit
 from fedrift.core.local import Local
 from fedrift.core.optim import Adam
 from fedrift.core.pieces import SAM
+from tests.support.product import Point, Scaffold, golden_trial, path, run_trial, uneven_quadratic
 
 NO_MOMENTUM = (
     "scaffold",
@@ -49,8 +48,8 @@ def test_local_momentum_is_refused(text: str) -> None:
         fr.run(
             text,
             model=Point,
-            loss=golden().loss,
-            clients=list(golden().clients),
+            loss=golden_trial().loss,
+            clients=list(golden_trial().clients),
             rounds=2,
             momentum=0.9,
             workers=0,
@@ -74,8 +73,8 @@ def test_an_adaptive_local_optimizer_is_refused(kind: Any) -> None:
         fr.run(
             kind(local=Local(optimizer=Adam())),
             model=Point,
-            loss=golden().loss,
-            clients=list(golden().clients),
+            loss=golden_trial().loss,
+            clients=list(golden_trial().clients),
             rounds=1,
         )
 
@@ -83,7 +82,7 @@ def test_an_adaptive_local_optimizer_is_refused(kind: Any) -> None:
 @pytest.mark.parametrize("repair", ["raw", "outside"])
 def test_a_repair_admits_momentum(repair: str) -> None:
     """Both ways out of the division by rate × steps run; `raw` keeps the exact fixed point."""
-    trial = golden(rounds=150).working(momentum=0.5, lr=0.05)
+    trial = golden_trial(rounds=150).working(momentum=0.5, lr=0.05)
     end = path(f"scaffold:momentum_repair={repair}", trial)[-1].tolist()
     assert end == pytest.approx((-0.2, 4 / 3), abs=1e-4 if repair == "raw" else 0.2)
 
@@ -91,7 +90,7 @@ def test_a_repair_admits_momentum(repair: str) -> None:
 @pytest.mark.parametrize("text", ["scaffold", "fedgamma", "feddyn", "fedspeed", "fedsmoo"])
 def test_weights_by_samples_are_refused_where_the_rule_is_uniform(text: str) -> None:
     with pytest.raises(fr.InputError, match="weights=samples"):
-        run(f"{text}:weights=samples", uneven_quadratic())
+        run_trial(f"{text}:weights=samples", uneven_quadratic())
 
 
 @pytest.mark.parametrize(
@@ -112,26 +111,26 @@ def test_weights_by_samples_are_refused_where_the_rule_is_uniform(text: str) -> 
 )
 def test_other_refusals(text: str, said: str) -> None:
     with pytest.raises(fr.InputError, match=said):
-        run(text, uneven_quadratic())
+        run_trial(text, uneven_quadratic())
 
 
 def test_clipping_is_refused_where_the_length_of_work_is_unknown() -> None:
     with pytest.raises(fr.InputError, match="clip"):
-        run("fednova", uneven_quadratic().working(clip=1.0))
+        run_trial("fednova", uneven_quadratic().working(clip=1.0))
 
 
 def test_two_names_for_one_setting_are_refused() -> None:
     for text, local in (("diloco:inner_lr=0.1", {"lr": 0.1}), ("diloco:inner_wd=0", {})):
         trial = uneven_quadratic().working(weight_decay=0.1, **local)
         with pytest.raises(fr.InputError, match="keep one"):
-            run(text, trial)
+            run_trial(text, trial)
 
 
 @pytest.mark.parametrize("text", ["fedsam:rho=0.1", "fedasam:rho=0.1", "fedgf", "fedspeed"])
 def test_a_zero_gradient_has_no_direction(text: str) -> None:
     """At the minimum of a client g = 0: nothing is divided by its length, nothing moves."""
     here = torch.zeros(1, 2, dtype=torch.float64)
-    flat = golden()
+    flat = golden_trial()
     clients = ((torch.ones(1, 2, dtype=torch.float64), here),)
     trial = type(flat)(Point, clients, flat.local, 3, loss=flat.loss)
     for w in path(text, trial):
@@ -139,7 +138,7 @@ def test_a_zero_gradient_has_no_direction(text: str) -> None:
 
 
 def test_fedsmoo_survives_a_zero_gradient() -> None:
-    flat = golden()
+    flat = golden_trial()
     clients = ((torch.ones(1, 2, dtype=torch.float64), torch.zeros(1, 2, dtype=torch.float64)),)
     trial = type(flat)(Place, clients, flat.local, 3, loss=flat.loss)
     assert all(torch.isfinite(w).all() for w in path("fedsmoo", trial))

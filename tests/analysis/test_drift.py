@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedrift.analysis.drift import Running, dissimilarity, geometry
+from fedrift.analysis import dissimilarity, geometry
+from fedrift.analysis.drift import Running
 
 
 def vectors(*rows: tuple[float, ...]) -> list[torch.Tensor]:

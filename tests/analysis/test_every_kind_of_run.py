@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrift.analysis.case import NotMeasured, Options
-from fedrift.analysis.examine import MEASURES
-from fedrift.analysis.saved import Loader
+from fedrift.analysis import MEASURES, NotMeasured, Options
 from fedrift.cli import code_of
 from fedrift.figures.style import empty_figure
 from fedrift.storage.jsonl import dump
+from tests.support.product import Loader
 
 OWN = """
 import torch

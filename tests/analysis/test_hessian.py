@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedrift.analysis import hessian
+from fedrift.analysis import Objective, hessian
 from fedrift.analysis.case import NotMeasured
 from fedrift.analysis.hessian import (
     dense_matrix,
@@ -16,7 +16,6 @@ from fedrift.analysis.hessian import (
     top_eigenvalues,
     trace,
 )
-from fedrift.analysis.objective import Objective
 from fedrift.errors import InputError
 from tests.support.curved import Counting, dense_hessian, net, problem_of, quadratic, symmetric
 

@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedrift.analysis import landscape
-from fedrift.analysis.case import Case, Options
-from fedrift.analysis.examine import MEASURES
-from fedrift.analysis.saved import Loader
+from fedrift.analysis import MEASURES, Case, Options, landscape
 from fedrift.cli import code_of
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Layout, norm
 from fedrift.errors import InputError
-from fedrift.storage.jsonl import dump
 from tests.support.curved import net, quadratic
+from tests.support.product import Loader, dump
 
 LAYOUT = Layout(("a.weight", "a.bias", "b.weight"), ((2, 3), (2,), (2, 1, 2, 2)))
 

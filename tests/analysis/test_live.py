@@ -10,15 +10,11 @@ import pytest
 
 import fedrift as fr
 from fedrift.analysis.live import LiveAnalysis
-from fedrift.api import run_spec
 from fedrift.config.analyses import CHEAP, LivePlan, parse_live_plan, read_live_plan
-from fedrift.config.spec import Spec
-from fedrift.engine.callbacks import OnRound, RoundReport
-from fedrift.engine.execute import execute
-from fedrift.engine.prepare import prepare
-from fedrift.engine.task import task_from_spec
+from fedrift.engine.callbacks import OnRound
 from fedrift.errors import InputError
 from tests.support.problems import small_run
+from tests.support.product import Spec, execute, prepare, run_spec, task_from_spec
 from tests.support.saved_runs import TINY
 
 
@@ -72,7 +68,7 @@ def test_what_passes_by_is_measured_right(tmp_path: Path) -> None:
     steps: list[float] = []
     held: list[Any] = [None]
 
-    def note(report: RoundReport) -> None:
+    def note(report: fr.RoundReport) -> None:
         if held[0] is not None:
             steps.append(float((report.weights - held[0]).norm()))
         held[0] = report.weights
@@ -116,7 +112,7 @@ def test_a_resumed_run_goes_on_measuring(tmp_path: Path) -> None:
     class Stop(Exception):
         pass
 
-    def halt(report: RoundReport) -> None:
+    def halt(report: fr.RoundReport) -> None:
         if report.round == 3:
             raise Stop
 
@@ -150,7 +146,7 @@ def test_snapshots_are_the_weights_of_their_rounds(tmp_path: Path) -> None:
 
     weights: dict[int, Any] = {}
 
-    def note(report: RoundReport) -> None:
+    def note(report: fr.RoundReport) -> None:
         weights[report.round] = report.weights
 
     result: fr.Result = small_run(

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedrift.analysis import predictions
-from fedrift.analysis.case import Case, NotMeasured, Options
-from fedrift.analysis.examine import MEASURES, draw_file
-from fedrift.analysis.saved import Loader
+from fedrift.analysis import MEASURES, Case, NotMeasured, Options, predictions
+from fedrift.analysis.examine import draw_file
 from fedrift.cli import code_of
-from fedrift.storage.jsonl import dump
+from tests.support.product import Loader, dump
 
 
 def run(folder: Path, *more: str) -> Case:

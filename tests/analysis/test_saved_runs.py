@@ -9,21 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from fedrift.analysis.case import NotMeasured, Options
-from fedrift.analysis.examine import MEASURES
+import fedrift as fr
+from fedrift.analysis import MEASURES, NotMeasured, Options
 from fedrift.analysis.live import update_of
-from fedrift.analysis.saved import Loader
-from fedrift.api import run_spec
 from fedrift.config.analyses import WHAT
-from fedrift.config.spec import Spec
 from fedrift.core.flat import norm
-from fedrift.engine.callbacks import Callback, OnRound, RoundReport
-from fedrift.engine.execute import execute
-from fedrift.engine.prepare import prepare
-from fedrift.engine.task import task_from_spec
+from fedrift.engine.callbacks import Callback, OnRound
 from fedrift.errors import InputError
-from fedrift.storage import run_folder
 from tests.support.problems import small_run
+from tests.support.product import (
+    Loader,
+    Spec,
+    execute,
+    prepare,
+    run_folder,
+    run_spec,
+    task_from_spec,
+)
 from tests.support.saved_runs import TINY, kept
 
 FEW = Options(images=60, clients=3, curved=1, steps=8)
@@ -157,7 +159,7 @@ def test_the_last_state_of_an_interrupted_run_is_examined(tmp_path: Path) -> Non
     class Stop(Exception):
         pass
 
-    def halt(report: RoundReport) -> None:
+    def halt(report: fr.RoundReport) -> None:
         if report.round == 2:
             raise Stop
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedrift.analysis.objective import Objective
-from fedrift.analysis.sharpness import rises, scale_of, sharpness
+from fedrift.analysis import Objective, sharpness
+from fedrift.analysis.sharpness import rises, scale_of
 from fedrift.core.flat import Layout
 from tests.support.curved import Counting, net, quadratic, symmetric
 

@@ -10,11 +10,9 @@ import pytest
 import torch
 
 import fedrift as fr
-from fedrift.algorithms.fedavg import Down, FedAvg, Up
-from fedrift.algorithms.scaffold import Scaffold
+from fedrift.algorithms.fedavg import Down, Up
 from fedrift.algorithms.swa import SWA
 from fedrift.api import named
-from fedrift.config.spec import Spec
 from fedrift.core.algorithm import Algorithm, Cohort, Weights
 from fedrift.core.flat import Vec
 from fedrift.core.local import Local
@@ -22,8 +20,8 @@ from fedrift.core.messages import state
 from fedrift.core.optim import SGD, Exponential
 from fedrift.core.problem import Problem
 from fedrift.core.site import Site
-from fedrift.storage.run_folder import load
 from tests.support.problems import Net, blobs, small_run, uneven_clients
+from tests.support.product import FedAvg, Scaffold, Spec, load_run
 
 
 @state
@@ -103,7 +101,7 @@ def test_a_list_of_epochs_in_local() -> None:
 
 
 def spec_of(folder: Path) -> Spec:
-    return load(folder).spec
+    return load_run(folder).spec
 
 
 def test_the_folder_says_what_was_passed(tmp_path: Path) -> None:
@@ -131,7 +129,7 @@ def test_the_folder_says_what_was_passed(tmp_path: Path) -> None:
 def test_the_folder_says_how_the_object_was_made(tmp_path: Path) -> None:
     local = Local(lr=Exponential(0.05, 0.9), steps=3, batch_size=8, optimizer=SGD(momentum=0.5))
     result = small_run(Mine(local, server_lr=0.7), out=tmp_path / "a")
-    spec, summary = spec_of(tmp_path / "a"), load(tmp_path / "a").summary
+    spec, summary = spec_of(tmp_path / "a"), load_run(tmp_path / "a").summary
     assert spec.algorithm == "mine:server_lr=0.7"
     assert (spec.lr, spec.schedule, spec.steps, spec.batch_size) == (0.05, "exp:0.9", 3, 8)
     assert spec.momentum == 0.5 and spec.epochs is None

@@ -12,12 +12,10 @@ import torch
 
 import fedrift as fr
 from fedrift.cli import code_of
-from fedrift.config import catalogue
-from fedrift.config.spec import Spec
 from fedrift.core.sampling import participation
-from fedrift.engine.prepare import prepare
 from fedrift.errors import unknown
 from tests.support.problems import Net, blobs, small_run, uneven_clients
+from tests.support.product import Spec, catalogue, prepare
 
 TASK: dict[str, Any] = {
     "model": Net, "clients": uneven_clients(), "test": blobs(50, seed=5), "rounds": 1, "workers": 0,

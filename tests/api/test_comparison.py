@@ -13,12 +13,11 @@ import torch
 import fedrift as fr
 from fedrift import comparison
 from fedrift.comparison import Item
-from fedrift.config.grid import Entrant, Grid
-from fedrift.config.spec import Spec
 from fedrift.data.samples import hold_out
 from fedrift.engine.callbacks import Callback, Passive, RoundReport
 from fedrift.engine.prepare import load
 from tests.support.problems import Net, blobs, small_run, uneven_clients
+from tests.support.product import Entrant, Grid, Spec
 
 NAMES = ["fedavg", "scaffold", "mime", "swa(fedsam):cycle=2"]
 TASK: dict[str, Any] = {

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import fedrift as fr
 from fedrift.cli import code_of
-from fedrift.config.spec import Spec
 from tests.support.problems import blobs, small_run
+from tests.support.product import Spec
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 X, Y = blobs(60)

@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import fedrift as fr
-from fedrift.algorithms.fedavg import FedAvg
-from fedrift.algorithms.scaffold import Scaffold
 from fedrift.core.local import Local
 from fedrift.core.optim import SGD
-from fedrift.storage.run_folder import load
 from tests.support.problems import Net, blobs, small_run, uneven_clients
+from tests.support.product import FedAvg, Scaffold, load_run
 
 
 class Two(nn.Module):
@@ -171,7 +169,7 @@ def test_a_result_is_complete(tmp_path: Path) -> None:
     assert summary["fingerprint"] == result.fingerprint and summary["status"] == "done"
     assert summary["best_accuracy"] == max(result.accuracy)
     assert (summary["algorithm"], summary["rounds"], summary["seed"]) == ("scaffold", 5, 0)
-    record = load(result.save(tmp_path / "run"))
+    record = load_run(result.save(tmp_path / "run"))
     assert record.status == "done" and [r["round"] for r in record.rounds] == result.rounds
     assert record.weights()["out.weight"].shape == (4, 16)
     assert len(record.ledger) == len(result.ledger.entries)

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 import fedrift as fr
 from fedrift.backends import start_method
-from fedrift.backends.pool import Pool
-from fedrift.engine.callbacks import RoundReport
 from tests.support.problems import Net, blobs, small_run
+from tests.support.product import Pool
 
 PLACES: list[dict[str, Any]] = [{"workers": 2}, {"workers": 1}, {"backend": "wire"}]
 ALGORITHMS = ["fedsgd", "fedavg", "scaffold"]
@@ -116,7 +115,7 @@ def running(pid: int) -> bool:
 def test_no_worker_outlives_its_run(earlier: set[Any]) -> None:
     pids: set[int] = set()
 
-    def note(r: RoundReport) -> None:
+    def note(r: fr.RoundReport) -> None:
         mine = set(multiprocessing.active_children()) - earlier
         pids.update(p.pid for p in mine if p.pid)
 
@@ -129,7 +128,7 @@ def test_no_worker_outlives_its_run(earlier: set[Any]) -> None:
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_a_killed_worker_is_replaced_and_nobody_notices(name: str, earlier: set[Any]) -> None:
-    def kill(r: RoundReport) -> None:
+    def kill(r: fr.RoundReport) -> None:
         if r.round in (1, 3):
             pid = (set(multiprocessing.active_children()) - earlier).pop().pid or 0
             os.kill(pid, signal.SIGKILL)

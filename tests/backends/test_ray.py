@@ -138,14 +138,13 @@ def test_what_cannot_be_is_said() -> None:
 def test_every_algorithm_is_the_same_on_ray() -> None:
     from dataclasses import replace
 
-    from fedrift.conform.problem import classifier
-    from fedrift.conform.runs import run
     from tests.support.compositions import EVERY
+    from tests.support.product import classifier, run_trial
 
     trial = replace(classifier(), rounds=4)
     for text in EVERY:
-        there = run(text, trial, workers=2, backend="ray")
-        assert same(run(text, trial), there), text
+        there = run_trial(text, trial, workers=2, backend="ray")
+        assert same(run_trial(text, trial), there), text
 
 
 @pytest.mark.slow
@@ -194,8 +193,8 @@ def test_a_comparison_on_ray_is_the_same(tmp_path: Path) -> None:
     folders = [tmp_path / "here", tmp_path / "there"]
     assert code_of([*common, "--workers", "0", "--out", str(folders[0])]) == 0
     assert code_of([*common, "--backend", "ray", "--workers", "2", "--out", str(folders[1])]) == 0
-    from fedrift.storage.run_folder import load
+    from tests.support.product import load_run
 
     for run in sorted((folders[0] / "runs").iterdir()):
         other = folders[1] / "runs" / run.name
-        assert load(run).summary["fingerprint"] == load(other).summary["fingerprint"]
+        assert load_run(run).summary["fingerprint"] == load_run(other).summary["fingerprint"]

@@ -16,7 +16,6 @@ import fedrift as fr
 from fedrift import api, models
 from fedrift.algorithms import NAMES
 from fedrift.algorithms.fedavg import Down, Server, Up
-from fedrift.backends.pool import Pool
 from fedrift.backends.stacking import loop, scheduler
 from fedrift.backends.stacking.chain import chain_of
 from fedrift.core import site
@@ -26,9 +25,9 @@ from fedrift.core.local import Local, batches, table
 from fedrift.core.optim import OptState
 from fedrift.core.problem import Problem
 from fedrift.core.site import Request, Site, Trained
-from fedrift.data.split import Split
 from fedrift.engine import execute
 from tests.support.problems import Net, blobs, uneven_clients
+from tests.support.product import Pool
 
 MODELS = {
     "logistic": models.factory("logistic", (8,), 4),
@@ -224,7 +223,7 @@ def test_clients_that_are_made_when_visited(counter: Counter) -> None:
     weights: list[Tensor] = []
     for how in ("on", "off"):
         task = api.task_of("scaffold", {**USUAL, "model": MODELS["mlp"], "stack": how})
-        task = replace(task, split=Split(x, y, (), make=make, sizes=sizes))
+        task = replace(task, split=fr.Split(x, y, (), make=make, sizes=sizes))
         weights.append(execute.execute(task, workers=0).weights)
     assert torch.allclose(weights[0], weights[1], rtol=0, atol=1e-6)
     assert max(counter.rows) > 1

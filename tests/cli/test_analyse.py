@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from fedrift.analysis import classes
-from fedrift.api import run_spec
 from fedrift.cli import code_of
-from fedrift.config.spec import Spec
 from fedrift.explain import workings
 from fedrift.report import write
+from tests.support.product import Spec, run_spec
 
 FEW = ["--images", "40", "--clients", "2", "--steps", "5", "--figures", "svg"]
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import fedrift
-from fedrift.config.spec import FIELDS, Spec
+from fedrift.config.spec import FIELDS
 from fedrift.errors import InputError, RunError
 from fedrift.report.numbers import bytes_text, seconds_text
-from fedrift.storage.run_folder import RunFolder, load
+from tests.support.product import RunFolder, Spec, load_run
 
 with warnings.catch_warnings():
     # typer 0.20 imports names that click 8.5 will drop; tests treat warnings as errors.
@@ -340,7 +340,7 @@ def test_a_real_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert set(found) >= SUMMARY_KEYS
     assert found["model"] == "mlp"
     assert found["folder"] == str(tmp_path / "a")
-    record = load(tmp_path / "a")
+    record = load_run(tmp_path / "a")
     assert record.status == "done"
     assert [row["accuracy"] for row in record.rounds] == found["accuracy"]
     assert sum(weight.size for weight in record.weights().values()) == 55_210

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
 
-from fedrift.data.assignment import Partition
 from fedrift.data.describe import Statistics, draw, save_picture, statistics
 from fedrift.data.partition import partition
 from fedrift.errors import InputError
+from tests.support.product import Partition
 
 Y = np.array([0, 0, 0, 1, 1, 2, 0, 1])
 MADE = Partition("mine", (np.array([0, 1, 3]), np.array([2, 4, 5, 6, 7]), np.array([], int)), 4)

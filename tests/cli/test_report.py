@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedrift.cli import code_of
-from fedrift.storage import run_folder as results
+from tests.support.product import run_folder as results
 from tests.support.report_pages import Page
 from tests.support.run_folders import grid, run_folder
 

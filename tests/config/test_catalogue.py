@@ -9,10 +9,9 @@ from textwrap import dedent
 
 import pytest
 
-from fedrift.config import catalogue
 from fedrift.config.catalogue import Kind, Scalar, kind_of
 from fedrift.errors import InputError
-from fedrift.grammar import parse
+from tests.support.product import catalogue, parse
 
 FILES = {
     "algorithm.py": """

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrift.errors import InputError
-from fedrift.grammar import Named, number, parse
+from fedrift.grammar import Named, number
+from tests.support.product import parse
 
 GOOD = [
     ("fedavg", Named("fedavg")),

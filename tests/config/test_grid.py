@@ -9,9 +9,9 @@ import pytest
 
 from fedrift.cli.compare import gathered
 from fedrift.config import grid
-from fedrift.config.grid import Entrant, Grid, seeds_of
-from fedrift.config.spec import Spec
+from fedrift.config.grid import seeds_of
 from fedrift.errors import InputError
+from tests.support.product import Entrant, Grid, Spec
 
 
 def test_every_combination_is_there_once() -> None:

@@ -10,13 +10,11 @@ import pytest
 import torch.nn.functional as F
 
 from fedrift.cli import code_of
-from fedrift.config.spec import Spec
-from fedrift.data import datasets
 from fedrift.engine.prepare import load
 from fedrift.errors import InputError
 from fedrift.models import losses
-from fedrift.storage.run_folder import load as load_folder
 from tests.support.problems import blobs, small_run
+from tests.support.product import Spec, datasets, load_run
 
 X = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
 HOW = "--partition iid --clients 4 --model logistic --batch-size 10 --rounds 8 --workers 0 --json"
@@ -48,7 +46,7 @@ def test_the_loss_goes_down(loss: str, files: Path, capsys: pytest.CaptureFixtur
     assert code_of(["run", "fedavg", *where, *HOW.split()]) == 0, capsys.readouterr().err
     curve = json.loads(capsys.readouterr().out)["loss"]
     assert curve[-1] < 0.9 * curve[0]
-    assert load_folder(files / "run").spec.loss == loss
+    assert load_run(files / "run").spec.loss == loss
 
 
 def test_labels_may_be_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +82,6 @@ def test_the_folder_of_a_python_run_names_its_loss(tmp_path: Path) -> None:
     for at, loss in enumerate((F.mse_loss, F.huber_loss, lambda o, t: F.mse_loss(o, t))):
         out = tmp_path / str(at)
         small_run("fedavg", clients=clients, test=None, loss=loss, per_round=None, out=out)
-    said = [load_folder(tmp_path / str(at)).spec.loss for at in range(3)]
+    said = [load_run(tmp_path / str(at)).spec.loss for at in range(3)]
     assert said == ["mse", "torch.nn.functional:huber_loss", None]
     assert losses.loss_by_name("torch.nn.functional:huber_loss") is F.huber_loss

@@ -11,13 +11,10 @@ import pytest
 
 import fedrift as fr
 from fedrift.cli import code_of
-from fedrift.config import catalogue
 from fedrift.config.own_code import foreign_code
-from fedrift.config.spec import Spec
 from fedrift.federation.config import FederationConfig
-from fedrift.grammar import parse
-from fedrift.storage.run_folder import load
 from tests.support.problems import small_run
+from tests.support.product import Spec, catalogue, load_run, parse
 
 SOURCE = """
 from dataclasses import dataclass
@@ -112,7 +109,7 @@ def test_on_the_command_line(beside: Path, capsys: pytest.CaptureFixture[str]) -
     assert ran(capsys, "run", "own_things:Mine", *RUN)["fingerprint"] == plain["fingerprint"]
     other = ran(capsys, "run", "own_things:Mine:server_lr=0.5", *RUN, "--out", "a")
     assert other["algorithm"] == "own_things:Mine,server_lr=0.5"
-    assert load(Path("a")).spec.algorithm == "own_things:Mine:server_lr=0.5"
+    assert load_run(Path("a")).spec.algorithm == "own_things:Mine:server_lr=0.5"
     again = ran(capsys, "run", "--spec", "a/spec.toml", "--out", "b", "--json")
     assert again["fingerprint"] == other["fingerprint"] != plain["fingerprint"]
     ran(capsys, "resume", "a", "--json", "--trust-code")

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrift.config.fields import schedule_of, uniform
-from fedrift.config.spec import FIELDS, LARGEST_FILE, Spec
+from fedrift.config.spec import FIELDS, LARGEST_FILE
 from fedrift.errors import InputError
+from tests.support.product import Spec
 
 FULL: dict[str, Any] = {
     "algorithm": "scaffold:server_lr=0.5",

@@ -10,10 +10,10 @@ import pytest
 from fedrift import comparison
 from fedrift.cli import code_of
 from fedrift.config import grid
-from fedrift.config.grid import Entrant, Grid, Tuned
-from fedrift.config.spec import Spec
+from fedrift.config.grid import Tuned
 from fedrift.config.tuning import Rung, rungs, searches
 from fedrift.errors import InputError
+from tests.support.product import Entrant, Grid, Spec
 from tests.support.report_pages import made
 
 BASE = Spec(data="digits", rounds=4, clients=4, workers=0, model="logistic", partition="iid")

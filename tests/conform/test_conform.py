@@ -20,14 +20,11 @@ import fedrift as fr
 from fedrift import conform
 from fedrift.algorithms import NAMES
 from fedrift.algorithms.fedprox import fedprox
-from fedrift.algorithms.scaffold import Scaffold
+from fedrift.conform import Cell, Report, survey
 from fedrift.conform import bench as benches
-from fedrift.conform import survey
-from fedrift.conform.bench import Bench
 from fedrift.conform.convergence import Limit, judged
-from fedrift.conform.report import Cell, Report
-from fedrift.conform.subject import subject_of
 from tests.support import cheats
+from tests.support.product import Bench, Scaffold, subject_of
 
 with warnings.catch_warnings():
     # typer 0.20 imports names that click 8.5 will drop; tests treat warnings as errors.

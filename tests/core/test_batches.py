@@ -17,9 +17,8 @@ import fedrift as fr
 from fedrift.core.local import batches, steps_per_epoch
 from fedrift.core.site import Site
 from fedrift.data.arrays import channels_last, gather, pair
-from fedrift.data.split import Split
-from fedrift.rng import generator
 from tests.support.problems import blobs, small_run, uneven_clients
+from tests.support.product import generator
 
 SIZES = st.integers(1, 60)
 
@@ -90,18 +89,18 @@ def test_a_split_is_like_a_list() -> None:
 
 
 def test_a_view_holds_its_own_samples_only() -> None:
-    split = Split(torch.arange(10), torch.arange(10) * 10, [np.array([7, 2, 5]), np.array([0])])
+    split = fr.Split(torch.arange(10), torch.arange(10) * 10, [np.array([7, 2, 5]), np.array([0])])
     x, y = split.view(0).batch(np.array([2, 0]))
     assert x.tolist() == [5, 7] and y.tolist() == [50, 70]
     assert split.view(0).batch(None)[0].tolist() == [7, 2, 5]
-    again = Split.from_flat(split.x, split.y, *split.flat())
+    again = fr.Split.from_flat(split.x, split.y, *split.flat())
     assert [p.tolist() for p in again.parts] == [[7, 2, 5], [0]]
 
 
 def test_parts_may_be_empty_when_they_travel() -> None:
     parts = [np.array([], dtype=np.int64), np.array([3]), np.array([], dtype=np.int64)]
-    split = Split(torch.arange(4), torch.arange(4), parts)
-    again = Split.from_flat(split.x, split.y, *split.flat())
+    split = fr.Split(torch.arange(4), torch.arange(4), parts)
+    again = fr.Split.from_flat(split.x, split.y, *split.flat())
     assert again.sizes.tolist() == [0, 1, 0]
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedrift as fr
-from fedrift.algorithms.fedavg import FedAvg, Up
+from fedrift.algorithms.fedavg import Up
 from fedrift.backends.backend import Fold
 from fedrift.backends.visit import Reply
 from fedrift.core.algorithm import Exchange, Weights, signature
@@ -21,8 +21,8 @@ from fedrift.core.local import Local
 from fedrift.core.pieces import SAM, SVRG
 from fedrift.core.problem import Problem, define
 from fedrift.core.site import Site, Work
-from fedrift.data.split import Split
 from tests.support.problems import blobs, small_run
+from tests.support.product import FedAvg
 
 
 class Normed(nn.Sequential):
@@ -33,14 +33,14 @@ class Normed(nn.Sequential):
 NAMES = ("1.running_mean", "1.running_var", "1.num_batches_tracked")
 
 
-def task(n: int = 20) -> tuple[Problem, Split]:
+def task(n: int = 20) -> tuple[Problem, fr.Split]:
     x, y = blobs(n)
     how: dict[str, Any] = {"population": 1, "participation": 1.0, "rounds": 1}
     problem = define(Normed, F.cross_entropy, (x[:2], y[:2]), init_seed=0, **how)
-    return problem, Split(x, y, [np.arange(n)])
+    return problem, fr.Split(x, y, [np.arange(n)])
 
 
-def site_of(problem: Problem, split: Split) -> Site:
+def site_of(problem: Problem, split: fr.Split) -> Site:
     problem.model.load_buffers([problem.rest[name] for name in problem.moving])
     return Site(problem, split.view(0), client=0, round=0, seed=0)
 

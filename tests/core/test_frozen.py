@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fedrift as fr
 from fedrift.algorithms import fedavg, fedsgd, scaffold
 from fedrift.core.algorithm import Algorithm, Cohort
 from fedrift.core.flat import Vec
@@ -19,7 +20,6 @@ from fedrift.core.optim import SGD, Adam
 from fedrift.core.pieces import SAM, Prox, Step
 from fedrift.core.problem import Problem
 from fedrift.core.site import Site
-from fedrift.data.split import Split
 from fedrift.engine.ledger import Cost
 from tests.support.problems import Net, blobs, small_run
 
@@ -179,7 +179,7 @@ def test_a_gradient_taken_twice_sees_the_same_batch() -> None:
         seen.extend(step.grad(step.w).clone() for _ in range(2))
         return step.buffer().zero_()
 
-    data = Split(*clients[0], [np.arange(30)]).view(0)
+    data = fr.Split(*clients[0], [np.arange(30)]).view(0)
     site = Site(problem, data, client=0, round=0, seed=0)
     site.train(Local(epochs=None, steps=1, batch_size=8), problem.w0, gradient=twice)
     assert torch.equal(seen[0], seen[1])

@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import fedrift as fr
 from fedrift.core.flat import Vec, flatten
 from fedrift.core.local import Draw, Local, Run, batches
 from fedrift.core.optim import SGD, Adam, Exponential
 from fedrift.core.pieces import SAM, Linear, Prox, Step
 from fedrift.core.problem import Problem, define
 from fedrift.core.site import Site
-from fedrift.data.split import Split
-from fedrift.rng import generator
 from tests.support.problems import Net, blobs, small_run
+from tests.support.product import generator
 
 N, SEED, ROUND, CLIENT = 37, 5, 2, 1
 
@@ -33,15 +33,15 @@ class Wet(nn.Module):
         return self.out(self.drop(torch.relu(self.hidden(x))))
 
 
-def task(make: Any = Net, dtype: torch.dtype = torch.float32) -> tuple[Problem, Split]:
+def task(make: Any = Net, dtype: torch.dtype = torch.float32) -> tuple[Problem, fr.Split]:
     x, y = blobs(N)
     x = x.to(dtype)
     how: dict[str, Any] = {"population": 2, "participation": 1.0, "rounds": 1, "dtype": dtype}
     problem = define(make, F.cross_entropy, (x[:2], y[:2]), init_seed=0, **how)
-    return problem, Split(x, y, [np.arange(3), np.arange(3, N)])
+    return problem, fr.Split(x, y, [np.arange(3), np.arange(3, N)])
 
 
-def site_of(problem: Problem, split: Split, round: int = ROUND, client: int = CLIENT) -> Site:
+def site_of(problem: Problem, split: fr.Split, round: int = ROUND, client: int = CLIENT) -> Site:
     return Site(problem, split.view(client), client=client, round=round, seed=SEED)
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from fedrift.data import files
-from fedrift.data.datasets import load
 from fedrift.data.files import read_at_most
 from fedrift.data.samples import Samples
 from fedrift.data.sources import bundled, cifar, mnist
 from fedrift.errors import InputError
+from tests.support.product import load_data
 from tests.support.small_files import (
     NOBODY,
     SMALL,
@@ -188,7 +188,7 @@ def test_damaged_npz(tmp_path: Path, save: Callable[..., None]):
     save(file, x=x, y=np.arange(30) % 3, x_test=x, y_test=np.arange(30) % 3)
 
     def read() -> Samples:
-        data = load(f"npz:{file}")
+        data = load_data(f"npz:{file}")
         return Samples(data.x, data.y, data.class_names)
 
     survives(file, read)

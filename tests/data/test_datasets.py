@@ -8,11 +8,12 @@ import sys
 import numpy as np
 import pytest
 
-from fedrift.data.datasets import NAMES, check, load
+from fedrift.data.datasets import NAMES, check
 from fedrift.data.samples import Samples, finish, stratified_order
 from fedrift.data.sources import bundled
 from fedrift.data.sources.synthetic import synthetic_client
 from fedrift.errors import InputError
+from tests.support.product import load_data
 
 
 def counts(y: np.ndarray, classes: int = 10) -> list[int]:
@@ -21,14 +22,14 @@ def counts(y: np.ndarray, classes: int = 10) -> list[int]:
 
 def refused(text: str, *words: str) -> None:
     with pytest.raises(InputError) as caught:
-        load(text)
+        load_data(text)
     for word in words:
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_digits():
-    data = load("digits")
+    data = load_data("digits")
     assert data.x.shape == (1438, 1, 8, 8) and data.x_test.shape == (359, 1, 8, 8)
     assert data.x.dtype == np.float32 and data.y.dtype == np.int64
     assert (data.x.min(), data.x.max()) == (0.0, 1.0)
@@ -40,7 +41,7 @@ def test_digits():
     assert max(counts(data.y_test)) - min(counts(data.y_test)) <= 2
     # Held out, and thinned, once and for all: published numbers depend on it.
     assert data.y_test[:12].tolist() == [7, 8, 2, 3, 8, 0, 5, 0, 7, 0, 2, 2]
-    assert load("digits:train=10").y.tolist() == [1, 7, 2, 8, 3, 6, 4, 9, 0, 5]
+    assert load_data("digits:train=10").y.tolist() == [1, 7, 2, 8, 3, 6, 4, 9, 0, 5]
 
 
 @pytest.mark.slow  # importing scikit-learn takes seconds
@@ -48,7 +49,7 @@ def test_digits_are_those_of_scikit_learn():
     from sklearn.datasets import load_digits
 
     rows, targets = load_digits(return_X_y=True)
-    data = load("digits")
+    data = load_data("digits")
     key = {(*np.asarray(row, int), y) for row, y in zip(rows, targets, strict=True)}
     both = np.concatenate([data.x, data.x_test]).reshape(-1, 64) * 16
     labels = np.concatenate([data.y, data.y_test])
@@ -63,7 +64,7 @@ def test_text_is_checked_without_reading_files():
 
 
 def test_mnist5k():
-    data = load("mnist5k")
+    data = load_data("mnist5k")
     assert data.x.shape == (4000, 1, 28, 28) and data.x_test.shape == (1000, 1, 28, 28)
     assert counts(data.y) == [400] * 10 and counts(data.y_test) == [100] * 10
     assert data.x.min() == pytest.approx(-0.1307 / 0.3081)
@@ -92,7 +93,7 @@ def test_every_name_is_described():
 
 
 def test_thinning_is_nested_and_stratified():
-    small, large = load("mnist5k:train=200,test=50"), load("mnist5k,train=1000")
+    small, large = load_data("mnist5k:train=200,test=50"), load_data("mnist5k,train=1000")
     assert counts(small.y) == [20] * 10 and counts(small.y_test) == [5] * 10
     assert counts(large.y) == [100] * 10 and len(large.y_test) == 1000
     kept = {row.tobytes() for row in large.x}
@@ -137,17 +138,17 @@ def test_scaling_has_the_bits_of_divide_then_normalise():
 
 
 def test_synthetic_devices_can_be_made_alone():
-    data = load("synthetic:1,0.5,seed=3")
+    data = load_data("synthetic:1,0.5,seed=3")
     assert data.users is not None and data.users.max() == 29
     assert data.x.shape[1:] == (60,) and data.x.dtype == np.float32 and data.classes == 10
     x, y = synthetic_client(1.0, 0.5, 3, 17)
     mine = data.users == 17
-    assert len(load("synthetic:1,1").y) == 7935  # the seed alone decides
+    assert len(load_data("synthetic:1,1").y) == 7935  # the seed alone decides
     assert len(x) >= 50 and mine.sum() == int(0.9 * len(x))
     assert np.array_equal(data.x[mine], x[: mine.sum()])
     assert np.array_equal(data.y[mine], y[: mine.sum()])
-    assert not np.array_equal(load("synthetic:1,0.5,seed=4").x[:9], data.x[:9])
-    assert load("synthetic:1,1,clients=3").users.max() == 2  # type: ignore[union-attr]
+    assert not np.array_equal(load_data("synthetic:1,0.5,seed=4").x[:9], data.x[:9])
+    assert load_data("synthetic:1,1,clients=3").users.max() == 2  # type: ignore[union-attr]
 
 
 def test_synthetic_follows_its_distribution():
@@ -166,7 +167,7 @@ def test_synthetic_follows_its_distribution():
 def test_synthetic_alpha_and_iid_decide_whether_devices_share_a_model():
     def purity(text: str) -> float:
         """How much the commonest class of a device exceeds the commonest class of all."""
-        data = load(text)
+        data = load_data(text)
         assert data.users is not None
         own = [np.bincount(data.y[data.users == u]).max() for u in range(data.users.max() + 1)]
         return sum(own) / len(data.y) - np.bincount(data.y).max() / len(data.y)

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from fedrift.data import files as places
-from fedrift.data.datasets import load
 from fedrift.data.sources import cifar, mnist
 from fedrift.errors import InputError
+from tests.support.product import load_data
 from tests.support.small_files import (
     NOBODY,
     SMALL,
@@ -118,18 +118,18 @@ def test_one_folder_holds_both_families(families: Families, tmp_path: Path):
 def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "d").mkdir()
     with pytest.raises(InputError) as caught:
-        load("mnist", tmp_path / "d")
+        load_data("mnist", tmp_path / "d")
     for word in ("train-images-idx3-ubyte", "--data-dir", str(tmp_path / "d"), "FEDRIFT_DATA",
                  "no connection", "go online"):  # fmt: skip
         assert word in str(caught.value)
     (tmp_path / "d" / "t10k-labels-idx1-ubyte").touch()
     with pytest.raises(InputError, match=r"d' lacks train-images-idx3-ubyte, train-labels"):
-        load("mnist", tmp_path / "d")
+        load_data("mnist", tmp_path / "d")
     with pytest.raises(InputError, match=r"--data-dir '.*none' is not a folder"):
-        load("mnist", tmp_path / "none")
+        load_data("mnist", tmp_path / "none")
     monkeypatch.setenv("FEDRIFT_DATA", str(tmp_path / "none"))
     with pytest.raises(InputError, match=r"FEDRIFT_DATA '.*none' is not a folder"):
-        load("cifar10")
+        load_data("cifar10")
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_the_pickled_version_is_named_but_not_opened(tmp_path: Path):
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "cifar-10-python.tar.gz").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
     with pytest.raises(InputError, match=r"pickled Python version.*cifar-10-binary.tar.gz"):
-        load("cifar10", tmp_path / "d")
+        load_data("cifar10", tmp_path / "d")
 
 
 def test_somebody_elses_train_bin_is_left_alone(tmp_path: Path):
@@ -197,11 +197,11 @@ def test_somebody_elses_train_bin_is_left_alone(tmp_path: Path):
     for name in ("train.bin", "test.bin"):
         (tmp_path / "d" / name).write_bytes(b"tokens")
     with pytest.raises(InputError, match=r"not found.*train.bin' has 6 bytes, not 153700000"):
-        load("cifar100", tmp_path / "d")
+        load_data("cifar100", tmp_path / "d")
 
 
 def test_mnist_itself(data_folder: Path):
-    data = load("mnist", data_folder)
+    data = load_data("mnist", data_folder)
     assert data.x.shape == (60_000, 1, 28, 28) and data.x_test.shape == (10_000, 1, 28, 28)
     train = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert np.bincount(data.y).tolist() == train
@@ -212,16 +212,16 @@ def test_mnist_itself(data_folder: Path):
 def test_fashion_mnist_itself():
     if not mnist.FASHION.system[0].is_dir():
         pytest.skip("needs Debian's package dataset-fashion-mnist")
-    data = load("fashion-mnist:train=500,test=100")
+    data = load_data("fashion-mnist:train=500,test=100")
     assert np.bincount(data.y).tolist() == [50] * 10 and data.class_names[9] == "Ankle boot"
     with pytest.raises(InputError, match="holds Fashion-MNIST, not MNIST"):
-        load("mnist", mnist.FASHION.system[0])
+        load_data("mnist", mnist.FASHION.system[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "classes"), [("cifar10", 10), ("cifar100", 100)])
 def test_cifar_itself(data_folder: Path, name: str, classes: int):
-    data = load(name, data_folder)
+    data = load_data(name, data_folder)
     assert data.x.shape == (50_000, 3, 32, 32) and data.x_test.shape == (10_000, 3, 32, 32)
     assert np.bincount(data.y).tolist() == [50_000 // classes] * classes
     assert np.abs(data.x.mean(axis=(0, 2, 3), dtype=np.float64)).max() < 2e-3

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import fedrift as fr
-from fedrift.data.datasets import load
 from tests.support.problems import Net, blobs, small_run
+from tests.support.product import load_data
 
 datasets = pytest.importorskip("datasets", reason="needs fedrift[datasets]")
 pytest.importorskip("flwr_datasets", reason="needs fedrift[datasets]")
@@ -33,7 +33,7 @@ def pictures(n: int) -> Any:
 def test_pictures_and_their_classes_are_found(tmp_path: Path) -> None:
     both = datasets.DatasetDict({"train": pictures(8), "test": pictures(4)})
     both.save_to_disk(str(tmp_path / "saved"))
-    data = load(f"huggingface:{tmp_path / 'saved'}")
+    data = load_data(f"huggingface:{tmp_path / 'saved'}")
     assert data.x.shape == (8, 3, 6, 5) and data.x_test.shape == (4, 3, 6, 5)
     assert data.class_names == ("cat", "dog") and data.y.tolist() == [0, 1] * 4
 
@@ -42,12 +42,12 @@ def test_a_table_with_users(tmp_path: Path) -> None:
     held = {"f": [[float(i), 0.0] for i in range(20)], "y": [i % 2 for i in range(20)]}
     held["who"] = [i // 5 for i in range(20)]
     datasets.Dataset.from_dict(held).save_to_disk(str(tmp_path / "saved"))
-    data = load(f"huggingface:{tmp_path / 'saved'},x=f,y=y,users=who")
+    data = load_data(f"huggingface:{tmp_path / 'saved'},x=f,y=y,users=who")
     assert data.x.shape == (16, 2) and data.users is not None
     with pytest.raises(fr.InputError, match="say which column is x"):
-        load(f"huggingface:{tmp_path / 'saved'}")
+        load_data(f"huggingface:{tmp_path / 'saved'}")
     with pytest.raises(fr.InputError, match="no column 'g'"):
-        load(f"huggingface:{tmp_path / 'saved'},x=g,y=y")
+        load_data(f"huggingface:{tmp_path / 'saved'},x=g,y=y")
 
 
 def test_a_partitioner_divides_as_flower_does() -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedrift.data.datasets import load
 from fedrift.data.sources import images
 from fedrift.errors import InputError
+from tests.support.product import load_data
 
 
 def draw(path: Path, value: int, size: tuple[int, int] = (8, 6), mode: str = "RGB") -> None:
@@ -21,7 +21,7 @@ def draw(path: Path, value: int, size: tuple[int, int] = (8, 6), mode: str = "RG
 
 def refused(text: str, *words: str) -> None:
     with pytest.raises(InputError) as caught:
-        load(text)
+        load_data(text)
     for word in words:
         assert word in str(caught.value)
 
@@ -32,7 +32,7 @@ def test_a_folder_per_class(tmp_path: Path):
         draw(tmp_path / "ant" / "deep" / f"{at}.PNG", 100 + at)
     (tmp_path / "cat" / "notes.txt").write_text("no picture")
     (tmp_path / ".hidden").mkdir()
-    data = load(f"images:{tmp_path}")
+    data = load_data(f"images:{tmp_path}")
     assert data.class_names == ("ant", "cat") and data.x.shape == (16, 3, 6, 8)
     assert np.bincount(data.y_test).tolist() == [2, 2] and data.users is None
     assert (data.mean, data.std) == ((0.5,) * 3, (0.5,) * 3)
@@ -47,7 +47,7 @@ def test_train_and_test_folders_and_size(tmp_path: Path):
             draw(tmp_path / half / "a" / f"{at}.jpg", 200, (30 + at, 20), "L")
             draw(tmp_path / half / "b" / f"{at}.jpg", 10, (64, 64 + at), "L")
     refused(f"images:{tmp_path}", "size=PIXELS", "30×20")
-    data = load(f"images:{tmp_path},size=16")
+    data = load_data(f"images:{tmp_path},size=16")
     assert data.x.shape == (6, 1, 16, 16) and data.x_test.shape == (4, 1, 16, 16)
     assert np.allclose((data.x[:3] * 0.5 + 0.5) * 255, 200, atol=2)
     draw(tmp_path / "test" / "c" / "0.jpg", 10, (9, 9), "L")
@@ -59,7 +59,7 @@ def test_one_coloured_picture_makes_all_coloured(tmp_path: Path):
     draw(tmp_path / "a" / "1.png", 50, mode="RGB")
     draw(tmp_path / "b" / "0.gif", 0, mode="P")
     draw(tmp_path / "b" / "1.webp", 50)
-    data = load(f"images:{tmp_path}")
+    data = load_data(f"images:{tmp_path}")
     assert data.x.shape[1] == 3 and len(data.y) + len(data.y_test) == 4
 
 
@@ -69,7 +69,7 @@ def test_the_middle_square_is_kept(tmp_path: Path):
     for at in range(4):
         (tmp_path / "a").mkdir(exist_ok=True)
         Image.fromarray(wide).save(tmp_path / "a" / f"{at}.png")
-    assert (load(f"images:{tmp_path},size=5").x == 1).all()
+    assert (load_data(f"images:{tmp_path},size=5").x == 1).all()
 
 
 def test_folder_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -107,18 +107,18 @@ def test_a_table_with_users(tmp_path: Path):
         lines.append(f"{at}.png,{(9, 10)[at % 2]},{'' if at >= 9 else 'uvw'[at // 3]},{split}")
     text = table(tmp_path, "\ufeff" + "\n".join(lines))
     refused(text, "0.png' does not exist")
-    data = load(f"{text},root={tmp_path / 'pics'}")
+    data = load_data(f"{text},root={tmp_path / 'pics'}")
     assert data.class_names == ("9", "10") and data.y.tolist() == [0, 1] * 4 + [0]
     assert data.users is not None and data.users.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert len(data.y_test) == 3 and data.x.shape == (9, 3, 6, 8)
-    thinned = load(f"{text},root={tmp_path / 'pics'},train=2,test=1,size=4")
+    thinned = load_data(f"{text},root={tmp_path / 'pics'},train=2,test=1,size=4")
     assert thinned.x.shape == (2, 3, 4, 4) and len(thinned.y_test) == 1
 
 
 def test_a_table_without_users_or_split(tmp_path: Path):
     for at in range(10):
         draw(tmp_path / f"{at}.png", at)
-    data = load(table(tmp_path, "label,path\n" + "".join(f"x,{at}.png\n" for at in range(10))))
+    data = load_data(table(tmp_path, "label,path\n" + "".join(f"x,{at}.png\n" for at in range(10))))
     assert data.users is None and len(data.y_test) == 2
 
 
@@ -167,7 +167,7 @@ def test_damaged_pictures(tmp_path: Path, suffix: str):
                 damage[at] ^= int(random.integers(1, 256))
         file.write_bytes(bytes(damage))
         try:
-            load(f"images:{tmp_path},size=4")
+            load_data(f"images:{tmp_path},size=4")
         except InputError as problem:
             refusals += 1
             assert file.name in str(problem) or "0.png" in str(problem)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedrift.data.assignment import Partition
 from fedrift.data.manifest import labels_digest, load, save
 from fedrift.data.partition import partition
 from fedrift.errors import InputError
+from tests.support.product import Partition
 
 Y = np.arange(60) % 5
 

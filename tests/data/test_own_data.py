@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrift.data.datasets import load
 from fedrift.data.samples import DataSet
 from fedrift.errors import InputError
+from tests.support.product import load_data
 
 
 def refused(text: str, *words: str) -> None:
     with pytest.raises(InputError) as caught:
-        load(text)
+        load_data(text)
     for word in words:
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -29,18 +29,20 @@ def save(folder: Path, **arrays: object) -> str:
 def test_npz_pictures_are_scaled_and_turned(tmp_path: Path):
     x = np.random.default_rng(0).integers(0, 256, (10, 6, 5, 3), dtype=np.uint8)
     y = np.arange(10) % 2
-    data = load(save(tmp_path, x=x, y=y, x_test=x[:4], y_test=y[:4], users=y + 5))
+    data = load_data(save(tmp_path, x=x, y=y, x_test=x[:4], y_test=y[:4], users=y + 5))
     assert data.x.shape == (10, 3, 6, 5) and data.x_test.shape == (4, 3, 6, 5)
     assert np.array_equal(data.x, x.transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255))
     assert (data.mean, data.std) == ((0.0,) * 3, (1.0,) * 3)
     assert data.users is not None and np.array_equal(data.users, y)
-    grey = load(save(tmp_path, x_train=x[..., 0], y_train=y[:, None], x_test=x[..., 0], y_test=y))
+    grey = load_data(
+        save(tmp_path, x_train=x[..., 0], y_train=y[:, None], x_test=x[..., 0], y_test=y)
+    )
     assert grey.x.shape == (10, 1, 6, 5) and grey.users is None
 
 
 def test_npz_numbers_are_taken_as_they_are(tmp_path: Path):
     x = np.linspace(-3, 9, 60).reshape(20, 3)
-    data = load(save(tmp_path, x=x, y=np.arange(20) % 2 * 1.0))
+    data = load_data(save(tmp_path, x=x, y=np.arange(20) % 2 * 1.0))
     assert data.x.dtype == np.float32 and data.x.shape == (16, 3) and data.mean == ()
     assert set(data.x.ravel()) <= set(x.astype(np.float32).ravel())
     assert data.classes == 2 and data.y.dtype == np.int64
@@ -112,12 +114,12 @@ def test_functions_of_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "leaves_fr.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
-    assert load("mydata_fr:pair").x.shape == (8, 4)
-    assert len(load("mydata_fr:four,test=2").y_test) == 2
-    whole = load("mydata_fr:whole")
+    assert load_data("mydata_fr:pair").x.shape == (8, 4)
+    assert len(load_data("mydata_fr:four,test=2").y_test) == 2
+    whole = load_data("mydata_fr:whole")
     assert isinstance(whole, DataSet) and whole.classes == 3 and whole.mean == (1.0,)
     assert whole.users is not None and whole.class_names == ("a", "b", "c")
-    assert load("mydata_fr:unnamed").class_names == tuple("01234")
+    assert load_data("mydata_fr:unnamed").class_names == tuple("01234")
     refused("mydata_fr:fewer", "mydata_fr:fewer: y", "label 1")
     refused("mydata_fr:odd", "1 names for 3 classes")
     refused("mydata_fr:three", "returned tuple")

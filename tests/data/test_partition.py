@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrift.data.assignment import Partition
 from fedrift.data.partition import NAMES, partition
 from fedrift.errors import InputError
+from tests.support.product import Partition
 
 BALANCED = np.tile(np.arange(10), 5000)
 

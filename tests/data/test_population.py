@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from fedrift import api
-from fedrift.config.spec import Spec
-from fedrift.data import datasets
 from fedrift.data.sources import synthetic
-from fedrift.engine.prepare import prepare
 from fedrift.errors import InputError
+from tests.support.product import Spec, datasets, prepare
 
 TEXT = "synthetic:1,1,clients=40,seed=3"
 

@@ -11,8 +11,9 @@ import pytest
 import fedrift as fr
 from fedrift import algorithms
 from fedrift.engine import recorder
-from fedrift.engine.callbacks import Passive, Plan
+from fedrift.engine.callbacks import Passive
 from tests.support.problems import small_run
+from tests.support.product import Plan
 
 WRAPPERS = {"fed3rft", "swa", "wima", "sam", "asam", "serveradam"}
 ALONE = sorted(set(algorithms.NAMES) - WRAPPERS)

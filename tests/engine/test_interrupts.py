@@ -15,8 +15,8 @@ import fedrift as fr
 from fedrift.backends import context
 from fedrift.backends.worker import main
 from fedrift.engine.history import defer_interrupts
-from fedrift.storage import run_folder
 from tests.support.problems import small_run
+from tests.support.product import run_folder
 
 HOME = str(Path(fr.__file__).parent)
 

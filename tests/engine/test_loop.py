@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 import fedrift as fr
-from fedrift.algorithms.fedavg import FedAvg
 from fedrift.core.local import Local
 from fedrift.core.optim import SGD
-from fedrift.engine.callbacks import RoundReport
 from tests.support.problems import (
     Point,
     blobs,
@@ -25,6 +23,7 @@ from tests.support.problems import (
     trajectory,
     uneven_clients,
 )
+from tests.support.product import FedAvg
 
 POISON = 77.0
 
@@ -71,7 +70,7 @@ def test_clients_without_data_never_count(name: str) -> None:
 
 def test_a_cohort_of_empty_clients_is_a_void_round() -> None:
     nobody = torch.empty(0, 8), torch.empty(0, dtype=torch.int64)
-    reports: list[RoundReport] = []
+    reports: list[fr.RoundReport] = []
     clients, schedule = [*uneven_clients(2), nobody], [[2], [0, 2]]
     small_run(
         "scaffold",
@@ -95,7 +94,7 @@ def test_clients_without_steps_never_count() -> None:
 @pytest.mark.parametrize("name", ["fedavg:weights=uniform", "fedavg", "fedsgd"])
 def test_a_reply_that_is_not_finite_is_dropped_and_named(name: str) -> None:
     clients = poison(quadratic_clients((1, 2, 3)), 1)
-    reports: list[RoundReport] = []
+    reports: list[fr.RoundReport] = []
     how: dict[str, Any] = {"loss": poisoned_loss, "clients": clients}
     trajectory(name, rounds=3, on_round=reports.append, **how)
     assert all(r.nonfinite == (1,) and r.cohort == (0, 1, 2) for r in reports)
@@ -120,7 +119,7 @@ def test_the_state_of_a_dropped_client_stays_as_it_was() -> None:
 
 def test_when_nobody_is_finite_the_run_has_diverged() -> None:
     good, bad = quadratic_clients(), poison(quadratic_clients(), 0, 1)
-    reports: list[RoundReport] = []
+    reports: list[fr.RoundReport] = []
     result = fr.run(
         "fedavg",
         model=Point,
@@ -190,7 +189,7 @@ def test_a_hook_may_stop_the_run() -> None:
 def test_the_last_round_is_always_evaluated(every: int, rounds: list[int]) -> None:
     seen: dict[int, bool] = {}
 
-    def note(r: RoundReport) -> None:
+    def note(r: fr.RoundReport) -> None:
         seen[r.round] = bool(r.metrics)
 
     result = small_run("fedavg", eval_every=every, on_round=note)
@@ -200,7 +199,7 @@ def test_the_last_round_is_always_evaluated(every: int, rounds: list[int]) -> No
 
 
 def test_a_report_says_what_happened() -> None:
-    reports: list[RoundReport] = []
+    reports: list[fr.RoundReport] = []
     result = small_run("scaffold", on_round=reports.append)
     last = reports[-1]
     assert last.round == 5 and last.metrics["accuracy"] == result.accuracy[-1]
@@ -213,7 +212,7 @@ def test_a_report_says_what_happened() -> None:
 
 
 def test_the_weights_of_a_report_are_a_copy() -> None:
-    def spoil(r: RoundReport) -> None:
+    def spoil(r: fr.RoundReport) -> None:
         r.weights.zero_()
 
     assert small_run("fedavg", on_round=spoil).fingerprint == small_run("fedavg").fingerprint

@@ -10,8 +10,9 @@ import pytest
 
 import fedrift as fr
 from fedrift.engine import plan as room
-from fedrift.engine.callbacks import Passive, Plan
+from fedrift.engine.callbacks import Passive
 from tests.support.problems import small_run
+from tests.support.product import Plan
 
 
 class Listener(Passive):

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedrift.config.spec import Spec
-from fedrift.engine.prepare import prepare
 from fedrift.errors import InputError
+from tests.support.product import Spec, prepare
 
 
 def test_digits_divided_and_shifted() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import fedrift as fr
-from fedrift.algorithms.fedavg import Down, FedAvg, Up
+from fedrift.algorithms.fedavg import Down, Up
 from fedrift.core.algorithm import Algorithm, Cohort
 from fedrift.core.flat import Vec
 from fedrift.core.local import Local
@@ -24,11 +24,11 @@ from fedrift.core.messages import state
 from fedrift.core.optim import SGD
 from fedrift.core.problem import Problem
 from fedrift.core.site import Site
-from fedrift.engine.callbacks import Passive, Plan, RoundReport
+from fedrift.engine.callbacks import Passive
 from fedrift.engine.loop import Engine
 from fedrift.engine.recorder import RunRecorder
-from fedrift.storage import checkpoint
 from tests.support.problems import Net, blobs, small_run, uneven_clients
+from tests.support.product import FedAvg, Plan, checkpoint
 
 
 class Crash(Exception):
@@ -36,7 +36,7 @@ class Crash(Exception):
 
 
 def crash_at(round: int) -> Any:
-    def hook(r: RoundReport) -> None:
+    def hook(r: fr.RoundReport) -> None:
         if r.round == round:
             raise Crash
 

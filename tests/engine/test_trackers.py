@@ -11,11 +11,10 @@ import pytest
 import fedrift as fr
 from fedrift.cli import code_of
 from fedrift.engine import trackers
-from fedrift.engine.callbacks import RoundReport
 from tests.support.problems import small_run
 
 
-def interrupt(report: RoundReport) -> None:
+def interrupt(report: fr.RoundReport) -> None:
     if report.round == 3:
         raise KeyboardInterrupt
 

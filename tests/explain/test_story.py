@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from fedrift.algorithms import NAMES
-from fedrift.conform.subject import subject_of
 from fedrift.errors import InputError
 from fedrift.explain import captions, choose_settings, explain, write_file
 from fedrift.explain.captions import Texts
@@ -20,8 +19,8 @@ from fedrift.explain.frames import frames, pieces, verdict
 from fedrift.explain.page import document, payload
 from fedrift.explain.story import Story, make_story, record_turns
 from fedrift.explain.terrain import TERRAINS
-from fedrift.grammar import parse
 from tests.support.explained import ROUNDS, TRAINS, seen
+from tests.support.product import parse, subject_of
 
 
 @cache

@@ -15,14 +15,13 @@ import fedrift as fr
 from fedrift import api
 from fedrift.algorithms import NAMES
 from fedrift.backends.codec import Piece
-from fedrift.config.spec import Spec
 from fedrift.engine import task
-from fedrift.engine.prepare import prepare
 from fedrift.federation import membership, remote
 from fedrift.federation.config import FederationConfig
 from fedrift.federation.protocol import ABOUT, VISIT, Envelope
 from fedrift.federation.task import make_server_task
 from tests.support.federations import Federation, Meddle, Office
+from tests.support.product import Spec, load_run, prepare
 
 SMALL: dict[str, Any] = {
     "data": "digits:train=100,test=60",
@@ -204,7 +203,6 @@ def test_nodes_leave_and_return_under_another_id(tmp_path: Path) -> None:
 
 def test_who_joins_late_is_known_by_size(tmp_path: Path) -> None:
     """In the run's folder, in what the algorithm is told, and after the server's restart."""
-    from fedrift.storage.run_folder import load
 
     federation = Federation(spec("scaffold", rounds=4, per_round=4), tmp_path)
     for client in range(3):
@@ -224,11 +222,11 @@ def test_who_joins_late_is_known_by_size(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(Killed):
         federation.run(least=3, out=run, callbacks=[Stopping()])
-    assert load(run).clients["sizes"] == sizes
+    assert load_run(run).clients["sizes"] == sizes
     federation.office.desks.pop(max(federation.office.desks))  # the one that had joined late
     federation.office.before = None
     made = federation.run(least=3, out=run)
-    assert load(run).clients["sizes"] == made.clients["sizes"] == sizes
+    assert load_run(run).clients["sizes"] == made.clients["sizes"] == sizes
     assert [len(e.asked) for e in made.ledger.entries] == [3, 3, 4, 3]
 
 

@@ -20,12 +20,11 @@ from fedrift import api
 from fedrift.backends.codec import Piece, Refused
 from fedrift.cli import code_of
 from fedrift.federation import membership, remote
-from fedrift.federation.config import FederationConfig
 from fedrift.federation.events import EVENTS
-from fedrift.federation.protocol import Envelope
-from fedrift.storage.run_folder import load
 from tests.federation.test_federation import spec
+from tests.support.federations import Envelope, FederationConfig
 from tests.support.flower_apps import FLOWER, Grid, as_in_app, written
+from tests.support.product import load_run
 
 pytest.importorskip("flwr", reason="needs fedrift[flower]")
 pytestmark = FLOWER
@@ -93,7 +92,7 @@ def test_the_apps_give_the_same_bits(
     grid = Grid(client.app, config, nodes)
     server.app(grid, Context(1, 1, {}, RecordDict(), config))
     here = api.run_spec(replace(spec(name), workers=0))
-    record = load(tmp_path / "out" / "run")
+    record = load_run(tmp_path / "out" / "run")
     assert record.summary["fingerprint"] == here.fingerprint
     assert list(record.ledger) == here.ledger.rows()
     events = [json.loads(x) for x in (tmp_path / "out" / EVENTS).read_text().splitlines()]

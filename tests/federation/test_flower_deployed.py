@@ -17,16 +17,12 @@ import pytest
 
 from fedrift import api
 from fedrift.config.grid import slug
-from fedrift.config.spec import Spec
-from fedrift.engine.prepare import prepare
-from fedrift.federation.config import FederationConfig
 from fedrift.federation.events import EVENTS
-from fedrift.federation.protocol import VISIT, Envelope
 from fedrift.federation.template import write_app
-from fedrift.storage.run_folder import load
 from tests.federation.test_federation import spec
-from tests.support.federations import Federation
+from tests.support.federations import VISIT, Envelope, Federation, FederationConfig
 from tests.support.flower_apps import FLOWER
+from tests.support.product import Spec, load_run, prepare
 
 pytest.importorskip("flwr", reason="needs fedrift[flower]")
 pytestmark = [*FLOWER, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -97,7 +93,7 @@ def test_a_deployed_federation_gives_the_same_bits(name: str, deployed: Any) -> 
     here.start_app(app, {"out": out})
     assert news(out / EVENTS, "finished")["status"] == "done"
     simulated = api.run_spec(replace(what, workers=0))
-    record = load(out / "run")
+    record = load_run(out / "run")
     assert record.summary["fingerprint"] == simulated.fingerprint
     assert list(record.ledger) == simulated.ledger.rows()
 
@@ -118,7 +114,7 @@ def test_flowers_simulation_gives_the_same_bits(tmp_path: Path) -> None:
     finally:
         here.stop()
     simulated = api.run_spec(replace(what, workers=0))
-    record = load(out / "run")
+    record = load_run(out / "run")
     assert record.summary["fingerprint"] == simulated.fingerprint
     assert list(record.ledger) == simulated.ledger.rows()
 
@@ -159,7 +155,7 @@ def test_a_node_killed_in_the_middle_of_a_visit_returns(deployed: Any, tmp_path:
     hold.unlink()
     start_again(here, home, 2)
     news(out / EVENTS, "finished")
-    record = load(out / "run")
+    record = load_run(out / "run")
     replied = [row["replied"] for row in record.ledger]
     lost = [t for t, who in enumerate(replied) if who != [0, 1, 2]]
     assert len(replied) == 10 and lost[0] > 0 and replied[-1] == [0, 1, 2]
@@ -246,7 +242,7 @@ def test_a_hostile_node_is_refused_and_the_run_goes_on(deployed: Any, tmp_path: 
     out = home / "out hostile"
     here.start_app(home / "app hostile", {"out": out})
     news(out / EVENTS, "finished")
-    record = load(out / "run")
+    record = load_run(out / "run")
     assert [row["replied"] for row in record.ledger] == [[0, 1]] * 4 + [[0, 1, 2]]
     told = (out / EVENTS).read_text()
     for says in (
@@ -277,7 +273,7 @@ def test_a_node_that_joins_late_is_asked_and_known(tmp_path: Path) -> None:
         news(out / EVENTS, "finished")
     finally:
         here.stop()
-    record = load(out / "run")
+    record = load_run(out / "run")
     replied = [row["replied"] for row in record.ledger]
     assert replied[0] == [0, 1] and replied[-1] == [0, 1, 2]
     assert record.clients["sizes"] == [len(part) for part in ready.partition.parts]
@@ -305,7 +301,7 @@ def test_a_killed_server_goes_on_and_ends_as_if_nothing_had_happened(deployed: A
     news(out / EVENTS, "finished")
     assert len((out / EVENTS).read_text().splitlines()) > lines
     simulated = api.run_spec(replace(what, workers=0))
-    record = load(out / "run")
+    record = load_run(out / "run")
     assert record.summary["fingerprint"] == simulated.fingerprint
     assert list(record.ledger) == simulated.ledger.rows()
 
@@ -317,7 +313,7 @@ def test_a_deployed_federation_with_masks(deployed: Any) -> None:
     out = home / "out masked"
     here.start_app(home / "app masked", {"out": out, "secagg": True})
     news(out / EVENTS, "finished")
-    record, own = load(out / "run"), api.run_spec(replace(what, workers=0))
+    record, own = load_run(out / "run"), api.run_spec(replace(what, workers=0))
     off = [np.abs(record.weights()[k] - v.numpy()).max() for k, v in own.tensors().items()]
     assert 0 < max(off) < 2e-4
     assert [row["replied"] for row in record.ledger] == [[0, 1, 2]]

@@ -16,11 +16,10 @@ import fedrift as fr
 from fedrift import api
 from fedrift.federation import membership
 from fedrift.federation.events import EVENTS
-from fedrift.federation.protocol import ABOUT
-from fedrift.storage.run_folder import load
 from tests.federation.test_federation import spec
-from tests.support.federations import Federation, Meddle
+from tests.support.federations import ABOUT, Federation, Meddle
 from tests.support.flower_apps import FLOWER, Grid, as_in_app, written
+from tests.support.product import load_run
 
 pytest.importorskip("flwr", reason="needs fedrift[flower]")
 pytestmark = FLOWER
@@ -65,7 +64,7 @@ def masked_run(
     }
     grid = Grid(client.app if harm is None else harm(client.app), config, nodes)
     server.app(grid, Context(1, 1, {}, RecordDict(), config))
-    return grid, load(tmp_path / "out" / "run")
+    return grid, load_run(tmp_path / "out" / "run")
 
 
 @pytest.mark.usefixtures("in_app")

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from fedrift.engine.prepare import prepare
-from fedrift.federation.config import FederationConfig
 from fedrift.federation.events import EVENTS
 from fedrift.federation.template import write_app
-from fedrift.storage.run_folder import load
 from tests.federation.test_federation import spec
 from tests.federation.test_flower_deployed import news, node
+from tests.support.federations import FederationConfig
 from tests.support.flower_apps import FLOWER
+from tests.support.product import load_run, prepare
 
 pytest.importorskip("flwr", reason="needs fedrift[flower]")
 pytestmark = [*FLOWER, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -84,7 +83,7 @@ def test_the_wire_carries_what_the_ledger_says(hidden: int, tmp_path: Path) -> N
         meter.close()
     finally:
         here.stop()
-    rows = load(out / "run").ledger[1:]
+    rows = load_run(out / "run").ledger[1:]
     messages = sum(len(row["asked"]) for row in rows)
     for way, field in (("up", "delta"), ("down", "w")):
         payload = sum(row[way][field][0] for row in rows)

@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedrift.config.models import choose_model
-from fedrift.data import datasets
 from fedrift.errors import InputError
 from fedrift.models import factory
 from fedrift.models.mobilenet import MEAN, STD, MobileNetV2, Prepared, mobilenet_v2
+from tests.support.product import datasets
 
 DATA = os.environ.get("FEDRIFT_DATA")
 FILE = Path(DATA or ".") / "mobilenet_v2-imagenet.safetensors"

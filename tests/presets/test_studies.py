@@ -17,7 +17,8 @@ from fedrift.presets.studies import common, flat_minima_table, large_scale
 from fedrift.presets.studies.extractors import pooled_ridge
 from fedrift.presets.studies.flat_minima_table import APART, CENTRAL, Seen, findings
 from fedrift.presets.studies.large_scale import generated
-from fedrift.storage.jsonl import dump, load
+from fedrift.storage.jsonl import load
+from tests.support.product import dump
 
 DATA = "digits:train=300,test=100"
 TINY: dict[str, dict[str, Any]] = {

@@ -10,8 +10,8 @@ import pytest
 
 from fedrift.report import write
 from fedrift.report.selection import Labelled
-from fedrift.storage import run_folder as results
 from tests.support.browsers import PHONE, Opened, browser, needs_browser
+from tests.support.product import run_folder as results
 from tests.support.run_folders import grid, run_folder
 
 if TYPE_CHECKING:

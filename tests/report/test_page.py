@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from fedrift.config.spec import Spec
 from fedrift.report import formats, html, provenance, write
 from fedrift.report.selection import Labelled
 from fedrift.report.tables import Cell, Table
-from fedrift.storage import run_folder as results
-from fedrift.storage.run_folder import RunRecord
+from tests.support.product import RunRecord, Spec
+from tests.support.product import run_folder as results
 from tests.support.report_pages import made
 from tests.support.run_folders import grid, run_folder
 

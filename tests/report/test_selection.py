@@ -10,7 +10,7 @@ import pytest
 
 from fedrift.errors import InputError
 from fedrift.report import html, write
-from fedrift.storage import run_folder as results
+from tests.support.product import run_folder as results
 from tests.support.report_pages import made
 from tests.support.run_folders import grid, run_folder
 

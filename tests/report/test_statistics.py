@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedrift.config.spec import Spec
 from fedrift.errors import InputError
 from fedrift.report.statistics import costs, estimates
 from fedrift.report.statistics.findings import Findings, as_records, make_findings
@@ -19,6 +18,7 @@ from fedrift.report.statistics.measured import Measured, measure_run
 from fedrift.storage import run_folder as results
 from fedrift.storage.jsonl import dump
 from fedrift.storage.run_folder import RunRecord
+from tests.support.product import Spec
 from tests.support.run_folders import grid, run_folder
 
 
@@ -325,7 +325,9 @@ def test_clients_that_differ_between_methods_are_noticed(tmp_path: Path) -> None
     runs = loaded(tmp_path)
     assert costs.differing_cohorts(group_runs(runs).groups) == []
     moved = replace(runs[1], cohorts=runs[1].cohorts[::-1])
-    assert costs.differing_cohorts(group_runs([runs[0], moved]).groups) == [("fedavg", "scaffold", 0)]
+    assert costs.differing_cohorts(group_runs([runs[0], moved]).groups) == [
+        ("fedavg", "scaffold", 0)
+    ]
 
 
 def test_expected_accuracy_of_clients_follows_their_labels() -> None:

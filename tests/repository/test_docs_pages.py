@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 import fedrift as fr
-from fedrift.config import catalogue
 from fedrift.errors import InputError
-from fedrift.grammar import parse
 from tests.support.problems import Net, blobs
+from tests.support.product import catalogue, parse
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES, TEXTS = DOCS / "algorithms", DOCS / "algorithms" / "text"

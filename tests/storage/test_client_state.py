@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedrift.algorithms.scaffold import Scaffold
 from fedrift.core.algorithm import Algorithm, Cohort
 from fedrift.core.flat import Vec
 from fedrift.core.local import Local
@@ -19,9 +18,9 @@ from fedrift.core.messages import Mean, Sum, message, state
 from fedrift.core.optim import OptState
 from fedrift.core.problem import Problem
 from fedrift.core.site import Site
-from fedrift.storage import checkpoint
 from fedrift.storage.client_state import RowLayout, Store, Table
 from tests.support.problems import small_run
+from tests.support.product import Scaffold, checkpoint
 
 W = torch.arange(5.0)
 

@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 import fedrift as fr
-from fedrift.config.spec import Spec
-from fedrift.storage import run_folder
-from fedrift.storage.run_folder import RunFolder
 from tests.support.problems import small_run
+from tests.support.product import RunFolder, Spec, run_folder
 
 NOBODY = 65534
 

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrift.config.spec import Spec
 from fedrift.errors import InputError
-from fedrift.storage import jsonl, run_folder
-from fedrift.storage.run_folder import RunFolder
+from fedrift.storage import jsonl
+from tests.support.product import RunFolder, Spec, run_folder
 
 SPEC = Spec(algorithm="fedavg", lr=0.1 + 0.2, out="elsewhere")
 

@@ -20,20 +20,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedrift.cli import code_of
-from fedrift.config import catalogue
 from fedrift.config.models import choose_model
 from fedrift.config.privacy import parse_aggregate, parse_privacy
-from fedrift.config.spec import FIELDS, Spec, read_toml
+from fedrift.config.spec import FIELDS, read_toml
 from fedrift.core.faults import parse_faults
-from fedrift.data import datasets, manifest
-from fedrift.data.assignment import Partition
+from fedrift.data import manifest
 from fedrift.engine.ledger import Ledger
 from fedrift.errors import InputError, RunError
-from fedrift.grammar import parse
-from fedrift.storage import checkpoint, jsonl, run_folder
+from fedrift.storage import jsonl
 from fedrift.storage.fork import read_origin
-from fedrift.storage.run_folder import RunFolder
 from tests.support.problems import small_run
+from tests.support.product import (
+    Partition,
+    RunFolder,
+    Spec,
+    catalogue,
+    checkpoint,
+    datasets,
+    parse,
+    run_folder,
+)
 from tests.support.small_files import isolate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

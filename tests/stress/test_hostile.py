@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedrift.algorithms.scaffold import Scaffold, Server
+from fedrift.algorithms.scaffold import Server
 from fedrift.cli import code_of
 from fedrift.core.optim import SGD
-from fedrift.storage import checkpoint
-from fedrift.storage.run_folder import RunFolder
 from tests.support.problems import small_run
+from tests.support.product import RunFolder, Scaffold, checkpoint
 
 COMMANDS = {
     "resume": (),

@@ -15,9 +15,11 @@ from fedrift.engine.prepare import Prepared, prepare
 from fedrift.engine.result import Result
 from fedrift.federation.config import FederationConfig
 from fedrift.federation.node import Node
-from fedrift.federation.protocol import ABOUT, Envelope
+from fedrift.federation.protocol import ABOUT, VISIT, Envelope
 from fedrift.federation.server import serve
 from fedrift.federation.task import make_node
+
+__all__ = ["ABOUT", "VISIT", "Envelope", "FederationConfig"]
 
 
 class Normed(nn.Sequential):

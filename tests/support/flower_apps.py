@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from fedrift.config.spec import Spec
-from fedrift.engine.prepare import prepare
-from fedrift.federation.config import FederationConfig
 from fedrift.federation.template import write_app
+from tests.support.federations import FederationConfig
+from tests.support.product import Spec, prepare
 
 FLOWER = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 import fedrift as fr
-from fedrift.engine.callbacks import RoundReport
 
 A = torch.tensor([[1.0, 2.0], [4.0, 1.0]], dtype=torch.float64)
 B = torch.tensor([[3.0, 1.0], [-1.0, 2.0]], dtype=torch.float64)
@@ -47,7 +46,7 @@ def trajectory(algorithm: Any, rounds: int = 10, **options: Any) -> list[tuple[f
     """w after every round on the golden problem."""
     path: list[tuple[float, ...]] = []
 
-    def note(report: RoundReport) -> None:
+    def note(report: fr.RoundReport) -> None:
         path.append(tuple(report.weights.tolist()))
 
     settings: dict[str, Any] = {

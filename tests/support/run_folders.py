@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedrift.config.spec import Spec
-from fedrift.storage import run_folder as results
+from tests.support.product import Spec
+from tests.support.product import run_folder as results
 
 SAMPLES = 50  # test samples of each class
 BYTES = 1000  # of a model

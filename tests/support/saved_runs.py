@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedrift.api import run_spec
-from fedrift.config.spec import Spec
+from tests.support.product import Spec, run_spec
 
 TINY: dict[str, Any] = {
     "data": "digits",

@@ -128,8 +128,6 @@ def one_thread() -> Generator[None]:
         torch.set_rng_state(state)
 
 
-
-
 def execute(
     task: Task,
     *,
