@@ -130,7 +130,7 @@ ALGORITHM_MAY_USE = "__future__ abc collections dataclasses functools math numpy
 WITHOUT_TORCH = (
     "version errors rng grammar config config.* figures figures.* report report.* cli cli.* "
     "core.sampling core.faults data data.datasets data.partition storage storage.jsonl "
-    "storage.run_folder storage.fork engine engine.prepare "
+    "storage.run_folder storage.fork engine engine.prepare engine.callbacks engine.trackers "
     "presets presets.preset presets.page presets.running"
 )
 
