@@ -107,7 +107,11 @@ def reachable(uses: dict[str, set[str]], start: str) -> set[str]:
 
 
 class Tracer:
-    """The code that is called, and what of it before the first round of an algorithm."""
+    """The files of which a function is called, and those of them before an algorithm's first round.
+
+    What runs because a module is imported (its own lines, bodies of classes, calls in them) does
+    not count.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = str(root) + os.sep
@@ -115,22 +119,28 @@ class Tracer:
         self.before: set[str] | None = None
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        if event != "call" or frame.f_code in self.codes:
-            return
         code = frame.f_code
+        if event != "call" or code in self.codes or not code.co_filename.startswith(self.root):
+            return
+        if not code.co_flags & inspect.CO_OPTIMIZED or code.co_name in INSIDE:
+            return
+        if self._is_importing(frame):
+            return
         if self.before is None and code.co_name == "round" and "/algorithms/" in code.co_filename:
             self.before = self.files()
         self.codes.add(code)
 
+    def _is_importing(self, frame: FrameType) -> bool:
+        above = frame.f_back
+        while above is not None:
+            code = above.f_code
+            if code.co_name == "<module>" and code.co_filename.startswith(self.root):
+                return True
+            above = above.f_back
+        return False
+
     def files(self) -> set[str]:
-        """Files of the package of which a function was called; bodies of classes are none."""
-        return {
-            code.co_filename
-            for code in self.codes
-            if code.co_filename.startswith(self.root)
-            and code.co_flags & inspect.CO_OPTIMIZED
-            and code.co_name not in INSIDE
-        }
+        return {code.co_filename for code in self.codes}
 
     def trace(self, task: Callable[[], object]) -> dict[str, int]:
         threading.setprofile(self)
@@ -171,7 +181,9 @@ def in_python(name: str) -> None:
     what: Any = {"run": "scaffold", "compare": ["fedavg", "scaffold"]}[name]
     make: Any = {"run": fr.run, "compare": fr.compare}[name]
     test = (x[1500:], y[1500:])
-    make(what, model=lambda: torch.nn.Linear(64, 10), clients=clients, test=test, rounds=2, workers=0)
+    make(
+        what, model=lambda: torch.nn.Linear(64, 10), clients=clients, test=test, rounds=2, workers=0
+    )
 
 
 def entered(task: str, folder: str) -> dict[str, int]:

@@ -31,6 +31,24 @@ def test_paths_are_there(file: Path) -> None:
     assert missing(file.read_text(encoding="utf-8")) == []
 
 
+def walk() -> list[str]:
+    """The steps of one round as CONTRIBUTING tells them."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    part = text.partition("## One round")[2].partition("\n## ")[0]
+    return re.findall(r"^\d+\. .+$", part, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("step", walk(), ids=lambda step: step.partition(".")[0])
+def test_the_walk_names_what_is_there(step: str) -> None:
+    """Every file of a step exists, and every name in it is one that its files define or use."""
+    quoted = re.findall(r"`([\w./]+)`", step)
+    sources = [ROOT / "src" / "fedrift" / name for name in quoted if name.endswith(".py")]
+    assert sources and all(path.is_file() for path in sources)
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    names = [name for name in quoted if name.isidentifier()]
+    assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
+
+
 def test_a_path_that_is_not_there_is_found() -> None:
     text = (
         "See `tests/core` and src/fedrift/api.py. Not `tests/gone.py`, docs/*.md or build/docs/x."

@@ -44,21 +44,28 @@ class Result:
     """A finished run. Lists have one entry per evaluated round."""
 
     status: Status
+    """`done`, `stopped` or `diverged`."""
     diverged_at: int | None
+    """The round in which numbers stopped being finite."""
     rounds: list[int]
     """Numbers of the evaluated rounds, from 1."""
     metrics: list[dict[str, Any]]
+    """Everything that was measured: a dict per evaluated round."""
     weights: Vec
     """The last finite weights, flat."""
     ledger: Ledger
+    """Bytes and gradient evaluations, exchange by exchange; `ledger.total` adds them up."""
     seconds: float
     problem: Problem
+    """Model, loss and population, as algorithms see them."""
     buffers: Mapping[str, Tensor]
     """Buffers and frozen parameters that the run has moved, by name."""
     info: Mapping[str, Any]
     """What was run: algorithm, data, seed and the like."""
     notes: tuple[str, ...] = ()
+    """What the run remarked on: choices that were made, data that were not used."""
     folder: Path | None = None
+    """Where it was written; None if nowhere."""
     clients: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Who holds how many samples of which class."""
     config: Spec | None = None
@@ -78,10 +85,12 @@ class Result:
 
     @property
     def accuracy(self) -> list[float]:
+        """Of the test set; empty where there are no classes or no test set."""
         return [m["accuracy"] for m in self.metrics if "accuracy" in m]
 
     @property
     def loss(self) -> list[float]:
+        """Mean loss of the test set."""
         return [m["loss"] for m in self.metrics if "loss" in m]
 
     @property

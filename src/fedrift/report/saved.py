@@ -64,6 +64,7 @@ class SavedRun:
 
     @property
     def metrics(self) -> list[Record]:
+        """Everything that was measured: a dict per evaluated round."""
         return self.record.rounds
 
     @property
@@ -73,10 +74,12 @@ class SavedRun:
 
     @property
     def accuracy(self) -> list[float]:
+        """Of the test set; empty where there are no classes or no test set."""
         return [row["accuracy"] for row in self.metrics if "accuracy" in row]
 
     @property
     def loss(self) -> list[float]:
+        """Mean loss of the test set."""
         return [row["loss"] for row in self.metrics if "loss" in row]
 
     @property
@@ -222,6 +225,7 @@ class SavedComparison:
 
     @property
     def results(self) -> list[SavedRun]:
+        """All of them, in the order of the comparison."""
         return [one.run for one in self.runs]
 
     def of(self, label: str) -> list[SavedRun]:
