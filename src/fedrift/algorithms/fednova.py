@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from fedrift.core.algorithm import Algorithm, Cohort, Weights
+from fedrift.core.algorithm import Algorithm, Cohort, Weights, refuse_rates
 from fedrift.core.flat import Vec
 from fedrift.core.local import Local
 from fedrift.core.messages import Mean, message, state
@@ -59,6 +59,7 @@ class FedNova(Algorithm[Server, None]):
             raise InputError(
                 "‖a‖₁ is known for SGD with momentum only; drop clip, use plain momentum"
             )
+        refuse_rates(self.local, "‖a‖₁ counts steps of one size")
 
     def server(self, p: Problem) -> Server:
         return Server(w=p.w0, opt=SGD(momentum=self.gamma).init(p.w0))

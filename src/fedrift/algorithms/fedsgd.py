@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
-from fedrift.core.algorithm import Algorithm, Cohort, Weights
+from fedrift.core.algorithm import Algorithm, Cohort, Weights, refuse_rates
 from fedrift.core.flat import Vec
 from fedrift.core.local import Local, clip_
 from fedrift.core.messages import Mean, message, state
 from fedrift.core.optim import SGD, rate
 from fedrift.core.problem import Problem
 from fedrift.core.site import Site
+from fedrift.errors import InputError
 
 
 @message
@@ -45,6 +46,11 @@ class FedSGD(Algorithm[Server, None]):
     def local_now(self, s: Server) -> None:
         return None  # no steps, so nobody is left out for having none
 
+    def check(self, p: Problem) -> None:
+        if not isinstance(self.local.optimizer, SGD):
+            raise InputError("it makes no local steps; leave optimizer out")
+        refuse_rates(self.local, "it makes no local steps")
+
     def server(self, p: Problem) -> Server:
         return Server(w=p.w0)
 
@@ -56,6 +62,6 @@ class FedSGD(Algorithm[Server, None]):
         g = site.minibatch_grad(down.w, self.local.batch_size)
         if self.local.clip is not None:
             clip_(g, self.local.clip)
-        if isinstance(self.local.optimizer, SGD):
+        if isinstance(self.local.optimizer, SGD):  # checked
             g.add_(down.w, alpha=self.local.optimizer.weight_decay)
         return Up(g=g), mine

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fedrift.algorithms.wrappers import Wrapper
-from fedrift.core.algorithm import Algorithm, Cohort, map_local
+from fedrift.core.algorithm import Algorithm, Cohort, local_of, map_local, refuse_rates
 from fedrift.core.flat import Vec
 from fedrift.core.messages import state
 from fedrift.core.optim import Schedule, rate
@@ -63,6 +63,9 @@ class SWA(Wrapper):
     def prepare(self, p: Problem) -> SWA:
         inner = self.inner.prepare(p)
         if self.cycle > 1:
+            local = local_of(inner)
+            if local is not None:
+                refuse_rates(local, "cycle is a schedule over rounds; or set cycle=1")
             begins, cycle, lr2 = self.begins(p), self.cycle, self.lr2
             inner = map_local(
                 inner, lambda local: replace(local, lr=Cycle(local.lr, begins, cycle, lr2))
