@@ -53,6 +53,7 @@ def run(
     weight_decay: float | None = None,
     clip: float | None = None,
     schedule: str | None = None,
+    optimizer: str | None = None,
     weights: str | None = None,
     augment: Sequence[str] | str | None = None,
     faults: Sequence[str] | str | None = None,
@@ -91,7 +92,11 @@ def run(
     epochs or steps: local work: a number, a list with one per client, or "uniform:2,5", drawn.
     batch_size: "full" or None takes all of a client's samples at once; 64 unless given.
     lr, momentum, weight_decay, clip: of the local steps; clip is the largest norm of one.
-    schedule: of lr over rounds: "exp:0.9", "step:10,factor=0.5" or "cosine".
+    schedule: of lr over rounds: "exp:0.9", "step:10,factor=0.5" or "cosine"; with ",per=step" (or
+        "cosine:per=step") over the local steps of each visit.
+    optimizer: of the local steps, by torch's name and with its options and defaults: "sgd", "adam",
+        "adamw:betas=0.9|0.95,eps=1e-6", "adagrad", "rmsprop:momentum=0.5"; the run's lr, momentum
+        and weight_decay are its own. What it remembers begins anew at every visit.
     weights: how replies are averaged: "samples" or "uniform"; the algorithm's own unless given.
     augment: such as ["crop:4", "flip"].
     faults: such as ["dropout:0.1", "stragglers:0.3,late=partial", "corrupt:0.2"].
