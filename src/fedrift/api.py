@@ -56,6 +56,7 @@ def run(
     weight_decay: float | None = None,
     clip: float | None = None,
     schedule: str | None = None,
+    optimizer: str | None = None,
     weights: str | None = None,
     augment: Sequence[str] | str | None = None,
     faults: Sequence[str] | str | None = None,
@@ -108,7 +109,12 @@ def run(
         momentum: Of the local steps.
         weight_decay: Of the local steps.
         clip: The largest norm of a local step.
-        schedule: Of `lr` over rounds: `"exp:0.9"`, `"step:10,factor=0.5"` or `"cosine"`.
+        schedule: Of `lr` over rounds: `"exp:0.9"`, `"step:10,factor=0.5"` or `"cosine"`; with
+            `",per=step"` (or `"cosine:per=step"`) over the local steps of each visit.
+        optimizer: Of the local steps, by torch's name and with its options and defaults: `"sgd"`,
+            `"adam"`, `"adamw:betas=0.9|0.95,eps=1e-6"`, `"adagrad"`, `"rmsprop:momentum=0.5"`; the
+            run's `lr`, `momentum` and `weight_decay` are its own. What it remembers begins anew at
+            every visit.
         weights: How replies are averaged: `"samples"` or `"uniform"`; the algorithm's own unless
             given.
         augment: Such as `["crop:4", "flip", "mixup:alpha=1", "cutout:length=16"]`.

@@ -37,6 +37,7 @@ FULL: dict[str, Any] = {
     "weight_decay": 1e-4,
     "clip": 10,
     "schedule": "exp:0.9",
+    "optimizer": "rmsprop:alpha=0.9",
     "weights": "uniform",
     "augment": ["crop:4", "flip"],
     "faults": ["dropout:0.1", "corrupt:0.2"],

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedrift.core.flat import Vec
 from fedrift.core.optim import (
+    ADAPTIVE,
     SGD,
     Adagrad,
     Adam,
@@ -21,10 +22,12 @@ from fedrift.core.optim import (
     Momentum,
     Optimizer,
     OptState,
+    PerStep,
     Staircase,
     advance,
     apply,
     rate,
+    rates_of,
 )
 
 D = 6
@@ -69,6 +72,50 @@ def test_sgd_is_torchs_bit_for_bit(
     how: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "weight_decay": decay}
     given = ours(SGD(lr=0.05, **how), dtype)
     assert torch.equal(given, theirs(lambda p: torch.optim.SGD(p, lr=0.05, **how), dtype))
+
+
+TORCH: dict[str, tuple[Any, list[dict[str, Any]]]] = {
+    "adam": (torch.optim.Adam, [{}, {"betas": (0.8, 0.95), "eps": 1e-4}]),
+    "adamw": (torch.optim.AdamW, [{}, {"betas": (0.8, 0.95), "eps": 1e-4}]),
+    "adagrad": (torch.optim.Adagrad, [{}, {"initial_accumulator_value": 0.1, "eps": 1e-4}]),
+    "rmsprop": (
+        torch.optim.RMSprop,
+        [
+            {},
+            {"alpha": 0.9, "momentum": 0.5},
+            {"centered": True},
+            {"centered": True, "momentum": 0.9},
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("decay", [None, 0.0, 0.1])
+@pytest.mark.parametrize(("name", "how"), [(n, h) for n, (_, hows) in TORCH.items() for h in hows])
+def test_by_torchs_name_it_is_torchs_optimizer(
+    name: str, how: dict[str, Any], decay: float | None
+) -> None:
+    how = how if decay is None else {**how, "weight_decay": decay}
+    kind = TORCH[name][0]
+    opt = ADAPTIVE[name](**how)
+    expected = theirs(lambda p: kind(p, **how))
+    assert opt.lr == kind([torch.zeros(1)]).defaults["lr"]
+    torch.testing.assert_close(ours(opt), expected, rtol=0, atol=1e-12)
+    w, grad = problem()
+    before = opt.init(w)
+    after = advance(opt, grad(w), before, w)
+    assert all(not s.any() or name == "adagrad" for s in before.slots)
+    opt.update_(grad(w), after, w, freeze=True)
+    again = advance(opt, grad(w), opt.init(w), w)
+    assert all(torch.equal(a, b) for a, b in zip(after.slots, again.slots, strict=True))
+
+
+def test_a_schedule_over_the_steps_of_a_visit() -> None:
+    assert rates_of(PerStep(Exponential(0.4, 0.5)), 7, 3, 3) == [0.4, 0.2, 0.1]
+    assert rates_of(PerStep(Staircase(0.4, 2, 0.5)), 0, 0, 4) == [0.4, 0.4, 0.2, 0.2]
+    for steps in (1, 4, 9):
+        rates = rates_of(PerStep(Cosine(0.4, 99, 0.1)), 2, 0, steps)
+        assert rates == [Cosine(0.4, steps, 0.1).at(k, 0) for k in range(steps)]
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])

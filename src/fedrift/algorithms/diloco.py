@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, Weights, message, state
-from fedrift.core import SGD, Adam, InputError, Optimizer, OptState, Schedule, apply
+from fedrift.core import SGD, Adam, InputError, Optimizer, OptState, Schedule, apply, refuse_rates
 
 
 class Usual(float):
@@ -129,7 +129,10 @@ def diloco(
     base = local.lr if isinstance(local.lr, float) else getattr(local.lr, "lr", 0.0)
     if inner_lr is not None and not isinstance(base, Usual):
         raise InputError(f"diloco: lr={base} and inner_lr={inner_lr} say the same: keep one")
-    known = local.optimizer if isinstance(local.optimizer, SGD) else SGD()
+    known = local.optimizer
+    if not isinstance(known, SGD):
+        raise InputError("diloco: optimizer is refused: clients keep an inner one; set inner")
+    refuse_rates(local, "its inner rate has a schedule of its own (warmup, schedule)")
     if inner_wd is not None and not isinstance(known.weight_decay, Usual):
         raise InputError("diloco: weight_decay and inner_wd say the same: keep one")
     if known.momentum:

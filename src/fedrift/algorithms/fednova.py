@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, Weights, message, state
-from fedrift.core import SGD, InputError, OptState, Prox, apply, rate
+from fedrift.core import SGD, InputError, OptState, Prox, apply, rate, refuse_rates
 
 
 @message
@@ -52,6 +52,7 @@ class FedNova(Algorithm[Server, None]):
             raise InputError(
                 "‖a‖₁ is known for SGD with momentum only; drop clip, use plain momentum"
             )
+        refuse_rates(self.local, "‖a‖₁ counts steps of one size")
 
     def server(self, p: Problem) -> Server:
         return Server(w=p.w0, opt=SGD(momentum=self.gamma).init(p.w0))

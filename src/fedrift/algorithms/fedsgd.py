@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, Weights, message, state
-from fedrift.core import SGD, clip_, rate
+from fedrift.core import SGD, InputError, clip_, rate, refuse_rates
 
 
 @message
@@ -40,6 +40,11 @@ class FedSGD(Algorithm[Server, None]):
     def local_now(self, s: Server) -> None:
         return None  # no steps, so nobody is left out for having none
 
+    def check(self, p: Problem) -> None:
+        if not isinstance(self.local.optimizer, SGD):
+            raise InputError("it makes no local steps; leave optimizer out")
+        refuse_rates(self.local, "it makes no local steps")
+
     def server(self, p: Problem) -> Server:
         return Server(w=p.w0)
 
@@ -51,6 +56,6 @@ class FedSGD(Algorithm[Server, None]):
         g = site.minibatch_grad(down.w, self.local.batch_size)
         if self.local.clip is not None:
             clip_(g, self.local.clip)
-        if isinstance(self.local.optimizer, SGD):
+        if isinstance(self.local.optimizer, SGD):  # checked
             g.add_(down.w, alpha=self.local.optimizer.weight_decay)
         return Up(g=g), mine

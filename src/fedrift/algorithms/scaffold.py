@@ -73,11 +73,16 @@ class Scaffold(Algorithm[Server, Client]):
             raise InputError("objective=samples needs all clients in every round")
         if self.option == "I" and self.momentum_repair == "outside":
             raise InputError("momentum_repair=outside repairs option II; option=I needs no repair")
+        if self.momentum_repair == "outside" and not isinstance(self.local.optimizer, SGD):
+            raise InputError(
+                "momentum_repair=outside adds controls to the step itself, which an adaptive "
+                "optimizer has scaled; use optimizer=sgd, or momentum_repair=raw"
+            )
         if self.option == "II" and self.local.has_memory and self.momentum_repair == "none":
             more = ", option=I, or momentum_repair=raw or outside" if is_scaffold else ""
             raise InputError(
-                "with local momentum, option II mistakes the longer steps for a larger gradient; "
-                f"set momentum=0{more}"
+                "with local momentum or an adaptive optimizer, option II mistakes the size of the "
+                f"steps for that of the gradient; set momentum=0 and optimizer=sgd{more}"
             )
 
     def server(self, p: Problem) -> Server:

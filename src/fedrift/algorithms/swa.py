@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fedrift.algorithms.wrappers import Wrapper
-from fedrift.core import Algorithm, Cohort, Problem, Schedule, Vec, map_local, rate, state
+from fedrift.core import Algorithm, Cohort, Problem, Schedule, Vec, local_of, map_local, rate
+from fedrift.core import refuse_rates, state
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ class SWA(Wrapper):
     def prepare(self, p: Problem) -> SWA:
         inner = self.inner.prepare(p)
         if self.cycle > 1:
+            local = local_of(inner)
+            if local is not None:
+                refuse_rates(local, "cycle is a schedule over rounds; or set cycle=1")
             begins, cycle, lr2 = self.begins(p), self.cycle, self.lr2
             inner = map_local(
                 inner, lambda local: replace(local, lr=Cycle(local.lr, begins, cycle, lr2))

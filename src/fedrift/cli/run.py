@@ -15,9 +15,13 @@ from fedrift.config.spec import GROUPS, OUTPUT, SETTINGS
 # Every setting of the spec as a flag, for `run` and, where each may be repeated, for `compare`.
 
 
-def _flag(panel: str, help: str, metavar: str) -> Any:
+def _flag(panel: str, help: str, metavar: str, *names: str) -> Any:
     # Numbers come as text too: the spec's own sentence says what is wrong with them.
-    return typer.Option(help=help, metavar=metavar, rich_help_panel=panel)
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel)
+
+
+def _names(name: str, also: str) -> list[str]:
+    return [f"--{name.replace('_', '-')}", also] if also else []
 
 
 def with_settings(
@@ -31,7 +35,7 @@ def with_settings(
         if name in but:
             continue
         many = repeated or one.field.is_list
-        flag = _flag(one.group, one.help, one.field.shown)
+        flag = _flag(one.group, one.help, one.field.shown, *_names(name, one.also))
         hints[name] = Annotated[list[str] | None, flag] if many else Annotated[str | None, flag]
         kind = inspect.Parameter.KEYWORD_ONLY
         added.append(inspect.Parameter(name, kind, default=None, annotation=hints[name]))

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 from fedrift import grammar
 from fedrift.config.backends import BACKENDS, MOST_WORKERS, public_names
@@ -287,6 +287,8 @@ def schedule_of(text: str, field: str = "schedule") -> tuple[str, dict[str, floa
         raise unknown(field, found.name, SCHEDULES)
     form = SCHEDULES[found.name]
     given = dict(found.options)
+    if given.pop("per", "round") not in ("round", "step"):
+        raise InputError(f"{field} '{text}': per must be round or step")
     if found.value is not None:
         given = {next(iter(form.defaults), "value"): found.value, **given}
     numbers: dict[str, float] = {}
@@ -305,11 +307,69 @@ def schedule_of(text: str, field: str = "schedule") -> tuple[str, dict[str, floa
     return found.name, numbers
 
 
+def is_per_step(text: str) -> bool:
+    """The schedule runs over the local steps of each visit instead of over rounds."""
+    return grammar.parse(text, "schedule").options.get("per") == "step"
+
+
 def schedule() -> Field:
     def read(value: object, field: str) -> str:
         if not isinstance(value, str):
             raise refuse(value, field, "a schedule such as 'exp:0.9'")
         schedule_of(value, field)
+        return value
+
+    return Field(read, as_is)
+
+
+OPTIMIZERS = {
+    "sgd": "momentum nesterov weight_decay",
+    "adam": "betas eps weight_decay",
+    "adamw": "betas eps weight_decay",
+    "adagrad": "eps initial_accumulator_value weight_decay",
+    "rmsprop": "alpha eps momentum centered weight_decay",
+}
+"""torch's names of the local optimizers, and of their options."""
+
+
+def optimizer_of(text: str, field: str = "optimizer") -> tuple[str, dict[str, Any]]:
+    """The name, and what is said of its options: `adam:eps=1e-6` → ("adam", {"eps": 1e-6})."""
+    found = grammar.parse(text, field)
+    if found.name not in OPTIMIZERS:
+        raise unknown(field, found.name, OPTIMIZERS)
+    known = OPTIMIZERS[found.name].split()
+    if found.value is not None or found.inner is not None:
+        raise InputError(f"{field} '{text}': options are written key=value: {', '.join(known)}")
+    options: dict[str, Any] = {}
+    for key, value in found.options.items():
+        if key not in known:
+            own = " (the run's own setting)" if key == "lr" else ""
+            raise unknown(f"option of {field} '{found.name}'{own}", key, known)
+        options[key] = _option(key, value, f"{field} '{text}': {key}")
+    return found.name, options
+
+
+def _option(key: str, text: str, field: str) -> object:
+    if key in ("nesterov", "centered"):
+        if text not in ("true", "false"):
+            raise InputError(f"{field} must be true or false, not '{text}'")
+        return text == "true"
+    numbers = tuple(grammar.number(one, field, low=0) for one in text.split("|"))
+    if len(numbers) != (2 if key == "betas" else 1):
+        expected = "two numbers such as 0.9|0.999" if key == "betas" else "one number"
+        raise InputError(f"{field} must be {expected}, not '{text}'")
+    if key in ("betas", "momentum", "alpha") and max(numbers) >= 1:
+        raise InputError(f"{field} must be below 1, not '{text}'")
+    return numbers if key == "betas" else numbers[0]
+
+
+def optimizer() -> Field:
+    """A local optimizer by torch's name, with its options."""
+
+    def read(value: object, field: str) -> str:
+        if not isinstance(value, str):
+            raise refuse(value, field, "a name such as 'adam' or 'adamw:betas=0.9|0.95'")
+        optimizer_of(value, field)
         return value
 
     return Field(read, as_is)

@@ -58,6 +58,8 @@ class Setting:
     """It can be an axis of a comparison, and be set for one algorithm of it."""
     not_with: str
     """A setting that says the same in another way."""
+    also: str
+    """Another name of its flag."""
 
 
 def setting(
@@ -68,9 +70,10 @@ def setting(
     *,
     varies: bool = True,
     not_with: str = "",
+    also: str = "",
 ) -> Any:
     """A field of `Spec` with its declaration."""
-    about = Setting(field, group, help, varies, not_with)
+    about = Setting(field, group, help, varies, not_with, also)
     return dataclasses.field(default=default, metadata={"setting": about})
 
 
@@ -162,7 +165,17 @@ class Spec:
         None, fields.real(above=True), LOCAL, "Largest norm of a step (none)."
     )
     schedule: str | None = setting(
-        None, fields.schedule(), LOCAL, "Rate over rounds: exp:0.9, step:10,factor=0.5, cosine."
+        None,
+        fields.schedule(),
+        LOCAL,
+        "Rate over rounds: exp:0.9, step:10,factor=0.5, cosine; with per=step over local steps.",
+    )
+    optimizer: str | None = setting(
+        None,
+        fields.optimizer(),
+        LOCAL,
+        "sgd, adam, adamw:betas=0.9|0.95, adagrad or rmsprop (sgd), new at every visit.",
+        also="--local-optimizer",
     )
     weights: str | None = setting(
         None,
@@ -299,6 +312,7 @@ class Spec:
                     f"{one} ({fields.shown(getattr(self, one))}) and {other} "
                     f"({fields.shown(getattr(self, other))}) are both given; keep one"
                 )
+        self._check_optimizer()
         if self.participants is not None:
             self._check_schedule(self.participants, clients)
         if clients is None:
@@ -310,6 +324,20 @@ class Spec:
             )
         for key in ("epochs", "steps"):
             fields.check_length(getattr(self, key), key, clients)
+
+    def _check_optimizer(self) -> None:
+        """The run's momentum and weight_decay are options of its optimizer that were not said."""
+        name, options = fields.optimizer_of(self.optimizer or "sgd")
+        for key in ("momentum", "weight_decay"):
+            value = getattr(self, key)
+            if value is not None and key in options:
+                raise InputError(
+                    f"{key} ({value:g}) and optimizer '{self.optimizer}' say the same; keep one"
+                )
+            if value and key not in fields.OPTIMIZERS[name].split():
+                raise InputError(
+                    f"{key} ({value:g}): optimizer '{name}' has none; drop it, or use sgd, rmsprop"
+                )
 
     def _check_schedule(self, rounds: tuple[tuple[int, ...], ...], clients: int | None) -> None:
         if self.sampling != "fixed":

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         map_local,
         parts,
         refuse_memory,
+        refuse_rates,
         uniform_only,
     )
     from fedrift.core.flat import Batch, Layout, Vec, cosine, dot, flatten, norm, unit
@@ -62,7 +63,7 @@ _HOMES = {
     name: home
     for home, names in {
         "fedrift.core.algorithm": "Algorithm Cohort EvaluatedModel Redefine Sampling Weights "
-        "local_of map_local parts refuse_memory uniform_only",
+        "local_of map_local parts refuse_memory refuse_rates uniform_only",
         "fedrift.core.flat": "Batch Layout Vec cosine dot flatten norm unit",
         "fedrift.core.local": "Draw Local Run clip_",
         "fedrift.core.messages": "Gather Mean Sum derived message pack shaped state",
@@ -134,6 +135,7 @@ __all__ = [
     "parts",
     "rate",
     "refuse_memory",
+    "refuse_rates",
     "shaped",
     "state",
     "uniform_only",

@@ -14,6 +14,7 @@ from fedrift.core.faults import RoundFaults
 from fedrift.core.flat import Vec
 from fedrift.core.local import Local
 from fedrift.core.messages import Folding, Reducer
+from fedrift.core.optim import PerStep
 from fedrift.core.problem import Problem
 from fedrift.core.site import Work
 from fedrift.errors import InputError
@@ -366,7 +367,16 @@ def uniform_only(algorithm: Algorithm[Any, Any]) -> None:
 def refuse_memory(local: Local, why: str) -> None:
     """Refuse local momentum and adaptive optimizers where they would change the algorithm."""
     if local.has_memory:
-        raise InputError(f"momentum is refused, because {why}; set momentum=0")
+        raise InputError(
+            f"local momentum and adaptive optimizers are refused, because {why}; "
+            "set momentum=0 and optimizer=sgd"
+        )
+
+
+def refuse_rates(local: Local, why: str) -> None:
+    """Refuse a rate that changes from step to step where it would change the algorithm."""
+    if isinstance(local.lr, PerStep):
+        raise InputError(f"a schedule over local steps is refused, because {why}; drop per=step")
 
 
 def map_local(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -148,6 +149,91 @@ class Adagrad:
         return g.div_(v.sqrt().add_(self.eps))
 
 
+@dataclass(frozen=True)
+class RMSprop:
+    """v average of g² (its variance if `centered`); the direction is g/(√v + eps), or a momentum
+    of it."""
+
+    lr: float = 1.0
+    alpha: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+    centered: bool = False
+
+    def init(self, w: Vec) -> OptState:
+        number = 1 + self.centered + (self.momentum > 0)
+        return OptState(slots=tuple(torch.zeros_like(w) for _ in range(number)), count=_zero())
+
+    def update_(self, g: Vec, s: OptState, w: Vec, freeze: bool = False) -> Vec:
+        v, *more = (_remembered(slot, freeze) for slot in s.slots)
+        v.mul_(self.alpha).addcmul_(g, g, value=1.0 - self.alpha)
+        spread = v
+        if self.centered:
+            mean = more[0].lerp_(g, 1.0 - self.alpha)
+            spread = torch.addcmul(v, mean, mean, value=-1.0)
+        g.div_(spread.sqrt().add_(self.eps))
+        return more[-1].mul_(self.momentum).add_(g) if self.momentum else g
+
+
+@dataclass(frozen=True)
+class Decayed:
+    """An optimizer of g + weight_decay·w: L2 regularisation, not AdamW's decay."""
+
+    of: Optimizer
+    weight_decay: float
+
+    @property
+    def lr(self) -> float:
+        return self.of.lr
+
+    def init(self, w: Vec) -> OptState:
+        return self.of.init(w)
+
+    def update_(self, g: Vec, s: OptState, w: Vec, freeze: bool = False) -> Vec:
+        return self.of.update_(g.add_(w, alpha=self.weight_decay), s, w, freeze)
+
+
+# torch's optimizers by torch's names, with its options and defaults; `lr` is its default rate.
+
+Betas = tuple[float, float]
+
+
+def adam(betas: Betas = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0) -> Optimizer:
+    return _decayed(Adam(1e-3, *betas, eps, bias_correction=True), weight_decay)
+
+
+def adamw(betas: Betas = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.01) -> Optimizer:
+    return Adam(1e-3, *betas, eps, bias_correction=True, weight_decay=weight_decay)
+
+
+def adagrad(
+    eps: float = 1e-10, initial_accumulator_value: float = 0.0, weight_decay: float = 0.0
+) -> Optimizer:
+    return _decayed(Adagrad(1e-2, eps, initial_accumulator_value), weight_decay)
+
+
+def rmsprop(
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    momentum: float = 0.0,
+    centered: bool = False,
+    weight_decay: float = 0.0,
+) -> Optimizer:
+    return _decayed(RMSprop(1e-2, alpha, eps, momentum, centered), weight_decay)
+
+
+def _decayed(optimizer: Optimizer, weight_decay: float) -> Optimizer:
+    return Decayed(optimizer, weight_decay) if weight_decay else optimizer
+
+
+ADAPTIVE: dict[str, Callable[..., Optimizer]] = {
+    "adam": adam,
+    "adamw": adamw,
+    "adagrad": adagrad,
+    "rmsprop": rmsprop,
+}
+
+
 def apply(opt: Optimizer, w: Vec, g: Vec, s: OptState) -> tuple[Vec, OptState]:
     """One server step: w − lr·direction and the new state; nothing is changed in place."""
     new = s.copy()
@@ -204,6 +290,21 @@ class Cosine:
         return self.lr * (self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * share)))
 
 
+@dataclass(frozen=True)
+class PerStep:
+    """A schedule over the local steps of a visit, anew in each, instead of over rounds."""
+
+    shape: Exponential | Staircase | Cosine
+
+    def at(self, round: int, step: int) -> float:
+        return self.shape.at(step, step)
+
+    def over(self, steps: int) -> PerStep:
+        """For a visit of so many steps: a cosine comes to its end with them."""
+        is_cosine = isinstance(self.shape, Cosine)
+        return PerStep(replace(self.shape, total=steps)) if is_cosine else self
+
+
 def rate(lr: float | Schedule, round: int, step: int = 0) -> float:
     """The client rate of a round; a schedule never reaches 0, since formulas divide by the rate."""
     return float(lr) if isinstance(lr, (int, float)) else max(lr.at(round, step), SMALLEST)
@@ -213,4 +314,6 @@ def rates_of(lr: float | Schedule, round: int, done: int, steps: int) -> list[fl
     """The client rates of a visit, whose optimizer has made some steps before."""
     if isinstance(lr, (int, float)):
         return [float(lr)] * steps
+    if isinstance(lr, PerStep):
+        lr, done = lr.over(steps), 0
     return [rate(lr, round, done + k) for k in range(steps)]

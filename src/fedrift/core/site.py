@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from fedrift.core.flat import Batch, Vec, count
 from fedrift.core.local import Local, LocalStep, Run, batches, local_train, span_of
-from fedrift.core.optim import SGD, Adagrad, Adam, Momentum, OptState, rates_of
+from fedrift.core.optim import SGD, Adagrad, Adam, Decayed, Momentum, OptState, RMSprop, rates_of
 from fedrift.core.pieces import Correction, Gradient
 from fedrift.core.problem import Problem
 from fedrift.rng import generator, torch_seed
 
 # What visits ask for when they train, and which of them can be trained in one stack.
 
-ELEMENTWISE = (SGD, Momentum, Adam, Adagrad)
+ELEMENTWISE = (SGD, Momentum, Adam, Adagrad, RMSprop)
 """Optimizers whose formula is the same for every element, so for rows as well."""
 
 
@@ -80,7 +80,8 @@ def _piece_kind(piece: Any) -> tuple[Any, ...] | None:
 def kind_of(request: Request) -> Kind | None:
     """Equal for requests that can be trained in one stack; None if this one cannot be."""
     local, optimizer, rates = request.local, request.local.optimizer, request.rates
-    if type(optimizer) not in ELEMENTWISE or not rates:
+    inner = optimizer.of if isinstance(optimizer, Decayed) else optimizer
+    if type(inner) not in ELEMENTWISE or not rates:
         return None
     pieces = tuple(_piece_kind(piece) for piece in request.pieces)
     if None in pieces:

@@ -13,12 +13,21 @@ from typing import Any, TypeAlias
 from fedrift.algorithms import NAMES
 from fedrift.config import catalogue
 from fedrift.config.catalogue import COMPARE, NOUNS, Kind
-from fedrift.config.fields import schedule_of, uniform
+from fedrift.config.fields import OPTIMIZERS, is_per_step, optimizer_of, schedule_of, uniform
 from fedrift.config.own_code import load
 from fedrift.config.spec import Spec
 from fedrift.core.algorithm import Algorithm, map_local, parts
 from fedrift.core.local import Amount, Draw, Local
-from fedrift.core.optim import SGD, Cosine, Exponential, Schedule, Staircase
+from fedrift.core.optim import (
+    ADAPTIVE,
+    SGD,
+    Cosine,
+    Exponential,
+    Optimizer,
+    PerStep,
+    Schedule,
+    Staircase,
+)
 from fedrift.errors import InputError, unknown
 from fedrift.grammar import Named, parse
 
@@ -102,15 +111,19 @@ def amount(value: Any, field: str) -> Amount:
 
 
 def schedule(text: str, lr: float, rounds: int) -> float | Schedule:
-    """A rate over rounds: `exp:0.9`, `step:10,factor=0.5`, `cosine`."""
+    """A rate over rounds, or over steps: `exp:0.9`, `step:10,factor=0.5`, `cosine:per=step`."""
     name, numbers = schedule_of(text)
     if numbers.get("factor") == 0:
         raise InputError(f"schedule '{text}': a factor of 0 makes the rate 0; use a small number")
+    if name == "constant":
+        return lr
     if name == "exp":
-        return Exponential(lr, numbers["factor"])
-    if name == "step":
-        return Staircase(lr, int(numbers["every"]), numbers["factor"])
-    return Cosine(lr, rounds, numbers["floor"]) if name == "cosine" else lr
+        shape = Exponential(lr, numbers["factor"])
+    elif name == "step":
+        shape = Staircase(lr, int(numbers["every"]), numbers["factor"])
+    else:
+        shape = Cosine(lr, rounds, numbers["floor"])
+    return PerStep(shape) if is_per_step(text) else shape
 
 
 def local(default: Local, given: Mapping[str, Any], rounds: int) -> Local:
@@ -124,16 +137,29 @@ def local(default: Local, given: Mapping[str, Any], rounds: int) -> Local:
         changes["batch_size"] = None if size == "full" else size
     if given.get("clip") is not None:
         changes["clip"] = given["clip"]
+    optimizer = changes["optimizer"] = _optimizer(default.optimizer, given)
     rate = given.get("lr")
+    if rate is None and given.get("optimizer") and not isinstance(optimizer, SGD):
+        rate = optimizer.lr  # torch's default
     if given.get("schedule") is not None:
         base = rate if rate is not None else default.lr
         changes["lr"] = schedule(given["schedule"], base, rounds)  # type: ignore[arg-type]
     elif rate is not None:
         changes["lr"] = float(rate)
-    decays = {k: given[k] for k in ("momentum", "weight_decay") if given.get(k) is not None}
-    if decays and isinstance(default.optimizer, SGD):
-        changes["optimizer"] = replace(default.optimizer, **decays)
     return replace(default, **changes)
+
+
+def _optimizer(default: Optimizer, given: Mapping[str, Any]) -> Optimizer:
+    """The one that is named, else the default, with the run's momentum and weight decay."""
+    name, options = optimizer_of(given.get("optimizer") or "sgd")
+    for key in ("momentum", "weight_decay"):
+        if given.get(key) is not None and key in OPTIMIZERS[name].split():
+            options[key] = given[key]
+    if name != "sgd":
+        return ADAPTIVE[name](**options)
+    if not isinstance(default, SGD) and given.get("optimizer") is None:
+        return default
+    return replace(default if isinstance(default, SGD) else SGD(), **options)
 
 
 def build(named: Named | str, given: Mapping[str, Any], rounds: int) -> Algorithm[Any, Any]:

@@ -20,7 +20,7 @@ from fedrift.core.algorithm import Algorithm, local_of
 from fedrift.core.faults import parse_faults
 from fedrift.core.flat import copied, map_tree, take
 from fedrift.core.local import Amount, Draw, Local
-from fedrift.core.optim import SGD, Exponential, Staircase
+from fedrift.core.optim import SGD, Exponential, PerStep, Staircase
 from fedrift.core.problem import Problem, define
 from fedrift.core.sampling import Participation, participation
 from fedrift.data import arrays
@@ -207,6 +207,9 @@ def _rate(lr: Any) -> dict[str, Any]:
         return {"lr": lr.lr, "schedule": f"exp:{lr.factor!r}"}
     if isinstance(lr, Staircase):
         return {"lr": lr.lr, "schedule": f"step:{lr.every},factor={lr.factor!r}"}
+    if isinstance(lr, PerStep):
+        told = _rate(lr.shape)
+        return {**told, "schedule": f"{told['schedule']},per=step"} if told else {}
     return {"lr": lr} if isinstance(lr, (int, float)) else {}
 
 
