@@ -11,11 +11,11 @@ from typing import Any
 
 import typer
 
-from fedrift.cli.console import console, loss_text
+from fedrift.cli.console import INTERRUPTED, console, loss_text
 from fedrift.cli.progress import Watcher, watcher
 from fedrift.config.analyses import LivePlan, during
 from fedrift.config.backends import starts_workers
-from fedrift.config.own_code import foreign
+from fedrift.config.own_code import IN_PYTHON, foreign
 from fedrift.config.spec import FIELDS, Spec, read_toml
 from fedrift.engine.trackers import tracks
 from fedrift.errors import InputError
@@ -76,8 +76,6 @@ def _milliseconds(seconds: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2g}" if value < 1 else f"{value:.1f}"
 
 
-INTERRUPTED = 130
-IN_PYTHON = "python"  # stands for data and model that were given as objects
 # A flag takes the place of what says the same in another way in the file.
 RIVALS = {
     "per_round": ("fraction", "participants"),

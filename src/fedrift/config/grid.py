@@ -14,6 +14,8 @@ from fedrift.config.spec import FIELDS, Spec, read_toml
 from fedrift.errors import InputError
 from fedrift.grammar import parse
 
+COMPARISON, RUNS = "compare.toml", "runs"  # what the folder of a comparison holds
+
 # What tuning tried and cost, as it stands in the file of a comparison.
 
 COUNTS = ("seed", "runs", "rounds", "gradients")

@@ -13,11 +13,11 @@ import torch
 
 from fedrift import models
 from fedrift.backends.visit import Visitor
+from fedrift.config.own_code import IN_PYTHON
 from fedrift.data import arrays
 from fedrift.data.split import Split
 from fedrift.engine import task
 from fedrift.engine.plan import Task
-from fedrift.engine.recorder import IN_PYTHON
 from fedrift.errors import InputError
 from fedrift.federation.config import FederationConfig
 from fedrift.federation.node import Node
@@ -30,7 +30,7 @@ def settled(charter: FederationConfig, test: tuple[Any, Any] | None = None) -> T
     """The task without any client's data: the model is tried on two random samples."""
     spec, kind = charter.spec, task.DTYPES[charter.spec.dtype]
     if not charter.named:  # what the record of the run says
-        spec = replace(spec, data=IN_PYTHON["data"], partition=IN_PYTHON["data"])
+        spec = replace(spec, data=IN_PYTHON, partition=IN_PYTHON)
     some = torch.Generator().manual_seed(0)
     x = torch.randn(2, *charter.shape, generator=some, dtype=kind)
     y = torch.tensor([0, charter.classes - 1])

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedrift.config.grid import COMPARISON
 from fedrift.errors import InputError, unknown
 from fedrift.report import formats, provenance, sentences, tables
 from fedrift.report.analyses import analysed
 from fedrift.report.provenance import Extras, runs_table
-from fedrift.report.selection import COMPARISON, Labelled, Selection, select
+from fedrift.report.selection import Labelled, Selection, select
 from fedrift.report.statistics.findings import Findings, find
 from fedrift.report.statistics.measured import Recorded
 from fedrift.report.workings import Explainer

@@ -11,6 +11,7 @@ from fedrift.config import catalogue
 from fedrift.config.catalogue import spell
 from fedrift.config.grid import Cell as GridCell
 from fedrift.config.grid import Tuned
+from fedrift.config.own_code import IN_PYTHON
 from fedrift.config.spec import Spec
 from fedrift.errors import InputError
 from fedrift.grammar import Named, parse
@@ -19,7 +20,7 @@ from fedrift.report.markup import copied, folded, html_table, items, said, secti
 from fedrift.report.numbers import count_text, figure, listed, plural
 from fedrift.report.statistics.estimates import final
 from fedrift.report.statistics.findings import Findings
-from fedrift.report.statistics.grouping import IN_PYTHON, LOCAL_WORK, Group, spelled
+from fedrift.report.statistics.grouping import LOCAL_WORK, Group, spelled
 from fedrift.report.tables import Cell, Table, measure, text
 from fedrift.report.workings import Working
 

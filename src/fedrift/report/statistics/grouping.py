@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrift.config.own_code import IN_PYTHON
 from fedrift.config.spec import Spec
 from fedrift.errors import InputError
 from fedrift.grammar import Named, parse
@@ -18,7 +19,6 @@ from fedrift.report.statistics.measured import Measured
 
 LOCAL_WORK = "epochs steps batch_size lr momentum weight_decay clip schedule".split()
 TASK = "clients model head shift rounds augment dtype device stack eval_every".split()
-IN_PYTHON = "python"  # stands for data that were given as objects
 
 Options = tuple[tuple[str, Any], ...]
 
