@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedrift import backends
 from fedrift.backends.backend import opened
 from fedrift.backends.pool import Pool
-from fedrift.config.grid import Cell, Entrant, Grid, Tuned, slug
+from fedrift.config.grid import RUNS, Cell, Entrant, Grid, Tuned, slug
 from fedrift.config.spec import Spec
 from fedrift.config.tuning import first_setting, options_of, searches
 from fedrift.data.samples import DataSet, hold_out
@@ -220,7 +220,7 @@ def _run(
 
 
 def _item(cell: Cell, loader: Loader, folder: Path | None) -> Item:
-    place = None if folder is None else folder / "runs" / cell.slug
+    place = None if folder is None else folder / RUNS / cell.slug
     make = partial(loader.task, cell.spec)
     rounds = cell.spec.rounds
     entrant = cell.entrant

@@ -24,6 +24,15 @@ def unknown(kind: str, value: str, known: Iterable[str]) -> InputError:
     return InputError(f"unknown {kind} '{value}'{hint} (known: {', '.join(names)})")
 
 
+def bytes_text(count: float) -> str:
+    """`12.3 MB`, as sentences say it."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} PB"
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Python's own error, or what torch's allocators say."""
     said = str(error)

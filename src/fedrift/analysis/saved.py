@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedrift.analysis.case import Case
+from fedrift.config.own_code import IN_PYTHON
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Vec
 from fedrift.core.problem import Problem
@@ -43,7 +44,7 @@ class Loader:
         """The last state of a run. Reads only."""
         record = run_folder.load(folder)
         spec = record.spec
-        if spec.data == recorder.IN_PYTHON["data"]:
+        if spec.data == IN_PYTHON:
             raise InputError(
                 f"'{folder}' was made in Python, and its data and model are not in it; use the "
                 "functions of fedrift.analysis there"

@@ -1,4 +1,4 @@
-"""Messages as named arrays, checked against their declaration where they leave and arrive."""
+"""Messages as named arrays, or as one vector to be summed; checked where they leave and arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker processes of one or several runs: who does what next, and what if one dies."""
+"""Worker processes of one or several runs: who does what next, and what if one dies or hangs."""
 
 from __future__ import annotations
 

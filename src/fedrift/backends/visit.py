@@ -23,30 +23,6 @@ from fedrift.core.site import Augment, ClientData, Site, TrainTogether, Work
 from fedrift.errors import is_overflow
 from fedrift.rng import torch_seed
 
-# What a corrupted client sends instead of its reply.
-
-
-def corrupted(up: Any, how: Corrupt, seed: int, round: int, client: int) -> Any:
-    """The reply with every vector in it changed; numbers stay."""
-    random = torch.Generator().manual_seed(torch_seed(seed, "fault noise", round, client))
-    changed = {
-        path: _changed(leaf, how, random)
-        if isinstance(leaf, Tensor) and leaf.is_floating_point()
-        else leaf
-        for path, leaf in pack(up).items()
-    }
-    return unpack(type(up), changed, up)
-
-
-def _changed(leaf: Tensor, how: Corrupt, random: torch.Generator) -> Tensor:
-    if how.kind == "nan":
-        return torch.full_like(leaf, float("nan"))
-    if how.kind == "noise":
-        noise = torch.randn(leaf.shape, generator=random, dtype=leaf.dtype).to(leaf.device)
-        length = float(norm(leaf.reshape(-1)))
-        return noise * (how.factor * length / max(1.0, leaf.numel() ** 0.5))
-    return leaf * (-how.factor if how.kind == "sign" else how.factor)
-
 
 class Clients(Protocol):
     """The data of all clients, as a backend holds it."""
@@ -223,3 +199,25 @@ class Visitor:
         finite = all_finite(pack(up)) and (new is None or all_finite(pack(new)))
         finite = finite and all(map(is_finite, moved))
         return Reply(up, new, moved, site.work, finite)
+
+
+def corrupted(up: Any, how: Corrupt, seed: int, round: int, client: int) -> Any:
+    """What a corrupted client sends: the reply with every vector changed; numbers stay."""
+    random = torch.Generator().manual_seed(torch_seed(seed, "fault noise", round, client))
+    changed = {
+        path: _changed(leaf, how, random)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+        else leaf
+        for path, leaf in pack(up).items()
+    }
+    return unpack(type(up), changed, up)
+
+
+def _changed(leaf: Tensor, how: Corrupt, random: torch.Generator) -> Tensor:
+    if how.kind == "nan":
+        return torch.full_like(leaf, float("nan"))
+    if how.kind == "noise":
+        noise = torch.randn(leaf.shape, generator=random, dtype=leaf.dtype).to(leaf.device)
+        length = float(norm(leaf.reshape(-1)))
+        return noise * (how.factor * length / max(1.0, leaf.numel() ** 0.5))
+    return leaf * (-how.factor if how.kind == "sign" else how.factor)

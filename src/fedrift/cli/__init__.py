@@ -14,7 +14,7 @@ import typer
 from fedrift.cli.analyse import analyse
 from fedrift.cli.compare import compare
 from fedrift.cli.conform import conform
-from fedrift.cli.console import complain
+from fedrift.cli.console import BAD_INPUT, DONE, FAILED, INTERRUPTED, complain
 from fedrift.cli.explain import explain
 from fedrift.cli.flower import app as flower
 from fedrift.cli.listing import list_names
@@ -25,8 +25,6 @@ from fedrift.cli.resume import fork, resume
 from fedrift.cli.run import run
 from fedrift.cli.verify import verify
 from fedrift.errors import InputError, RunError, is_out_of_memory
-
-DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 app = typer.Typer(
     name="fedrift",

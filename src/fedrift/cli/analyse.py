@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedrift.cli.console import INTERRUPTED
 from fedrift.cli.launch import check_trust
 from fedrift.cli.resume import TRUST
 from fedrift.config.analyses import WHAT, parse_names
+from fedrift.config.grid import COMPARISON, RUNS
 from fedrift.errors import InputError
 from fedrift.storage import run_folder
 
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
 
 
 # From what the user names to run folders with names that tell them apart.
-
-COMPARISON = "compare.toml"
 
 
 def named_runs(given: Sequence[Path], trust: bool) -> tuple[dict[str, Path], Path | None]:
@@ -52,7 +52,7 @@ def _inside(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         return []
-    places = (path / "runs",) if (path / COMPARISON).is_file() else (path, path / "runs")
+    places = (path / RUNS,) if (path / COMPARISON).is_file() else (path, path / RUNS)
     folders = [p for place in places if place.is_dir() for p in sorted(place.iterdir())]
     return [folder for folder in folders if (folder / run_folder.SPEC).is_file()]
 
@@ -61,7 +61,7 @@ def _beside(given: Sequence[Path], folders: Sequence[Path]) -> Path:
     if len(given) == 1:
         return given[0] / run_folder.ANALYSIS
     common = Path(os.path.commonpath([folder.absolute() for folder in folders]))
-    if common.name == "runs" and (common.parent / COMPARISON).is_file():
+    if common.name == RUNS and (common.parent / COMPARISON).is_file():
         common = common.parent
     here = Path.cwd()
     return (
@@ -70,7 +70,6 @@ def _beside(given: Sequence[Path], folders: Sequence[Path]) -> Path:
 
 
 LOOK, OUTPUT = "What is looked at", "Output"
-INTERRUPTED = 130
 FIGURES = ("svg", "png", "pdf")
 
 

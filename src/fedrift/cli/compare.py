@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedrift.cli.compare_view import findings, remarks, table, watcher
-from fedrift.cli.console import console
-from fedrift.cli.launch import INTERRUPTED
+from fedrift.cli.console import INTERRUPTED, console
 from fedrift.cli.run import TRACK, said, with_settings
 from fedrift.config.backends import starts_workers
-from fedrift.config.grid import Entrant, Grid, from_toml, seeds_of
+from fedrift.config.grid import COMPARISON, Entrant, Grid, from_toml, seeds_of
 from fedrift.config.spec import FIELDS, Spec
 from fedrift.config.tuning import searches
 from fedrift.engine.trackers import tracks
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 # Starts a comparison, shows it while it runs, and prints its table.
 
-FILE = "compare.toml"
 
 
 def gathered(
@@ -95,7 +93,7 @@ def contest(
             watch.restart(cells)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            replace_text(folder / FILE, grid.to_toml())
+            replace_text(folder / COMPARISON, grid.to_toml())
         how = (grid.base.workers, watch.callbacks, wanted, grid.base.backend)
         made = comparison.run_grid(cells, folder, *how)
     except KeyboardInterrupt:

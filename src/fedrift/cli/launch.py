@@ -11,11 +11,11 @@ from typing import Any
 
 import typer
 
-from fedrift.cli.console import console, loss_text
+from fedrift.cli.console import INTERRUPTED, console, loss_text
 from fedrift.cli.progress import Watcher, watcher
 from fedrift.config.analyses import LivePlan, parse_live_plan
 from fedrift.config.backends import starts_workers
-from fedrift.config.own_code import foreign_code
+from fedrift.config.own_code import IN_PYTHON, foreign_code
 from fedrift.config.spec import FIELDS, Spec, read_toml, replaced_by
 from fedrift.engine.trackers import tracks
 from fedrift.errors import InputError
@@ -76,8 +76,6 @@ def _milliseconds(seconds: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2g}" if value < 1 else f"{value:.1f}"
 
 
-INTERRUPTED = 130
-IN_PYTHON = "python"  # stands for data and model that were given as objects
 
 
 def chosen(flags: Mapping[str, object], file: Path | None) -> Spec:

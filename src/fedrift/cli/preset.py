@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrift.cli.console import console
+from fedrift.cli.console import INTERRUPTED, console
 from fedrift.errors import InputError, unknown
 from fedrift.presets.findings import Findings, Table
 from fedrift.presets.preset import Preset, Size
@@ -57,7 +57,6 @@ def _table(part: str, table: Table) -> None:
     console().print(rich_table)
 
 
-INTERRUPTED = 130
 FULL = "The published size instead of the one for a laptop."
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 

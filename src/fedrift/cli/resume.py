@@ -32,8 +32,9 @@ def resume(
     FOLDER is what was given as --out.
     """
     from fedrift.cli.console import console
-    from fedrift.cli.launch import IN_PYTHON, check_trust, execute, report
+    from fedrift.cli.launch import check_trust, execute, report
     from fedrift.config.analyses import read_live_plan
+    from fedrift.config.own_code import IN_PYTHON
     from fedrift.config.spec import FIELDS
     from fedrift.engine.trackers import tracks
     from fedrift.storage.jsonl import read_file
@@ -94,7 +95,8 @@ def fork(
     [bold]Example[/bold]
     [cyan]fedrift fork runs/a --at-round 300 --set lr=0.01 --out runs/b[/cyan]
     """
-    from fedrift.cli.launch import IN_PYTHON, check_trust, execute
+    from fedrift.cli.launch import check_trust, execute
+    from fedrift.config.own_code import IN_PYTHON
     from fedrift.storage.fork import fork_spec
     from fedrift.storage.run_folder import check_free
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedrift.cli.resume import TRUST
+from fedrift.config.own_code import IN_PYTHON
 from fedrift.config.spec import FIELDS
 from fedrift.errors import InputError, RunError
 from fedrift.storage import run_folder
@@ -33,7 +34,7 @@ class Verdict:
 def check_consistent(folder: Path) -> RunRecord:
     """The run as its folder tells it; refuses one whose parts contradict each other."""
     record = run_folder.load(folder)
-    if record.spec.data == "python":
+    if record.spec.data == IN_PYTHON:
         raise InputError(f"'{folder}' was made in Python; make the same call once more to verify")
     if record.torn:
         raise RunError(f"'{folder}': the last line of {record.torn[0]} is cut short; resume it")

@@ -14,6 +14,8 @@ from fedrift.config.spec import AXES, FIELDS, Spec, read_toml
 from fedrift.errors import InputError
 from fedrift.grammar import parse
 
+COMPARISON, RUNS = "compare.toml", "runs"  # what the folder of a comparison holds
+
 COUNTS = ("seed", "runs", "rounds", "gradients")
 """What tuning cost, in the file of a comparison."""
 MOST_RUNS = 10_000

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, get_args, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_type_hints,
+)
 
 from torch import Tensor, nn
 
@@ -321,6 +332,25 @@ def parts(algorithm: Algorithm[Any, Any]) -> Iterator[tuple[str, Algorithm[Any, 
         if isinstance(child, Algorithm):
             for path, node in parts(child):  # type: ignore[reportUnknownArgumentType]
                 yield (f"{f.name}.{path}" if path else f.name), node
+
+
+class ClientMethod(NamedTuple):
+    """A method that runs at clients, and what it declares."""
+
+    owner: Algorithm[Any, Any]
+    function: Any
+    signature: Signature
+
+
+def client_methods(root: Algorithm[Any, Any]) -> list[ClientMethod]:
+    """The client methods of an algorithm and of everything it wraps."""
+    found: list[ClientMethod] = []
+    for _, node in parts(root):
+        for name, function in inspect.getmembers(type(node), inspect.isfunction):
+            first = list(inspect.signature(function).parameters)[1:4]
+            if not name.startswith("_") and first == ["site", "down", "mine"]:
+                found.append(ClientMethod(node, function, signature(getattr(node, name))))
+    return found
 
 
 def address(root: Algorithm[Any, Any], fn: Callable[..., Any]) -> str:

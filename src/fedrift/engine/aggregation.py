@@ -6,7 +6,6 @@ the same fields. They are options of a run: `aggregate="median"`, `privacy="gaus
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +21,7 @@ from fedrift.config.privacy import (
     parse_aggregate,
     parse_privacy,
 )
-from fedrift.core.algorithm import Algorithm, Exchange, Signature, local_of, parts, signature
+from fedrift.core.algorithm import Algorithm, Exchange, client_methods, local_of
 from fedrift.core.faults import Faults
 from fedrift.core.flat import norm
 from fedrift.core.messages import hints, rebuilt, reduced_values, reductions
@@ -217,9 +216,9 @@ def check_protection(
     what = "privacy" if private is not None else "aggregate"
     if robust is not None and private is not None:
         raise InputError("privacy and aggregate: noise is made for sums; keep one of them")
-    for _, node in parts(algorithm):
-        if client_methods(node) and node.weighting() != "uniform":
-            raise InputError(f"{what}: every client must count alike; set weights=uniform")
+    methods = client_methods(algorithm)
+    if any(method.owner.weighting() != "uniform" for method in methods):
+        raise InputError(f"{what}: every client must count alike; set weights=uniform")
     if problem.moving:
         raise InputError(
             f"{what}: running statistics of batch normalisation are sent as they are; use a model "
@@ -227,24 +226,10 @@ def check_protection(
         )
     if private is None:
         return who, Aggregation(robust=robust), None
-    methods = [s for _, node in parts(algorithm) for s in client_methods(node)]
-    check_uploads([s.up for s in methods], "privacy")
+    check_uploads([method.signature.up for method in methods], "privacy")
     if algorithm.sampling(algorithm.server(problem)) != "uniform":
         raise InputError("privacy: its clients are not drawn at random, each is asked once")
     promise = guarantee(private, who, rounds)
     expected = who.share * who.population if who.kind == "bernoulli" else float(who.size)
     private = replace(private, expected=expected)
     return replace(who, redraws=False), Aggregation(private=private), promise
-
-
-def client_methods(node: Algorithm[Any, Any]) -> list[Signature]:
-    """What the methods of an algorithm that run at clients declare."""
-    found: list[Signature] = []
-    for name, function in inspect.getmembers(type(node), inspect.isfunction):
-        if not name.startswith("_") and list(inspect.signature(function).parameters)[1:4] == [
-            "site",
-            "down",
-            "mine",
-        ]:
-            found.append(signature(getattr(node, name)))
-    return found

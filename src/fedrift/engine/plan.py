@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from fedrift.backends.pool import PARKED_IN_MEMORY
 from fedrift.config.backends import MOST_WORKERS, backend_kind
 from fedrift.config.privacy import Robustness
 from fedrift.config.spec import Spec
-from fedrift.core.algorithm import Algorithm, Signature, local_of, parts, signature
+from fedrift.core.algorithm import Algorithm, client_methods, local_of
 from fedrift.core.evaluation import EVALUATION_CHUNK
 from fedrift.core.faults import Faults
 from fedrift.core.flat import CHUNK, count
@@ -34,7 +33,7 @@ from fedrift.data.arrays import has_images
 from fedrift.data.split import Split
 from fedrift.engine.aggregation import Aggregation
 from fedrift.engine.callbacks import Plan
-from fedrift.errors import InputError
+from fedrift.errors import InputError, bytes_text
 from fedrift.storage.client_state import States, Store
 from fedrift.storage.shared_memory import tensor_digest
 
@@ -85,7 +84,8 @@ class MemoryEstimate:
 
     def _gathered(self, up: int) -> float:
         """Replies that are kept until the last has come."""
-        kinds = {how for _, s in client_methods(self.root) for how in reductions(s.up).values()}
+        ups = [m.signature.up for m in client_methods(self.root)]
+        kinds = {how for up in ups for how in reductions(up).values()}
         if self.robust is None:
             return 2 * self.cohort * up if "gather" in kinds else 0.0
         krum = self.robust.kind in ("krum", "multikrum")  # all at once, twice, in float64
@@ -114,7 +114,7 @@ class _Sizes:
     def of(root: Algorithm[Any, Any], problem: Problem) -> _Sizes:
         vector = problem.w0.nbytes
         state = sum(v.nbytes for v in pack(root.server(problem)).values() if isinstance(v, Tensor))
-        kinds = [s for _, s in client_methods(root)]
+        kinds = [method.signature for method in client_methods(root)]
         up = max((vectors(s.up) for s in kinds), default=1) * vector
         down = max((vectors(s.down) for s in kinds), default=1) * vector
         ahead = 6 * (state + up) if vector < KEPT_BELOW else 0
@@ -144,15 +144,6 @@ def few_samples(split: Split, wanted: int) -> tuple[Any, Any]:
     return split.view(client).batch(np.arange(min(wanted, int(split.sizes[client]))))
 
 
-def client_methods(root: Algorithm[Any, Any]) -> Iterator[tuple[Any, Signature]]:
-    """The methods that run at clients, and what they declare."""
-    for _, node in parts(root):
-        for name, function in inspect.getmembers(type(node), inspect.isfunction):
-            first = list(inspect.signature(function).parameters)[1:4]
-            if not name.startswith("_") and first == ["site", "down", "mine"]:
-                yield function, signature(getattr(node, name))
-
-
 def vectors(cls: type | None) -> int:
     """Fields of a message that hold a vector of parameters."""
     return 0 if cls is None else sum("Tensor" in str(hint) for hint in hints(cls).values())
@@ -161,7 +152,7 @@ def vectors(cls: type | None) -> int:
 def batch_of(root: Algorithm[Any, Any], split: Split, problem: Problem) -> int:
     """Samples that are differentiated at once, at most."""
     local, largest = local_of(root), int(split.sizes.max())
-    whole = any("full_grad" in function.__code__.co_names for function, _ in client_methods(root))
+    whole = any("full_grad" in m.function.__code__.co_names for m in client_methods(root))
     wanted = local.batch_size if local is not None and not whole else None
     is_cut = problem.loss is nn.functional.cross_entropy and not problem.model.has_batch_norm
     most = min(largest, wanted or largest)
@@ -392,8 +383,8 @@ def check_fits(plan: Plan, place: Path, out: bool) -> None:
     if memory is not None and plan.memory_bytes > memory:
         fix = "use fewer workers or a smaller model" if plan.workers else "use a smaller model"
         raise InputError(
-            f"workers={plan.workers}: the run needs about {_text(plan.memory_bytes)} of memory, "
-            f"but {_text(memory)} are free; {fix}"
+            f"workers={plan.workers}: the run needs about {bytes_text(plan.memory_bytes)} of "
+            f"memory, but {bytes_text(memory)} are free; {fix}"
         )
     disk = free_disk(place) if plan.disk_bytes else 0
     if out and plan.disk_bytes > disk:  # what the run has written already is its own
@@ -401,10 +392,6 @@ def check_fits(plan: Plan, place: Path, out: bool) -> None:
     if plan.disk_bytes > disk:
         fix = "name an out folder on a larger disk" if out else "set TMPDIR to a larger disk"
         raise InputError(
-            f"out: the run needs about {_text(plan.disk_bytes)} of disk for client states, but "
-            f"'{place}' has {_text(disk)} free; {fix}"
+            f"out: the run needs about {bytes_text(plan.disk_bytes)} of disk for client states, "
+            f"but '{place}' has {bytes_text(disk)} free; {fix}"
         )
-
-
-def _text(size: float) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrift.config import own_code
 from fedrift.config.spec import Spec
 from fedrift.core.algorithm import Algorithm
 from fedrift.core.problem import Problem
@@ -113,7 +114,7 @@ def clients(split: Split, classes: int | None) -> dict[str, Any]:
     return {"sizes": split.sizes.tolist(), "counts": counts, "scheme": split.note}
 
 
-IN_PYTHON = {"data": "python", "model": "python"}
+IN_PYTHON = dict.fromkeys(("data", "model"), own_code.IN_PYTHON)
 """Stands in the spec of a run whose data and model were given as objects."""
 
 

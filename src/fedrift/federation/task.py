@@ -13,11 +13,11 @@ import torch
 
 from fedrift import models
 from fedrift.backends.visit import Visitor
+from fedrift.config.own_code import IN_PYTHON
 from fedrift.data import arrays
 from fedrift.data.split import Split
 from fedrift.engine import task
 from fedrift.engine.plan import Task
-from fedrift.engine.recorder import IN_PYTHON
 from fedrift.engine.task import Objects
 from fedrift.errors import InputError
 from fedrift.federation.config import FederationConfig
@@ -32,7 +32,7 @@ def make_server_task(config: FederationConfig, test: tuple[Any, Any] | None = No
     """The task without any client's data: the model is tried on two random samples."""
     spec, kind = config.spec, task.DTYPES[config.spec.dtype]
     if not config.named:  # what the record of the run says
-        spec = replace(spec, data=IN_PYTHON["data"], partition=IN_PYTHON["data"])
+        spec = replace(spec, data=IN_PYTHON, partition=IN_PYTHON)
     some = torch.Generator().manual_seed(0)
     x = torch.randn(2, *config.shape, generator=some, dtype=kind)
     y = torch.tensor([0, config.classes - 1])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedrift.config.backends import starts_workers
-from fedrift.config.grid import Cell, Grid
+from fedrift.config.grid import COMPARISON, Cell, Grid
 from fedrift.errors import InputError, RunError
 from fedrift.presets import studies
 from fedrift.presets.findings import Findings, Tell
@@ -56,7 +56,7 @@ def _processes() -> dict[int, tuple[int, int]]:
     return processes
 
 
-FINDINGS, COMPARISON, ELAPSED = "findings.json", "compare.toml", "elapsed.json"
+FINDINGS, ELAPSED = "findings.json", "elapsed.json"
 Watching = Callable[[Sequence[Cell]], "AbstractContextManager[CallbacksOf | None]"]
 
 

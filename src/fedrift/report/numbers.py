@@ -5,21 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from fedrift.errors import bytes_text
 from fedrift.report.statistics.costs import Target
 from fedrift.report.statistics.estimates import Estimate, Score
 
 NOTHING = "–"
 FAILED = "(X)"
 MINUS = "\N{MINUS SIGN}"
-
-
-def bytes_text(count: float) -> str:
-    """`12.3 MB`."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} PB"
 
 
 def seconds_text(seconds: float) -> str:

@@ -11,6 +11,7 @@ from fedrift.config import catalogue
 from fedrift.config.catalogue import spell
 from fedrift.config.grid import Cell as GridCell
 from fedrift.config.grid import Tuned
+from fedrift.config.own_code import IN_PYTHON
 from fedrift.config.spec import LOCAL_WORK, Spec
 from fedrift.errors import InputError
 from fedrift.grammar import Named, parse
@@ -19,7 +20,7 @@ from fedrift.report.markup import bullet_list, copyable, folded, html_table, par
 from fedrift.report.numbers import count_text, listed, plural, value_text
 from fedrift.report.statistics.estimates import final
 from fedrift.report.statistics.findings import Findings
-from fedrift.report.statistics.grouping import IN_PYTHON, Group, spelled
+from fedrift.report.statistics.grouping import Group, spelled
 from fedrift.report.tables import Cell, Table, measure, text
 from fedrift.report.workings import Working
 

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fedrift.config import grid
-from fedrift.config.grid import Tuned
+from fedrift.config.grid import COMPARISON, RUNS, Tuned
 from fedrift.errors import InputError
 from fedrift.report.numbers import plural
 from fedrift.report.provenance import tuned_values
 from fedrift.report.statistics.measured import Measured, Recorded, measure_run
 from fedrift.storage import run_folder
 
-COMPARISON, RUNS = "compare.toml", "runs"
 MOST_NAMED = 5  # folders that are listed in one sentence
 
 

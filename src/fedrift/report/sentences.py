@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedrift.config.own_code import IN_PYTHON
 from fedrift.report.numbers import interval_ends, listed, mean_std, plural, signed
 from fedrift.report.statistics.costs import AXES, differing_cohorts, fair_axes
 from fedrift.report.statistics.findings import Finding, Findings
@@ -18,7 +19,7 @@ FEW_SEEDS = 5
 def title(findings: Findings) -> str:
     """`4 methods on digits`."""
     data = findings.grouped.runs[0].spec.data
-    where = "data given in Python" if data == "python" else data
+    where = "data given in Python" if data == IN_PYTHON else data
     methods = findings.methods
     return f"{methods[0] if len(methods) == 1 else f'{len(methods)} methods'} on {where}"
 

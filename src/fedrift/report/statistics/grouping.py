@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrift.config.own_code import IN_PYTHON
 from fedrift.config.spec import LOCAL_WORK, SETTINGS, Spec
 from fedrift.errors import InputError
 from fedrift.grammar import Named, parse
@@ -18,7 +19,6 @@ from fedrift.report.statistics.measured import Measured
 _SHOWN = "algorithm data partition alpha per_round fraction sampling participants weights".split()
 _WHERE = "data_dir seed workers backend out".split()
 TASK = [key for key in SETTINGS if key not in (*LOCAL_WORK, *_SHOWN, *_WHERE)]
-IN_PYTHON = "python"  # stands for data that were given as objects
 
 Options = tuple[tuple[str, Any], ...]
 
