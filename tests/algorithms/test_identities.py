@@ -18,9 +18,7 @@ from torch import Tensor
 import fedrift as fr
 from fedrift.algorithms.fedavg import FedAvg
 from fedrift.algorithms.scaffold import Scaffold
-from fedrift.core.flat import flatten
-from fedrift.core.local import Local
-from fedrift.core.optim import SGD
+from fedrift.core import SGD, Local, flatten
 from fedrift.engine.callbacks import RoundReport
 from tests.support.problems import blobs, quadratic_clients, small_run, trajectory, uneven_clients
 

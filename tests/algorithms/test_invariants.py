@@ -15,7 +15,7 @@ from fedrift.conform.inside import Inside, Moment, backwards, different
 from fedrift.conform.problem import classifier, uneven_quadratic
 from fedrift.conform.runs import run
 from fedrift.conform.subject import subject_of
-from fedrift.core.messages import pack
+from fedrift.core import pack
 
 COMPOSED = (
     "swa(fedavg):cycle=2",

@@ -32,9 +32,7 @@ from fedrift.conform.problem import Trial, alternating, classifier, uneven_quadr
 from fedrift.conform.problem import golden as golden_trial
 from fedrift.conform.runs import path, run
 from fedrift.conform.subject import subject_of
-from fedrift.core.algorithm import Algorithm
-from fedrift.core.optim import SGD, Adam, advance, apply
-from fedrift.core.pieces import SAM, Blend, Linear, Prox
+from fedrift.core import SAM, SGD, Adam, Algorithm, Blend, Linear, Prox, advance, apply
 
 Patch = pytest.MonkeyPatch
 

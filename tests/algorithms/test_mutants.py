@@ -16,10 +16,7 @@ from torch import Tensor
 
 from fedrift.algorithms import scaffold
 from fedrift.algorithms.scaffold import Client, Down, Scaffold, Server, Up
-from fedrift.core.algorithm import Cohort
-from fedrift.core.optim import apply
-from fedrift.core.pieces import Linear
-from fedrift.core.site import Site
+from fedrift.core import Cohort, Linear, Site, apply
 from fedrift.engine.callbacks import RoundReport
 from tests.support.problems import alternating, quadratic_clients, trajectory
 

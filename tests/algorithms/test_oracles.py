@@ -13,7 +13,7 @@ from fedrift.algorithms.swa import Cycle
 from fedrift.conform.inside import Inside
 from fedrift.conform.problem import MINIMISER, Point, Trial, alternating, golden, uneven_quadratic
 from fedrift.conform.runs import path
-from fedrift.core.optim import rate
+from fedrift.core import rate
 from fedrift.rng import generator
 
 A = torch.tensor([[1.0, 2.0], [4.0, 1.0]], dtype=torch.float64)

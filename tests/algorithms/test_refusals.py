@@ -14,10 +14,7 @@ from fedrift.algorithms.mime import Mime
 from fedrift.algorithms.scaffold import Scaffold
 from fedrift.conform.problem import Place, Point, golden, uneven_quadratic
 from fedrift.conform.runs import path, run
-from fedrift.core.flat import unit
-from fedrift.core.local import Local
-from fedrift.core.optim import Adam
-from fedrift.core.pieces import SAM
+from fedrift.core import SAM, Adam, Local, unit
 
 NO_MOMENTUM = (
     "scaffold",

@@ -13,8 +13,7 @@ from fedrift.analysis.case import Case, Options
 from fedrift.analysis.examine import MEASURES
 from fedrift.analysis.saved import Loader
 from fedrift.cli import code_of
-from fedrift.core.algorithm import EvaluatedModel
-from fedrift.core.flat import Layout, norm
+from fedrift.core import EvaluatedModel, Layout, norm
 from fedrift.errors import InputError
 from fedrift.storage.jsonl import dump
 from tests.support.curved import net, quadratic

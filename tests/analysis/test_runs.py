@@ -16,7 +16,7 @@ from fedrift.analysis.saved import Loader
 from fedrift.api import run_spec
 from fedrift.config.analyses import WHAT
 from fedrift.config.spec import Spec
-from fedrift.core.flat import norm
+from fedrift.core import norm
 from fedrift.engine.callbacks import RoundReport
 from fedrift.engine.execute import execute
 from fedrift.engine.prepare import prepare

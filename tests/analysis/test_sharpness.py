@@ -8,7 +8,7 @@ import torch
 
 from fedrift.analysis.objective import Objective
 from fedrift.analysis.sharpness import rises, scale_of, sharpness
-from fedrift.core.flat import Layout
+from fedrift.core import Layout
 from tests.support.curved import net, quadratic, symmetric
 
 

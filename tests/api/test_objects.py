@@ -15,13 +15,18 @@ from fedrift.algorithms.scaffold import Scaffold
 from fedrift.algorithms.swa import SWA
 from fedrift.api import named
 from fedrift.config.spec import Spec
-from fedrift.core.algorithm import Algorithm, Cohort, Weights
-from fedrift.core.flat import Vec
-from fedrift.core.local import Local
-from fedrift.core.messages import state
-from fedrift.core.optim import SGD, Exponential
-from fedrift.core.problem import Problem
-from fedrift.core.site import Site
+from fedrift.core import (
+    SGD,
+    Algorithm,
+    Cohort,
+    Exponential,
+    Local,
+    Problem,
+    Site,
+    Vec,
+    Weights,
+    state,
+)
 from fedrift.storage.run_folder import load
 from tests.support.problems import Net, blobs, small_run, uneven_clients
 

@@ -16,8 +16,7 @@ from torch.utils.data import TensorDataset
 import fedrift as fr
 from fedrift.algorithms.fedavg import FedAvg
 from fedrift.algorithms.scaffold import Scaffold
-from fedrift.core.local import Local
-from fedrift.core.optim import SGD
+from fedrift.core import SGD, Local
 from fedrift.storage.run_folder import load
 from tests.support.problems import Net, blobs, small_run, uneven_clients
 

@@ -11,12 +11,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedrift.core.flat import Vec, flatten
-from fedrift.core.local import Draw, Local, Run, batches
-from fedrift.core.optim import SGD, Adam, Exponential
-from fedrift.core.pieces import SAM, Linear, Prox, Step
-from fedrift.core.problem import Problem, define
-from fedrift.core.site import Site
+from fedrift.core import (
+    SAM,
+    SGD,
+    Adam,
+    Draw,
+    Exponential,
+    Linear,
+    Local,
+    Problem,
+    Prox,
+    Run,
+    Site,
+    Step,
+    Vec,
+    define,
+    flatten,
+)
+from fedrift.core.local import batches
 from fedrift.data.split import Split
 from fedrift.rng import generator
 from tests.support.problems import Net, blobs, small_run

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedrift.core.flat import Vec
-from fedrift.core.optim import (
+from fedrift.core import (
     SGD,
     Adagrad,
     Adam,
@@ -22,6 +21,7 @@ from fedrift.core.optim import (
     Optimizer,
     OptState,
     Staircase,
+    Vec,
     advance,
     apply,
     rate,

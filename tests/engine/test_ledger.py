@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import fedrift as fr
+from fedrift.core import SGD
 from fedrift.core.messages import Size
-from fedrift.core.optim import SGD
 from fedrift.engine.ledger import Cost, Entry, Ledger
 from tests.support.problems import Net, blobs, small_run, uneven_clients
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 import fedrift as fr
 from fedrift.algorithms.fedavg import FedAvg
-from fedrift.core.local import Local
-from fedrift.core.optim import SGD
+from fedrift.core import SGD, Local
 from fedrift.engine.callbacks import RoundReport
 from tests.support.problems import (
     Point,

@@ -14,7 +14,7 @@ import torch
 
 from fedrift.algorithms.scaffold import Scaffold, Server
 from fedrift.cli import code_of
-from fedrift.core.optim import SGD
+from fedrift.core import SGD
 from fedrift.storage import checkpoint
 from fedrift.storage.run_folder import RunFolder
 from tests.support.problems import small_run

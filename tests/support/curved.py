@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift.core.flat import Batch, Vec
-from fedrift.core.problem import Problem, define
+from fedrift.core import Batch, Problem, Vec, define
 from tests.support.problems import Net, blobs
 
 SINGLE: Batch = (torch.zeros(2, 1, dtype=torch.float64), torch.zeros(2, dtype=torch.float64))
