@@ -25,9 +25,9 @@ from fedrift.backends.in_process import InProcess
 from fedrift.backends.visit import Visitor
 from fedrift.config import catalogue
 from fedrift.config.catalogue import spell
-from fedrift.core.algorithm import Algorithm, owner_of, resolve, signature
-from fedrift.core.messages import Size, nbytes, pack, reductions
-from fedrift.core.problem import Problem, define
+from fedrift.core import Algorithm, Problem, define, pack
+from fedrift.core.algorithm import owner_of, resolve, signature
+from fedrift.core.messages import Size, nbytes, reductions
 from fedrift.core.sampling import participation
 from fedrift.data.split import Split
 from fedrift.engine.build import build

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedrift.analysis import classes
-from fedrift.core.algorithm import EvaluatedModel
+from fedrift.core import EvaluatedModel
 from tests.support.curved import net
 
 CURVES = np.array([[0.2, 0.9, 0.0], [0.8, 0.5, 0.0], [0.6, 0.7, 0.4]])

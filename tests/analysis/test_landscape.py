@@ -10,8 +10,7 @@ import torch
 
 from fedrift.analysis import MEASURES, Case, Options, landscape
 from fedrift.cli import code_of
-from fedrift.core.algorithm import EvaluatedModel
-from fedrift.core.flat import Layout, norm
+from fedrift.core import EvaluatedModel, Layout, norm
 from fedrift.errors import InputError
 from tests.support.curved import net, quadratic
 from tests.support.product import Loader, dump

@@ -13,12 +13,22 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedrift.backends.codec import MOST_ITEMS, Codec, Form, Piece, Pieces, Refused, tensors
-from fedrift.core.algorithm import Algorithm, Cohort
-from fedrift.core.local import Local
-from fedrift.core.messages import Mean, Sum, derived, message, pack, shaped, state
-from fedrift.core.optim import OptState
-from fedrift.core.problem import Problem, define
-from fedrift.core.site import Site
+from fedrift.core import (
+    Algorithm,
+    Cohort,
+    Local,
+    Mean,
+    OptState,
+    Problem,
+    Site,
+    Sum,
+    define,
+    derived,
+    message,
+    pack,
+    shaped,
+    state,
+)
 from fedrift.errors import RunError
 from tests.support.problems import Net, small_run
 

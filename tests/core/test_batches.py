@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import fedrift as fr
+from fedrift.core import Site
 from fedrift.core.local import batches, steps_per_epoch
-from fedrift.core.site import Site
 from fedrift.data.arrays import channels_last, gather, pair
 from tests.support.problems import blobs, small_run, uneven_clients
 from tests.support.product import generator

@@ -13,8 +13,8 @@ import fedrift as fr
 from fedrift.algorithms.fed3r import Fed3R
 from fedrift.backends.visit import corrupted
 from fedrift.cli import code_of
+from fedrift.core import Mean, message
 from fedrift.core.faults import Corrupt, Faults, Stragglers, parse_faults
-from fedrift.core.messages import Mean, message
 from fedrift.engine.aggregation import check_faults
 from tests.support.problems import small_run
 

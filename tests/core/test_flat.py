@@ -12,19 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedrift.core.flat import (
-    CHUNK,
-    FlatModel,
-    Layout,
-    Vec,
-    add_each,
-    cosine,
-    dot,
-    is_finite,
-    norm,
-    unit,
-)
-from fedrift.core.problem import Problem, define
+from fedrift.core import Layout, Problem, Vec, cosine, define, dot, norm, unit
+from fedrift.core.flat import CHUNK, FlatModel, add_each, is_finite
 from tests.support.problems import Net, blobs
 
 

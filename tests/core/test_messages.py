@@ -11,21 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrift.core.flat import Vec
-from fedrift.core.messages import (
-    Gather,
-    Mean,
-    Reducer,
-    Size,
-    Sum,
-    all_finite,
-    derived,
-    message,
-    nbytes,
-    pack,
-    state,
-    unpack,
-)
+from fedrift.core import Gather, Mean, Sum, Vec, derived, message, pack, state
+from fedrift.core.messages import Reducer, Size, all_finite, nbytes, unpack
 
 
 @state

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedrift.core.flat import Vec
 from fedrift.core.optim import (
     ADAPTIVE,
     SGD,
@@ -24,6 +23,7 @@ from fedrift.core.optim import (
     OptState,
     PerStep,
     Staircase,
+    Vec,
     advance,
     apply,
     rate,

@@ -10,10 +10,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedrift.core.flat import Vec, norm
+from fedrift.core import (
+    ASAM,
+    SAM,
+    SVRG,
+    Blend,
+    Extra,
+    Linear,
+    Plain,
+    Problem,
+    Prox,
+    Vec,
+    define,
+    norm,
+)
 from fedrift.core.local import LocalStep
-from fedrift.core.pieces import ASAM, SAM, SVRG, Blend, Extra, Linear, Plain, Prox
-from fedrift.core.problem import Problem, define
 
 WEIGHTS, BIASES = 3, 2
 

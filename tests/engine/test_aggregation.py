@@ -14,9 +14,7 @@ from scipy.stats import norm as gauss
 import fedrift as fr
 from fedrift.algorithms.fedavg import Down, Server
 from fedrift.config.privacy import Privacy, Robustness, guarantee, parse_aggregate, parse_privacy
-from fedrift.core.algorithm import Cohort
-from fedrift.core.local import Local
-from fedrift.core.messages import Gather, Mean, Sum, message
+from fedrift.core import Cohort, Gather, Local, Mean, Sum, message
 from fedrift.core.sampling import Participation
 from fedrift.engine.aggregation import PrivateReducer, RobustReducer
 from tests.support.problems import small_run

@@ -19,13 +19,28 @@ from torch.utils._pytree import tree_leaves
 from fedrift import api, models
 from fedrift.backends.stacking.chain import chain_of
 from fedrift.backends.stacking.scheduler import StackScheduler
-from fedrift.core.flat import Vec, sent
-from fedrift.core.local import Local
-from fedrift.core.messages import pack, placed
-from fedrift.core.optim import SGD, Adagrad, Adam, Momentum, OptState
-from fedrift.core.pieces import ASAM, SAM, SVRG, Blend, Extra, Linear, Plain, Prox
-from fedrift.core.problem import Problem
-from fedrift.core.site import Site
+from fedrift.core import (
+    ASAM,
+    SAM,
+    SGD,
+    SVRG,
+    Adagrad,
+    Adam,
+    Blend,
+    Extra,
+    Linear,
+    Local,
+    Momentum,
+    OptState,
+    Plain,
+    Problem,
+    Prox,
+    Site,
+    Vec,
+    pack,
+)
+from fedrift.core.flat import sent
+from fedrift.core.messages import placed
 from tests.support.problems import blobs, uneven_clients
 
 COPIES = (torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten._foreach_copy_)

@@ -7,12 +7,7 @@ from typing import Any
 
 import torch
 
-from fedrift.core.algorithm import Algorithm, Cohort
-from fedrift.core.flat import Vec
-from fedrift.core.local import Local
-from fedrift.core.messages import Mean, Sum, message, state
-from fedrift.core.problem import Problem
-from fedrift.core.site import Site
+from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Sum, Vec, message, state
 
 LEFT_BEHIND: dict[str, Any] = {}
 

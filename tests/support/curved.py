@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrift.core.flat import Batch, Vec
-from fedrift.core.problem import Problem, define
+from fedrift.core import Batch, Problem, Vec, define
 from tests.support.problems import Net, blobs
 
 

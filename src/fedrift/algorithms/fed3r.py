@@ -2,7 +2,8 @@
 Closed-form Classifiers", ICML 2024. Each client sends its statistics once; nobody is counted twice.
 
 λI is added when solving, in float64 and without forming an inverse; it regularises the bias too,
-as in the authors' code. Classes nobody has shown are never predicted.
+as in the authors' code. Classes nobody has shown are never predicted. With `features` it is their
+Fed3R-RF: random features stand between the model's body and its head.
 """
 
 from __future__ import annotations
@@ -20,62 +21,7 @@ from torch import Tensor, nn
 from fedrift.core import Algorithm, Cohort, Mean, Problem, Site, Vec, Weights, message, state
 from fedrift.core import InputError, Redefine, Sampling, Sum, shaped
 
-# Random features (Rahimi, Recht, NeurIPS 2007) between a model's body and its head, for Fed3R-RF.
-
 SOME = 200  # samples a client measures distances between
-
-
-class RandomFeatures(nn.Module):
-    """√(2/R) cos(scale·Ωᵀx + θ); the scale is 1/σ."""
-
-    omega: Tensor
-    theta: Tensor
-    scale: Tensor
-
-    def __init__(self, width: int, number: int) -> None:
-        nn.Module.__init__(self)
-        self.register_buffer("omega", torch.randn(width, number))
-        self.register_buffer("theta", 2 * math.pi * torch.rand(number))
-        self.register_buffer("scale", torch.ones(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        number = self.omega.shape[1]
-        return math.sqrt(2 / number) * torch.cos(self.scale * (x @ self.omega) + self.theta)
-
-
-def with_features(
-    make: Callable[[], nn.Module], head: str, width: int, number: int, classes: int
-) -> nn.Module:
-    """The model with random features and a new linear head in the place of its head."""
-    module = make()
-    new = nn.Sequential(RandomFeatures(width, number), nn.Linear(number, classes))
-    if not head:
-        return new
-    module.set_submodule(head, new)
-    return module
-
-
-def append(p: Problem, number: int, redefine: Redefine) -> Problem:
-    """The task with random features before the head."""
-    head = p.head or ""
-    make = partial(with_features, p.make, head, p.feature_dim or 0, number, p.classes or 0)
-    return redefine(make, f"{head}.1" if head else "1")
-
-
-def layer_of(p: Problem) -> str:
-    """The random-feature layer of an adapted task."""
-    return (p.head or "").removesuffix("1") + "0"
-
-
-def scale(p: Problem, sigma: float) -> dict[str, Tensor]:
-    """The bandwidth as the model holds it."""
-    return {f"{layer_of(p)}.scale": torch.full((1,), 1 / sigma, dtype=p.w0.dtype)}
-
-
-def median_distance(phi: Tensor, rng: np.random.Generator) -> float | None:
-    """Median distance between some of the rows; None if there is only one."""
-    few = phi[torch.from_numpy(rng.permutation(len(phi))[:SOME])].double()
-    return float(torch.pdist(few).median()) if len(few) > 1 else None
 
 
 @message
@@ -203,3 +149,56 @@ class Fed3R(Algorithm[Server, Client]):
             a.addmm_(phi.T, phi)
             b.addmm_(phi.T, nn.functional.one_hot(y, classes).double())
         return Up(a=a[tuple(torch.triu_indices(m, m))], b=b), Client(sent=True)
+
+
+class RandomFeatures(nn.Module):
+    """√(2/R) cos(scale·Ωᵀx + θ), the scale being 1/σ (Rahimi, Recht, NeurIPS 2007)."""
+
+    omega: Tensor
+    theta: Tensor
+    scale: Tensor
+
+    def __init__(self, width: int, number: int) -> None:
+        nn.Module.__init__(self)
+        self.register_buffer("omega", torch.randn(width, number))
+        self.register_buffer("theta", 2 * math.pi * torch.rand(number))
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        number = self.omega.shape[1]
+        return math.sqrt(2 / number) * torch.cos(self.scale * (x @ self.omega) + self.theta)
+
+
+def with_features(
+    make: Callable[[], nn.Module], head: str, width: int, number: int, classes: int
+) -> nn.Module:
+    """The model with random features and a new linear head in the place of its head."""
+    module = make()
+    new = nn.Sequential(RandomFeatures(width, number), nn.Linear(number, classes))
+    if not head:
+        return new
+    module.set_submodule(head, new)
+    return module
+
+
+def append(p: Problem, number: int, redefine: Redefine) -> Problem:
+    """The task with random features before the head."""
+    head = p.head or ""
+    make = partial(with_features, p.make, head, p.feature_dim or 0, number, p.classes or 0)
+    return redefine(make, f"{head}.1" if head else "1")
+
+
+def layer_of(p: Problem) -> str:
+    """The random-feature layer of an adapted task."""
+    return (p.head or "").removesuffix("1") + "0"
+
+
+def scale(p: Problem, sigma: float) -> dict[str, Tensor]:
+    """The bandwidth as the model holds it."""
+    return {f"{layer_of(p)}.scale": torch.full((1,), 1 / sigma, dtype=p.w0.dtype)}
+
+
+def median_distance(phi: Tensor, rng: np.random.Generator) -> float | None:
+    """Median distance between some of the rows; None if there is only one."""
+    few = phi[torch.from_numpy(rng.permutation(len(phi))[:SOME])].double()
+    return float(torch.pdist(few).median()) if len(few) > 1 else None

@@ -50,9 +50,6 @@ class Wrapper(Algorithm[Any, Any]):
         return replace(s, inner=self.inner.exhausted(s.inner, p))
 
 
-# Any algorithm with a piece changed: another gradient rule, another server optimizer.
-
-
 def with_sam(
     inner: Algorithm[Any, Any], rho: Annotated[float, ">= 0"] = 0.05
 ) -> Algorithm[Any, Any]:

@@ -15,6 +15,11 @@ from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import count, take
 from fedrift.core.problem import Problem
 
+EVALUATION_CHUNK = 250  # fixed, so that results do not depend on who evaluates
+
+Chunk = Mapping[str, Any]
+ChunkMetric = Callable[[Any, Any, Any, "int | None", "Tensor | None"], Mapping[str, Any]]
+
 
 class Sums(TypedDict):
     """What one chunk adds. The last two only for classification."""
@@ -41,7 +46,7 @@ def evaluate_chunk(
     negative label is not counted, as cross-entropy ignores −100. `allowed` marks the classes
     that may be predicted; the loss does not know of it.
     """
-    n = _count(target)
+    n = count(target)
     mean = float(loss(output, target)) if n else 0.0
     if classes is None or not _is_classification(output, target, classes):
         return Sums(n=n, weight=n, loss_sum=mean * n)
@@ -58,13 +63,6 @@ def evaluate_chunk(
         class_correct=torch.bincount(hits, minlength=classes).cpu().numpy(),
         class_total=torch.bincount(labels, minlength=classes).cpu().numpy(),
     )
-
-
-def _count(target: Any) -> int:
-    """Samples in a tensor, or in a tuple or dict of tensors."""
-    if isinstance(target, Tensor):
-        return target.shape[0]
-    return next(iter(target.values() if isinstance(target, dict) else target)).shape[0]
 
 
 def _is_classification(output: Any, target: Any, classes: int) -> bool:
@@ -92,15 +90,15 @@ def combine(chunks: Iterable[Sums]) -> dict[str, Any]:
     Chunks are added in the order given, in double precision, so where they were computed does
     not show. A loss that is not finite stays so.
     """
-    held = list(chunks)
-    n, weight = sum(c["n"] for c in held), sum(c["weight"] for c in held)
+    sums = list(chunks)
+    n, weight = sum(c["n"] for c in sums), sum(c["weight"] for c in sums)
     loss_sum = 0.0
-    for chunk in held:  # not sum(): newer Pythons compensate it, and bits must not depend on that
+    for chunk in sums:  # not sum(): newer Pythons compensate it, and bits must not depend on that
         loss_sum += chunk["loss_sum"]
     metrics: dict[str, Any] = {"loss": loss_sum / weight if weight else math.nan, "n": n}
-    correct = [c["class_correct"] for c in held if "class_correct" in c]
-    total = [c["class_total"] for c in held if "class_total" in c]
-    if not held or len(correct) < len(held):
+    correct = [c["class_correct"] for c in sums if "class_correct" in c]
+    total = [c["class_total"] for c in sums if "class_total" in c]
+    if not sums or len(correct) < len(sums):
         return metrics
     hits, seen = np.sum(correct, axis=0), np.sum(total, axis=0)
     metrics["accuracy"] = float(hits.sum() / max(1, seen.sum()))
@@ -111,7 +109,7 @@ def combine(chunks: Iterable[Sums]) -> dict[str, Any]:
 
 def client_accuracies(chunks: Mapping[int, Sequence[Sums]]) -> dict[int, float]:
     """Accuracy on each client's own samples, of the clients that have samples and classes."""
-    combined = {client: combine(held) for client, held in chunks.items()}
+    combined = {client: combine(sums) for client, sums in chunks.items()}
     return {c: m["accuracy"] for c, m in combined.items() if m["n"] and "accuracy" in m}
 
 
@@ -129,14 +127,6 @@ def fairness(accuracies: Sequence[float]) -> dict[str, float]:
         "max": float(values[-1]),
         "worst_decile": float(worst.mean()),
     }
-
-
-# Evaluation at the server, in chunks of a fixed size, so that anybody can do a part of it.
-
-EVALUATION_CHUNK = 250  # fixed, so that results do not depend on who evaluates
-
-Chunk = Mapping[str, Any]
-ChunkMetric = Callable[[Any, Any, Any, "int | None", "Tensor | None"], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)

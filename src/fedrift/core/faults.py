@@ -105,15 +105,15 @@ def parse_faults(texts: Sequence[str] | str | None) -> Faults | None:
     is_list = isinstance(texts, (list, tuple))
     if texts is not None and not (is_list and all(isinstance(t, str) for t in texts)):
         raise InputError(f"faults={texts!r:.60} must be texts such as 'dropout:0.1'")
-    found = Faults()
+    faults = Faults()
     seen: set[str] = set()
     for text in texts or ():
         named = parse(text, "faults")
         if named.name in seen:
             raise InputError(f"faults: '{named.name}' is given twice; keep one")
         seen.add(named.name)
-        found = replace(found, **{_check(named): _one(named)})
-    return found if seen else None
+        faults = replace(faults, **{_check(named): _one(named)})
+    return faults if seen else None
 
 
 def _check(named: Named) -> str:

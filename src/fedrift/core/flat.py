@@ -1,4 +1,5 @@
-"""Vectors of parameters: their layout, norms that do not lose digits, trees of tensors."""
+"""Vectors of parameters: their layout, norms that do not lose digits, trees of tensors, and the
+model whose parameters are one vector."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ Rest: TypeAlias = Mapping[str, Tensor]
 """Every frozen parameter and buffer of the one instance that all processes must agree on."""
 
 BLOCK = 4096  # elements summed in the vector's own dtype before float64 takes over
+CHUNK = 1024  # examples differentiated at once; larger batches are accumulated
 
 
 def _blocks(x: Vec) -> tuple[Tensor, Tensor]:
@@ -145,11 +147,6 @@ def count(x: Any) -> int:
     return next(iter(x.values() if isinstance(x, dict) else x)).shape[0]
 
 
-# A model whose parameters are one flat vector: its output and its gradient.
-
-CHUNK = 1024  # examples differentiated at once; larger batches are accumulated
-
-
 def fresh(make: Callable[[], nn.Module]) -> nn.Module:
     """A module of one's own, even if the factory gives the same one every time."""
     return copied(make())
@@ -198,8 +195,8 @@ class FlatModel:
         with torch.random.fork_rng(devices=[]):  # building must not move the caller's generator
             module = fresh(make)
         if example is not None:  # a lazy module takes its shapes from a batch
-            shown = map_tree(lambda t: t.to(device), example)
-            call(module.to(device=device, dtype=dtype).eval(), shown)
+            inputs = map_tree(lambda t: t.to(device), example)
+            call(module.to(device=device, dtype=dtype).eval(), inputs)
         self.module = module.to(device=device, dtype=dtype)
         self.layout, self.loss_of, self.temperature = layout, loss, 1.0
         parameters = dict(module.named_parameters())
@@ -279,10 +276,11 @@ class FlatModel:
 
     def _views_of(self, vector: Vec) -> list[Tensor]:
         # a step works in a handful of buffers that live as long as the model: cut them up once
-        held = self._views.get(id(vector))
-        if held is None or held[0] is not vector:
-            held = self._views[id(vector)] = (vector, self.layout.views(vector))
-        return held[1]
+        known, views = self._views.get(id(vector), (None, []))
+        if known is not vector:
+            views = self.layout.views(vector)
+            self._views[id(vector)] = vector, views
+        return views
 
     def loss(self, w: Vec, batch: Batch) -> Tensor:
         """The mean loss at w in evaluation mode."""

@@ -1,4 +1,4 @@
-"""Local training: what a client is asked to do, and the only loop that does it."""
+"""Local training: the minibatches, what a client is asked to do, and the only loop that does it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from fedrift.core.flat import Batch, FlatModel, Layout, Vec, add_each, count, no
 from fedrift.core.optim import SGD, Optimizer, OptState, Schedule, rates_of
 from fedrift.core.pieces import Correction, Gradient, Plain
 from fedrift.rng import generator
-
-# Seeded minibatches of one client: which samples, in which order.
 
 
 def steps_per_epoch(n: int, batch_size: int | None, whole_pairs: bool = False) -> int:
@@ -96,6 +94,7 @@ Amount: TypeAlias = int | tuple[int, ...] | Draw
 
 
 def amount_of(amount: Amount, seed: int, round: int, client: int) -> int:
+    """The amount of one client in one round."""
     if isinstance(amount, int):
         return amount
     return amount[client] if isinstance(amount, tuple) else amount.at(seed, round, client)
@@ -201,11 +200,11 @@ class LocalStep(Buffers):
     def grad(self, at: Vec) -> Vec:
         self.seed()
         model = self.model
-        held = model.buffers() if self._asked and model.moving else ()
+        statistics = model.buffers() if self._asked and model.moving else ()
         self._asked += 1
         g = model.grad_at(at, self._batch, self.buffer())
-        if held:  # only the first pass of a step moves running statistics
-            model.load_buffers(held)
+        if statistics:  # only the first pass of a step moves running statistics
+            model.load_buffers(statistics)
         return g
 
 

@@ -1,4 +1,5 @@
-"""What travels and what is kept: declared fields, how each is reduced, and its bytes."""
+"""What travels and what is kept: declared fields, their bytes, and how replies become one message,
+folded one by one, each field as it declares."""
 
 from __future__ import annotations
 
@@ -199,9 +200,6 @@ def all_finite(packed: Mapping[str, Any]) -> bool:
         elif isinstance(leaf, float) and not (-float("inf") < leaf < float("inf")):
             return False
     return True
-
-
-# Replies become one message: folded one by one, each field as it declares.
 
 
 @cache

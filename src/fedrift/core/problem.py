@@ -200,6 +200,7 @@ def define(
 
 
 def same(a: Any, b: Any) -> bool:
+    """Whether two inputs hold the same numbers."""
     if isinstance(a, Tensor):
         return torch.equal(a, b)
     keys = a if isinstance(a, dict) else range(len(a))
