@@ -129,8 +129,7 @@ def soak(algorithm: str, rounds: int, most: float) -> tuple[Curve, list[str]]:
 
 def draw(curves: dict[str, Curve], path: Path) -> None:
     """Memory and open files by round."""
-    from fedrift.figures.style import colour, legend, panels
-    from tests.support.product import sheet
+    from fedrift.figures.style import colour, legend, panels, sheet
 
     figure = sheet()
     axes = panels(figure, 2, width=5.0)
