@@ -15,7 +15,7 @@ from fedrift.models import factory
 from fedrift.presets.studies import extractors
 from fedrift.presets.studies.extractors import (
     Extractor,
-    cached_features,
+    cached,
     extract,
     extractor,
     fingerprint,
@@ -66,13 +66,13 @@ def test_features_are_computed_once_and_blocks_are_kept(
 ) -> None:
     monkeypatch.setattr(extractors, "BLOCK", 20)
     source, x, told = some(), images(50), list[str]()
-    first = cached_features(source, x, folder=tmp_path, tell=told.append)
+    first = cached(source, x, folder=tmp_path, tell=told.append)
     assert len(told) == 3 and torch.equal(first, extract(source, x))
     files = sorted(tmp_path.rglob("*.safetensors"))
     assert len(files) == 3
     files[1].write_bytes(files[1].read_bytes()[:-9])  # a torn file is made again, the rest is read
     told.clear()
-    assert torch.equal(cached_features(source, x, folder=tmp_path, tell=told.append), first)
+    assert torch.equal(cached(source, x, folder=tmp_path, tell=told.append), first)
     assert told == ["features of random-conv:filters=3: 20 of 50 samples"]
     assert not [f for f in tmp_path.rglob("*") if f.name.endswith(".tmp")]
 

@@ -252,7 +252,7 @@ def _measurement(what: str, analyses: Sequence[Analysis]) -> str:
 
 
 def _own_figures(one: Analysis) -> str:
-    """The figures that stand in the run's folder."""
+    """The figures that stand in the run folder."""
     images: list[str] = []
     for name, path in one.figures.items():
         try:

@@ -151,7 +151,7 @@ def read_spec(path: Path) -> Spec:
 
 
 class RunFolder:
-    """One run's folder while it is written. Lines are appended, whole files replaced atomically."""
+    """A run folder while it is written. Lines are appended, whole files replaced atomically."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

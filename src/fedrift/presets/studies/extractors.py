@@ -89,7 +89,7 @@ def extract(source: Extractor, x: Any, cores: int = 1) -> Tensor:
         return torch.cat(list(threads.map(some, starts)))
 
 
-def cached_features(
+def cached(
     source: Extractor,
     x: np.ndarray,
     *,
@@ -278,8 +278,7 @@ def load_features(
     data_set = load(options["data"], data, options["classes"])
     source = make_extractor(options, data_set, data, folder, seed, tell)
     train, test = (
-        cached_features(source, x, cores=cores(study), tell=tell)
-        for x in (data_set.x, data_set.x_test)
+        cached(source, x, cores=cores(study), tell=tell) for x in (data_set.x, data_set.x_test)
     )
     return Featured(
         options["name"],

@@ -42,7 +42,7 @@ from fedrift.presets.studies.common import (
     seeds,
     with_defaults,
 )
-from fedrift.presets.studies.extractors import cached_features, extractor, factory
+from fedrift.presets.studies.extractors import cached, extractor, factory
 from fedrift.rng import generator
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _collection(
         options["model"], factory(options["model"], data_set, data), example, seed=seed
     )
     x, x_test = (
-        cached_features(source, part, cores=cores(options), tell=tell).numpy()
+        cached(source, part, cores=cores(options), tell=tell).numpy()
         for part in (data_set.x, data_set.x_test)
     )
     assert data_set.users is not None
