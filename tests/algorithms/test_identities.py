@@ -19,8 +19,7 @@ from fedrift.algorithms import NAMES
 from fedrift.conform import closed_form, identities
 from fedrift.conform.identities import ROWS, Row
 from fedrift.conform.runs import make_task
-from fedrift.core.local import Local
-from fedrift.core.optim import SGD
+from fedrift.core import SGD, Local
 from tests.support.problems import blobs, small_run
 from tests.support.product import FedAvg, Trial, classifier, path, pooled, uneven_quadratic
 

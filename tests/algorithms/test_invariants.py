@@ -15,7 +15,7 @@ import fedrift as fr
 from fedrift.algorithms import NAMES
 from fedrift.conform import invariants, rules
 from fedrift.conform.inside import Moment, backwards, differing_fields
-from fedrift.core.messages import pack
+from fedrift.core import pack
 from tests.support.compositions import EVERY
 from tests.support.problems import quadratic_clients, small_run, trajectory
 from tests.support.product import (

@@ -14,8 +14,8 @@ import pytest
 import fedrift as fr
 from fedrift.algorithms import NAMES
 from fedrift.conform.problem import equal_sizes
+from fedrift.core import SGD
 from fedrift.core.messages import Size
-from fedrift.core.optim import SGD
 from fedrift.engine.ledger import Entry
 from tests.support.problems import small_run, uneven_clients
 from tests.support.product import FedAvg, Trial, classifier, run_trial

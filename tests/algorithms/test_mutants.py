@@ -25,9 +25,7 @@ from fedrift.algorithms.fednova import FedNova
 from fedrift.algorithms.fedsmoo import Perturbed
 from fedrift.conform import closed_form, convergence, generic, golden, identities, invariants
 from fedrift.conform.golden import ROWS
-from fedrift.core.algorithm import Algorithm
-from fedrift.core.optim import SGD, Adam, advance, apply
-from fedrift.core.pieces import SAM, Blend, Linear, Prox
+from fedrift.core import SAM, SGD, Adam, Algorithm, Blend, Linear, Prox, advance, apply
 from tests.support.product import (
     Bench,
     FedAvg,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedrift.algorithms.swa import Cycle
-from fedrift.core.optim import rate
+from fedrift.core import rate
 from tests.support.product import (
     MINIMISER,
     Inside,

@@ -12,10 +12,7 @@ from fedrift.algorithms.fedcm import FedCM
 from fedrift.algorithms.ghbm import GHBM
 from fedrift.algorithms.mime import Mime
 from fedrift.conform.problem import Place
-from fedrift.core.flat import unit
-from fedrift.core.local import Local
-from fedrift.core.optim import Adam
-from fedrift.core.pieces import SAM
+from fedrift.core import SAM, Adam, Local, unit
 from tests.support.product import Point, Scaffold, golden_trial, path, run_trial, uneven_quadratic
 
 NO_MOMENTUM = (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedrift.analysis.matching import Chain, align, align_all, match_neurons
-from fedrift.core.flat import Layout, Vec, flatten
+from fedrift.core import Layout, Vec, flatten
 from fedrift.errors import InputError
 from fedrift.models import factory
 

@@ -13,7 +13,7 @@ import fedrift as fr
 from fedrift.analysis import MEASURES, NotMeasured, Options
 from fedrift.analysis.live import update_of
 from fedrift.config.analyses import WHAT
-from fedrift.core.flat import norm
+from fedrift.core import norm
 from fedrift.engine.callbacks import Callback, OnRound
 from fedrift.errors import InputError
 from tests.support.problems import small_run

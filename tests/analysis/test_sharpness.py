@@ -8,7 +8,7 @@ import torch
 
 from fedrift.analysis import Objective, sharpness
 from fedrift.analysis.sharpness import rises, scale_of
-from fedrift.core.flat import Layout
+from fedrift.core import Layout
 from tests.support.curved import Counting, net, quadratic, symmetric
 
 

@@ -13,13 +13,18 @@ import fedrift as fr
 from fedrift.algorithms.fedavg import Down, Up
 from fedrift.algorithms.swa import SWA
 from fedrift.api import named
-from fedrift.core.algorithm import Algorithm, Cohort, Weights
-from fedrift.core.flat import Vec
-from fedrift.core.local import Local
-from fedrift.core.messages import state
-from fedrift.core.optim import SGD, Exponential
-from fedrift.core.problem import Problem
-from fedrift.core.site import Site
+from fedrift.core import (
+    SGD,
+    Algorithm,
+    Cohort,
+    Exponential,
+    Local,
+    Problem,
+    Site,
+    Vec,
+    Weights,
+    state,
+)
 from tests.support.problems import Net, blobs, small_run, uneven_clients
 from tests.support.product import FedAvg, Scaffold, Spec, load_run
 

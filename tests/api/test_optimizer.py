@@ -14,8 +14,8 @@ import fedrift as fr
 from fedrift.algorithms.fedavg import FedAvg
 from fedrift.cli import code_of
 from fedrift.config.spec import Spec
-from fedrift.core.local import Local
-from fedrift.core.optim import SGD, PerStep, adam
+from fedrift.core import SGD, Local
+from fedrift.core.optim import PerStep, adam
 from fedrift.storage.run_folder import load
 from tests.support.problems import Net, blobs, small_run
 

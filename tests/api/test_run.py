@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import fedrift as fr
-from fedrift.core.local import Local
-from fedrift.core.optim import SGD
+from fedrift.core import SGD, Local
 from tests.support.problems import Net, blobs, small_run, uneven_clients
 from tests.support.product import FedAvg, Scaffold, load_run
 

@@ -18,13 +18,9 @@ from fedrift.algorithms import NAMES
 from fedrift.algorithms.fedavg import Down, Server, Up
 from fedrift.backends.stacking import loop, scheduler
 from fedrift.backends.stacking.chain import chain_of
-from fedrift.core import site
-from fedrift.core.algorithm import Algorithm, Cohort
-from fedrift.core.flat import Layout
-from fedrift.core.local import Local, batches, table
-from fedrift.core.optim import OptState
-from fedrift.core.problem import Problem
-from fedrift.core.site import Request, Site, Trained
+from fedrift.core import Algorithm, Cohort, Layout, Local, OptState, Problem, Site, site
+from fedrift.core.local import batches, table
+from fedrift.core.site import Request, Trained
 from fedrift.engine import execute
 from tests.support.problems import Net, blobs, uneven_clients
 from tests.support.product import Pool

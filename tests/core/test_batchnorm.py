@@ -16,11 +16,9 @@ import fedrift as fr
 from fedrift.algorithms.fedavg import Up
 from fedrift.backends.backend import Fold
 from fedrift.backends.visit import Reply
-from fedrift.core.algorithm import Exchange, Weights, signature
-from fedrift.core.local import Local
-from fedrift.core.pieces import SAM, SVRG
-from fedrift.core.problem import Problem, define
-from fedrift.core.site import Site, Work
+from fedrift.core import SAM, SVRG, Local, Problem, Site, Weights, define
+from fedrift.core.algorithm import Exchange, signature
+from fedrift.core.site import Work
 from tests.support.problems import blobs, small_run
 from tests.support.product import FedAvg
 

@@ -12,14 +12,23 @@ from torch import Tensor, nn
 
 import fedrift as fr
 from fedrift.algorithms import fedavg, fedsgd, scaffold
-from fedrift.core.algorithm import Algorithm, Cohort
-from fedrift.core.flat import Vec
-from fedrift.core.local import Local
-from fedrift.core.messages import Mean, message, pack, state
-from fedrift.core.optim import SGD, Adam
-from fedrift.core.pieces import SAM, Prox, Step
-from fedrift.core.problem import Problem
-from fedrift.core.site import Site
+from fedrift.core import (
+    SAM,
+    SGD,
+    Adam,
+    Algorithm,
+    Cohort,
+    Local,
+    Mean,
+    Problem,
+    Prox,
+    Site,
+    Step,
+    Vec,
+    message,
+    pack,
+    state,
+)
 from fedrift.engine.ledger import Cost
 from tests.support.problems import Net, blobs, small_run
 

@@ -12,12 +12,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedrift as fr
-from fedrift.core.flat import Vec, flatten
-from fedrift.core.local import Draw, Local, Run, batches
-from fedrift.core.optim import SGD, Adam, Exponential
-from fedrift.core.pieces import SAM, Linear, Prox, Step
-from fedrift.core.problem import Problem, define
-from fedrift.core.site import Site
+from fedrift.core import (
+    SAM,
+    SGD,
+    Adam,
+    Draw,
+    Exponential,
+    Linear,
+    Local,
+    Problem,
+    Prox,
+    Run,
+    Site,
+    Step,
+    Vec,
+    define,
+    flatten,
+)
+from fedrift.core.local import batches
 from tests.support.problems import Net, blobs, small_run
 from tests.support.product import generator
 

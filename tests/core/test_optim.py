@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedrift.core.optim import (
-    ADAPTIVE,
+from fedrift.core import (
     SGD,
     Adagrad,
     Adam,
@@ -21,14 +20,13 @@ from fedrift.core.optim import (
     Momentum,
     Optimizer,
     OptState,
-    PerStep,
     Staircase,
     Vec,
     advance,
     apply,
     rate,
-    rates_of,
 )
+from fedrift.core.optim import ADAPTIVE, PerStep, rates_of
 
 D = 6
 STEPS = 12

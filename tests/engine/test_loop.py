@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 import fedrift as fr
-from fedrift.core.local import Local
-from fedrift.core.optim import SGD
+from fedrift.core import SGD, Local
 from tests.support.problems import (
     Point,
     blobs,

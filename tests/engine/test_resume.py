@@ -17,13 +17,7 @@ from torch import Tensor, nn
 
 import fedrift as fr
 from fedrift.algorithms.fedavg import Down, Up
-from fedrift.core.algorithm import Algorithm, Cohort
-from fedrift.core.flat import Vec
-from fedrift.core.local import Local
-from fedrift.core.messages import state
-from fedrift.core.optim import SGD
-from fedrift.core.problem import Problem
-from fedrift.core.site import Site
+from fedrift.core import SGD, Algorithm, Cohort, Local, Problem, Site, Vec, state
 from fedrift.engine.callbacks import Passive
 from fedrift.engine.loop import Engine
 from fedrift.engine.recorder import RunRecorder

@@ -11,13 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from fedrift.core.algorithm import Algorithm, Cohort
-from fedrift.core.flat import Vec
-from fedrift.core.local import Local
-from fedrift.core.messages import Mean, Sum, message, state
-from fedrift.core.optim import OptState
-from fedrift.core.problem import Problem
-from fedrift.core.site import Site
+from fedrift.core import (
+    Algorithm,
+    Cohort,
+    Local,
+    Mean,
+    OptState,
+    Problem,
+    Site,
+    Sum,
+    Vec,
+    message,
+    state,
+)
 from fedrift.storage.client_state import RowLayout, Store, Table
 from tests.support.problems import small_run
 from tests.support.product import Scaffold, checkpoint

@@ -14,7 +14,7 @@ import torch
 
 from fedrift.algorithms.scaffold import Server
 from fedrift.cli import code_of
-from fedrift.core.optim import SGD
+from fedrift.core import SGD
 from tests.support.problems import small_run
 from tests.support.product import RunFolder, Scaffold, checkpoint
 

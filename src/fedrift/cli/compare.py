@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 # Starts a comparison, shows it while it runs, and prints its table.
 
 
-
 def gathered(
     algorithms: Sequence[str], flags: Mapping[str, Any], seeds: str | None, file: Path | None
 ) -> Grid:

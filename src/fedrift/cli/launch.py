@@ -76,8 +76,6 @@ def _milliseconds(seconds: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2g}" if value < 1 else f"{value:.1f}"
 
 
-
-
 def chosen(flags: Mapping[str, object], file: Path | None) -> Spec:
     """The values of the file, if there is one, with the flags in their place."""
     values: dict[str, object] = {} if file is None else read_toml(file)
