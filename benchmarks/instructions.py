@@ -21,8 +21,8 @@ import torch
 from torch import nn
 torch.set_num_threads(1)
 from fedrift.algorithms.fedavg import Up
-from fedrift.reducing import Reducer
-from fedrift.local import Local, LocalStep, local_train
+from fedrift.core.messages import Reducer
+from fedrift.core.local import Local, LocalStep, local_train
 
 up = Up(delta=torch.ones(10_000))
 reducer = Reducer(Up)
@@ -30,8 +30,8 @@ module = nn.Linear(4, 2)
 x, y = torch.ones(8, 4), torch.zeros(8, dtype=torch.int64)
 sgd = torch.optim.SGD(module.parameters(), lr=0.1)
 loss = nn.functional.cross_entropy
-from fedrift.flat import Layout
-from fedrift.flat_model import FlatModel
+from fedrift.core.flat import Layout
+from fedrift.core.flat import FlatModel
 model = FlatModel(lambda: nn.Linear(4, 2), Layout.of(module), {}, loss)
 step, local, w = LocalStep(model), Local(lr=0.1), model.w.clone()
 

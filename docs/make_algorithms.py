@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from fedrift.backends.in_process import InProcess
 from fedrift.backends.visit import Visitor
+from fedrift.backends.wire import Wire
 from fedrift.config import catalogue
 from fedrift.config.catalogue import spell
 from fedrift.core import Algorithm, Problem, define, pack
@@ -241,7 +242,8 @@ def tiny(spec: str, epochs: int) -> Tiny:
     reports: list[RoundReport] = []
     store = Store(made, problem)
     settings = Settings(ROUNDS, who, 0, ROUNDS, split.sizes)
-    backend = InProcess(Visitor(made, problem, split), store, None, wire=True)
+    visitor = Visitor(made, problem, split)
+    backend = InProcess(visitor, store, None, watch=Wire(visitor))
     start = Progress(made.server(problem), ())
     books = History(made, store, start, lambda _: {}, callbacks=[OnRound(reports.append)])
     finished = Engine(made, problem, backend, store, settings, books).run()

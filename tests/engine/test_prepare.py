@@ -55,7 +55,7 @@ def test_images_get_a_cnn_and_users_their_own_client(images: str) -> None:
         ({"partition": "iid", "clients": 100_000}, "clients=100000"),
         ({"partition": "natural"}, "natural"),
         ({"partition": "manifest:none.json"}, "none.json"),
-        ({"partition": "classes:0,1|2,3,4,5,6,7,8,9", "per_round": 3}, "per_round=3"),
+        ({"partition": "classes:0,1|2,3,4,5,6,7,8,9", "per_round": 3}, "per_round is 3 but"),
         ({"partition": "classes:0,1|2,3,4,5,6,7,8,9", "epochs": (1, 2, 3)}, "epochs lists 3"),
         (
             {"partition": "classes:0,1|2,3,4,5,6,7,8,9", "participants": ((2,),), "rounds": 1},
