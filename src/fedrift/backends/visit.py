@@ -17,6 +17,7 @@ from fedrift.backends.stacking.scheduler import StackScheduler, scheduler_for
 from fedrift.core.algorithm import Algorithm, Exchange, local_of, owner_of, resolve
 from fedrift.core.faults import Corrupt, RoundFaults
 from fedrift.core.flat import is_finite, norm
+from fedrift.core.isolation import seed_all
 from fedrift.core.messages import all_finite, pack, placed, unpack
 from fedrift.core.problem import Problem
 from fedrift.core.site import Augment, ClientData, Site, TrainTogether, Work
@@ -142,23 +143,19 @@ class Visitor:
         method: Callable[..., tuple[Any, Any]] = getattr(node, call.phase.rpartition(".")[2])
         stacks, model = self._together(path), problem.model
 
-        def begin() -> None:
-            model.load_buffers(buffers or [problem.rest[name] for name in problem.moving])
-            model.freeze(frozen)
-            model.temperature = call.temperature
-
         def visit(caller: VisitInput, meet: TrainTogether | None) -> Reply:
             return self._visit(call, method, problem, caller, down, meet)
 
         if stacks is not None:  # its model has nothing that a visit could leave behind
-            begin()
-            seed = torch_seed(call.seed, "dropout", call.round, callers[0].client) >> 1
-            torch.default_generator.manual_seed(seed)
+            model.begin(buffers, frozen, call.temperature)
+            seed_all(call.seed, "dropout", call.round, callers[0].client)
             return stacks.run([partial(visit, caller) for caller in callers])
         replies: list[Reply] = []
         for caller in callers:
-            begin()
+            model.begin(buffers, frozen, call.temperature)
+            seed_all(call.seed, "visit", call.round, caller.client)
             replies.append(visit(caller, None))
+            model.check_memory(frozen)
         return replies
 
     def _visit(

@@ -30,6 +30,7 @@ from fedrift.backends.visit import Call, Reply, VisitInput, Visitor
 from fedrift.core.algorithm import Algorithm, EvaluatedModel, Exchange, Signature, owner_of
 from fedrift.core.evaluation import Chunk, ChunkMetric, Evaluator
 from fedrift.core.flat import map_tree
+from fedrift.core.isolation import TorchSettings
 from fedrift.core.messages import Packed, Size, nbytes, pack, unpack
 from fedrift.core.problem import Problem
 from fedrift.core.site import Augment, Site, Work
@@ -57,6 +58,7 @@ class Setup:
     skeletons: dict[str, Any]
     """Shapes of the trees x, y, parts, ends and x_test, y_test, which come apart."""
     make: Make | None
+    settings: TorchSettings
     site: Callable[..., Any] = Site
 
 
@@ -76,6 +78,7 @@ def described(
         keeps_outputs=evaluator is not None and evaluator.keeps_outputs,
         skeletons={name: skeleton(tree) for name, tree in trees.items()},
         make=split.make,
+        settings=TorchSettings.current(),
         site=visitor.site,
     )
     return setup, trees
@@ -253,6 +256,7 @@ class Run:
     """One run as any worker knows it."""
 
     def __init__(self, setup: Setup, trees: dict[str, Any]) -> None:
+        setup.settings.apply()
         split = Split.from_flat(trees["x"], trees["y"], trees["parts"], trees["ends"], setup.make)
         self.visitor = Visitor(setup.root, setup.problem, split, setup.augment, setup.site)
         if setup.measure is not None:

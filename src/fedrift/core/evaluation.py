@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import count, take
+from fedrift.core.isolation import seed_all
 from fedrift.core.problem import Problem
 
 EVALUATION_CHUNK = 250  # fixed, so that results do not depend on who evaluates
@@ -149,15 +150,14 @@ class Evaluator:
         problem, model = self.problem, self.problem.model
         if shown.allowed is not None:
             shown = replace(shown, allowed=shown.allowed.to(problem.device))
-        model.load_buffers(shown.buffers or [problem.rest[name] for name in problem.moving])
-        model.freeze(shown.frozen)
-        model.temperature = shown.temperature
         model.load(shown.w)
         return [self._chunk(i, shown) for i in which or range(len(self))]
 
     def _chunk(self, i: int, shown: EvaluatedModel) -> dict[str, Any]:
         some = slice(i * EVALUATION_CHUNK, (i + 1) * EVALUATION_CHUNK)
         problem, target = self.problem, take(self.y, some)
+        problem.model.begin(shown.buffers, shown.frozen, shown.temperature)
+        seed_all(0, "evaluation", client=i)  # the same draws whoever evaluates, and in every round
         output = problem.model.output(take(self.x, some))
         sums = dict(self.measure(output, target, problem.loss, problem.classes, shown.allowed))
         if self.keeps_outputs:

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 
+from fedrift.core.isolation import Memory
+from fedrift.errors import InputError
+
 Vec: TypeAlias = Tensor
 """The run's dtype, contiguous, last axis = parameters in `named_parameters()` order."""
 
@@ -213,7 +216,8 @@ class FlatModel:
         for parameter, view in zip(self.parameters, layout.views(self.w), strict=True):
             parameter.data = view
             parameter.requires_grad_(True)
-        self.moving = [buffers[name] for name in moving]
+        self.moving = moving
+        self.memory = Memory(module, set(layout.names))
         self.has_batch_norm = any(
             isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()
         )
@@ -323,9 +327,30 @@ class FlatModel:
 
     def buffers(self) -> tuple[Tensor, ...]:
         """Copies of the buffers that training moves (running statistics)."""
-        return tuple(b.detach().clone() for b in self.moving)
+        return tuple(self.memory.tensor(name).detach().clone() for name in self.moving)
 
     @torch.no_grad()
     def load_buffers(self, values: Sequence[Tensor]) -> None:
-        for buffer, value in zip(self.moving, values, strict=True):
-            buffer.copy_(value)
+        for name, value in zip(self.moving, values, strict=True):
+            self.memory.load(name, value)
+
+    def begin(self, buffers: Sequence[Tensor], frozen: Mapping[str, Tensor], heat: float) -> None:
+        """Forget whatever was computed before; what may be known comes from the arguments.
+
+        Without buffers, those that training moves are as they were in the beginning.
+        """
+        self.memory.put_back()
+        if buffers:
+            self.load_buffers(buffers)
+        self.freeze(frozen)
+        self.temperature = heat
+
+    def check_memory(self, frozen: Mapping[str, Tensor]) -> None:
+        """Refuses a model that remembers, after a visit, what nobody knew of beforehand."""
+        for name in self.memory.moved():
+            if name not in self.moving and name not in frozen:
+                raise InputError(
+                    f"model: '{name}' of {type(self.module).__name__} changes while training, but "
+                    "did not in the first batches that were tried, so it was not announced as "
+                    "something that clients send; let it change in every training pass, or not"
+                )

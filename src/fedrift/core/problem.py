@@ -20,9 +20,11 @@ from fedrift.core.flat import (
     Vec,
     call,
     cloned,
+    copied,
     flatten,
     fresh,
 )
+from fedrift.core.isolation import Memory
 from fedrift.core.local import LocalStep
 from fedrift.errors import InputError
 
@@ -153,25 +155,34 @@ def define(
     stack: Stack = "auto",
     head: str | None = None,
     classification: bool = True,
+    more: Inputs | None = None,
 ) -> Problem:
-    """Build the model once, look at it with a probe batch, and describe it."""
+    """Build the model once, look at it with a probe batch (and `more` inputs), and describe it."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(init_seed)
-        module = fresh(make)
+        original = make()
+        module = copied(original)
         if not isinstance(module, nn.Module):
             raise InputError(f"model: the factory returned a {type(module).__name__}, not a module")
+        _refuse_hooks(original)
         module = module.to(dtype=dtype)
         lazy = any(map(is_lazy, (*module.parameters(), *module.buffers())))
         if lazy:
             _probe_output(module.eval(), probe[0])
         before = {n: b.detach().clone() for n, b in module.named_buffers()}
+        layout = Layout.of(module)
+        memory = Memory(module, set(layout.names))
         given = cloned(probe[0])
         output = _probe_output(module.train(), given)
         writes = not same(given, probe[0])
-    layout = Layout.of(module)
+        w0 = flatten([p for p in module.parameters() if p.requires_grad])
+        if more is not None:
+            _perturb(module)  # some buffers move only when weights do, some for larger batches
+            _probe_output(module, cloned(more))
     if not layout.size:
         raise InputError(f"model: {type(module).__name__} has no trainable parameters")
-    moving = tuple(n for n, b in module.named_buffers() if not torch.equal(b, before[n]))
+    moving = memory.moved()
+    memory.put_back()
     parameters = dict(module.named_parameters())
     frozen = {n: p.detach().clone() for n, p in parameters.items() if n not in layout.names}
     classes = _classes(output) if classification else None
@@ -180,7 +191,7 @@ def define(
     return Problem(
         make=make,
         loss=loss,
-        w0=flatten([parameters[name] for name in layout.names]),
+        w0=w0,
         layout=layout,
         rest={**frozen, **before},
         population=population,
@@ -197,6 +208,23 @@ def define(
         example=probe[0] if lazy else None,
         writes_input=writes,
     )
+
+
+def _refuse_hooks(module: nn.Module) -> None:
+    """Hooks of a tensor do not survive copies, and every process has a copy of its own."""
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks:
+            raise InputError(
+                f"model: '{name}' has a hook (register_hook), which copies of the model lose; use "
+                "register_full_backward_hook of its module, or a gradient rule of the algorithm"
+            )
+
+
+def _perturb(module: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter), alpha=0.01)
 
 
 def same(a: Any, b: Any) -> bool:

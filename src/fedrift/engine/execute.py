@@ -22,6 +22,7 @@ from fedrift.config.backends import address_of, backend_kind
 from fedrift.core import evaluation
 from fedrift.core.evaluation import Chunk, Evaluator
 from fedrift.core.flat import map_tree
+from fedrift.core.isolation import borrowed_generators
 from fedrift.core.site import Site
 from fedrift.engine import recorder
 from fedrift.engine.callbacks import Callback, telling_end
@@ -118,14 +119,14 @@ class Place(Protocol):
 @contextmanager
 def one_thread() -> Generator[None]:
     """Results depend on the number of threads, so there is one. The caller's number of threads
-    and torch's generator, which dropout draws from, are restored."""
-    before, state = torch.get_num_threads(), torch.get_rng_state()
+    and generators, which models draw from, are restored."""
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with borrowed_generators():
+            yield
     finally:
         torch.set_num_threads(before)
-        torch.set_rng_state(state)
 
 
 def execute(

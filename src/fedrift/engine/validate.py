@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedrift.config.fields import check_length
-from fedrift.core.flat import count, map_tree, take
+from fedrift.core.flat import Batch, Vec, count, map_tree, take
+from fedrift.core.isolation import borrowed_generators, seed_all
 from fedrift.core.local import Local
 from fedrift.core.problem import Problem
 from fedrift.data import arrays
@@ -165,6 +166,38 @@ def try_loss(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
         ) from error
 
 
+SEVERAL = 32  # samples of a batch that is tried before the first round
+
+
+def check_isolated(problem: Problem, batch: Batch, other: Batch) -> None:
+    """Refuses a model whose gradient depends on what was computed before it.
+
+    The same batch at the same weights with the same seed, twice and after another batch, must
+    give the same bits: else a client's update would depend on who was visited before.
+    """
+    model = problem.model
+    model.w.copy_(problem.w0)
+    model.module.train()
+
+    def gradient(of: Batch) -> Vec:
+        model.begin((), {}, 1.0)
+        seed_all(0, "probe")
+        return model.grad(of).clone()
+
+    first = gradient(batch)
+    again = gradient(batch)
+    gradient(other)
+    last = gradient(batch)
+    model.begin((), {}, 1.0)
+    if not all(torch.equal(first.nan_to_num(), g.nan_to_num()) for g in (again, last)):
+        raise InputError(
+            f"model: {type(model.module).__name__} gives other gradients for the same samples, "
+            "weights and seed: it keeps something that cannot be put back between two clients; "
+            "keep it in a buffer or a plain attribute, and draw random numbers from torch, numpy "
+            "or random"
+        )
+
+
 # A model bound to its data: tried on two samples, in the memory format that suits it.
 
 
@@ -186,6 +219,7 @@ def bind(
     return *_bound(describe, held, test, check, first, device, arrays.contiguous), notes
 
 
+@borrowed_generators()
 def _bound(
     describe: Callable[..., Problem],
     held: Split,
@@ -200,9 +234,11 @@ def _bound(
 
     data = held.with_data(placed(arrange(held.x)), placed(held.y))
     probe = take(data.x, first), take(data.y, first)
-    problem = describe(probe=map_tree(lambda t: t.cpu(), probe))
+    more = take(data.x, held.first(SEVERAL))
+    problem = describe(probe=map_tree(lambda t: t.cpu(), probe), more=map_tree(Tensor.cpu, more))
     check(problem, data, test)
     try_loss(problem, probe, "loss")
+    check_isolated(problem, (more, take(data.y, held.first(SEVERAL))), probe)
     if test is None or not count(test[0]):
         return problem, data, None
     test = placed(arrange(test[0])), placed(test[1])

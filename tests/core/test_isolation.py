@@ -1,0 +1,274 @@
+"""A visit depends on what it is given, not on who was visited before in the same process."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+import fedrift as fr
+from fedrift.core.isolation import Memory, TorchSettings, borrowed_generators, seed_all
+
+X = torch.randn(200, 20, generator=torch.Generator().manual_seed(0))
+Y = X[:, :1] * 2
+CLIENTS = [(X[20 * i : 20 * i + 20], Y[20 * i : 20 * i + 20]) for i in range(8)]
+
+
+def run(model: Any, workers: int = 0, **changes: Any) -> fr.Result:
+    settings: dict[str, Any] = {
+        "clients": CLIENTS,
+        "test": (X[160:], Y[160:]),
+        "loss": nn.functional.mse_loss,
+        "rounds": 3,
+        "per_round": 4,
+        "lr": 0.05,
+        "batch_size": 8,
+        "workers": workers,
+    }
+    return fr.run("fedavg", model=model, **(settings | changes))
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(20, 1)
+
+
+class Spectral(nn.Sequential):
+    """Buffers that move only because weights do."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(20, 16), nn.ReLU(), spectral_norm(nn.Linear(16, 1)))
+
+
+class Reassigned(Base):
+    """A buffer that `forward` replaces by another tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = self.mean * 0.9 + x.mean()
+        return self.layer(x) + self.mean
+
+
+class ForLargeBatches(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and len(x) > 4:
+            self.mean.mul_(0.9).add_(x.mean())
+        return self.layer(x) + self.mean
+
+
+class Teacher(Base):
+    """A frozen parameter that follows the trained one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = nn.Parameter(torch.zeros(1, 20), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.teacher.mul_(0.9).add_(self.layer.weight.detach(), alpha=0.1)
+        return self.layer(x) + x @ self.teacher.T
+
+
+class Counter(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes, self.seen, self.last = 0, [0], torch.zeros(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        self.seen.append(len(x))
+        self.last.add_(x.detach().mean())
+        return self.layer(x) * (1 + 0.01 * self.passes + 0.001 * len(self.seen)) + self.last
+
+
+class OwnGenerators(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.torch_noise = torch.Generator().manual_seed(0)
+        self.numpy_noise = np.random.default_rng(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.randn(len(x), 1, generator=self.torch_noise)
+        return self.layer(x) + 0.01 * noise + 0.01 * self.numpy_noise.random()
+
+
+class Noise(Base):
+    """Random in evaluation too, from every generator that there is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = torch.randn(len(x), 1) + float(np.random.rand()) + random.random()
+        return self.layer(x) + 0.1 * shift
+
+
+class Cache(Base):
+    """A buffer that exists only after the first pass."""
+
+    cache: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "cache"):
+            self.register_buffer("cache", torch.arange(20.0).cos(), persistent=False)
+        return self.layer(x * self.cache)
+
+
+ONCE: dict[str, Any] = {"rounds": 1, "per_round": None}
+MODELS = [
+    Spectral,
+    Reassigned,
+    ForLargeBatches,
+    Teacher,
+    Counter,
+    OwnGenerators,
+    Noise,
+    Cache,
+]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_same_bits_in_every_process(model: type[nn.Module]) -> None:
+    prints = [run(model, workers).fingerprint for workers in (0, 0, 2, 1)]
+    assert len(set(prints)) == 1
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_other_clients_do_not_show(model: type[nn.Module]) -> None:
+    """With client 0's data changed, the replies of the others in the first round are the same."""
+    replies: list[dict[int, Tensor]] = []
+    for first in (CLIENTS[0], (CLIENTS[0][0] * 3, CLIENTS[0][1])):
+        alone = [run(model, clients=[first, one], participants=[[1]], **ONCE) for one in CLIENTS]
+        both = run(model, clients=[first, CLIENTS[1]], participants=[[0, 1]], **ONCE)
+        replies.append({i: r.weights for i, r in enumerate(alone)} | {-1: both.weights})
+    for i in range(1, len(CLIENTS)):
+        assert torch.equal(replies[0][i], replies[1][i])
+    # the mean of two replies moves by half of what the first client's own reply does
+    assert not torch.equal(replies[0][-1], replies[1][-1])
+
+
+def test_what_moves_late_is_named() -> None:
+    class Late(Base):
+        passes: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("passes", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training and float(self.layer.weight.detach().abs().sum()) > 4.5:
+                self.passes.add_(1)
+            return self.layer(x)
+
+    with pytest.raises((fr.InputError, fr.RunError), match="'passes' of Late changes while"):
+        run(Late, rounds=20, lr=0.2)
+
+
+def test_what_cannot_be_put_back_is_refused() -> None:
+    class Elsewhere(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heap = deque([1.0], maxlen=3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.heap.append(float(x.detach().mean()))
+            return self.layer(x) * sum(self.heap)
+
+    with pytest.raises(fr.InputError, match="Elsewhere gives other gradients for the same samples"):
+        run(Elsewhere)
+
+
+def test_hooks_of_tensors_are_refused() -> None:
+    class Hooked(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer.weight.register_hook(lambda g: g * 2)
+
+    with pytest.raises(fr.InputError, match=r"'layer\.weight' has a hook"):
+        run(Hooked)
+
+
+def test_memory_is_put_back() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(20), Counter())
+    memory = Memory(module, {name for name, _ in module.named_parameters()})
+    before = {name: b.clone() for name, b in module.named_buffers()}
+    counter = module[1]
+    assert isinstance(counter, Counter)
+    for _ in range(2):
+        module.train()(X[:8])
+        module.register_buffer("made", torch.ones(1))
+        setattr(counter, "extra", 3)  # noqa: B010
+        assert set(memory.moved()) == set(before)
+        memory.put_back()
+        assert memory.moved() == ()
+        assert {n: b.tolist() for n, b in module.named_buffers()} == {
+            n: b.tolist() for n, b in before.items()
+        }
+        assert (counter.passes, counter.seen, counter.last.tolist()) == (0, [0], [0.0])
+        assert not hasattr(counter, "extra")
+
+
+def test_generators_are_seeded_and_given_back() -> None:
+    def draw() -> tuple[float, float, float]:
+        return float(torch.rand(())), float(np.random.rand()), random.random()
+
+    seed_all(0, "before")
+    expected = draw()
+    seed_all(0, "before")
+    with borrowed_generators():
+        seed_all(1, "inside", 2, 3)
+        first = draw()
+        seed_all(1, "inside", 2, 3)
+        assert draw() == first
+        seed_all(1, "inside", 2, 4)
+        assert draw() != first
+    assert draw() == expected
+    seed_all(0, "before")
+    run(Noise)
+    assert draw() == expected
+
+
+def test_settings_of_torch_are_carried() -> None:
+    before = TorchSettings.current()
+    torch.set_flush_denormal(True)
+    torch.backends.mkldnn.set_flags(False)
+    try:
+        there = TorchSettings.current()
+        assert there != before
+        before.apply()
+        assert TorchSettings.current() == before
+        there.apply()
+        assert TorchSettings.current() == there
+    finally:
+        before.apply()
+
+
+class AsksTorch(Base):
+    """What it computes depends on a setting of torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * (2.0 if torch.backends.mkldnn.enabled else 1.0)
+
+
+def test_workers_have_the_settings_of_their_parent() -> None:
+    usual = run(AsksTorch, 2).fingerprint
+    torch.backends.mkldnn.set_flags(False)
+    try:
+        prints = [run(AsksTorch, workers).fingerprint for workers in (0, 2)]
+    finally:
+        torch.backends.mkldnn.set_flags(True)
+    assert prints[0] == prints[1] != usual
+    assert run(AsksTorch, 2).fingerprint == usual
