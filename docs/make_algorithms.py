@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from fedrift.backends.in_process import InProcess
 from fedrift.backends.visit import Visitor
 from fedrift.backends.wire import Wire
-from fedrift.config import catalogue
-from fedrift.config.catalogue import spell
+from fedrift.config import algorithms
+from fedrift.config.algorithms import spell
 from fedrift.core import Algorithm, Problem, define, pack
 from fedrift.core.algorithm import owner_of, resolve, signature
 from fedrift.core.messages import Size, nbytes, reductions
@@ -40,7 +40,7 @@ from fedrift.storage.client_state import Store
 
 DOCS = Path(__file__).resolve().parent
 PAGES, TEXTS = DOCS / "algorithms", DOCS / "algorithms" / "text"
-COSTS = catalogue.PACKAGE / "algorithms" / "costs.json"
+COSTS = algorithms.PACKAGE / "algorithms" / "costs.json"
 COMMAND = "make docs-pages"
 SECTIONS = ("Idea", "Update rule", "When to use it", "Pitfalls", "Reference")
 
@@ -392,7 +392,7 @@ def _meaning(cls: type, name: str) -> str:
     return PLAIN.get(f"{cls.__name__}.{name}", PLAIN.get(name, ""))
 
 
-def spec_of(entry: catalogue.Entry) -> str:
+def spec_of(entry: algorithms.Entry) -> str:
     """The algorithm as it is measured: with its defaults."""
     return f"{entry.name}({INNER})" if entry.is_wrapper else entry.name
 
@@ -415,7 +415,7 @@ def _held(fields: tuple[Field, ...]) -> str:
 def costs() -> dict[str, Any]:
     """What `fedrift list algorithms --verbose` shows without importing torch."""
     table: dict[str, Any] = {}
-    for entry in catalogue.algorithms().values():
+    for entry in algorithms.algorithms().values():
         found = facts(spec_of(entry))
         last = found.visits[-1]
         down, up = total(last.side("down")), total(last.side("up"))
@@ -441,7 +441,7 @@ def table(head: str, rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def page(entry: catalogue.Entry) -> str:
+def page(entry: algorithms.Entry) -> str:
     """One algorithm."""
     written, reference = _text(entry.name)
     found = facts(spec_of(entry))
@@ -472,7 +472,7 @@ def _text(name: str) -> tuple[str, str]:
     return written.strip(), (mark + reference).strip()
 
 
-def _options(entry: catalogue.Entry) -> str:
+def _options(entry: algorithms.Entry) -> str:
     rows = (
         (f"`{o.name}`", "required" if o.required else f"`{spell(o.default)}`", str(o.kind), o.about)
         for o in entry.options
@@ -516,7 +516,7 @@ def _cost(found: Facts) -> str:
     return "\n\n".join(lines)
 
 
-def _variants(entry: catalogue.Entry) -> str:
+def _variants(entry: algorithms.Entry) -> str:
     if entry.name not in VARIANTS:
         return ""
     rows = (
@@ -536,7 +536,7 @@ def _variants(entry: catalogue.Entry) -> str:
 
 def index() -> str:
     """All algorithms in one table, wrappers in another."""
-    entries = catalogue.algorithms().values()
+    entries = algorithms.algorithms().values()
     known = costs()["algorithms"]
 
     def rows(wrappers: bool) -> Iterator[tuple[str, ...]]:
@@ -563,7 +563,7 @@ def index() -> str:
 
 def files() -> dict[Path, str]:
     """Every generated file and what belongs in it."""
-    made = {PAGES / f"{name}.md": page(entry) for name, entry in catalogue.algorithms().items()}
+    made = {PAGES / f"{name}.md": page(entry) for name, entry in algorithms.algorithms().items()}
     made[PAGES / "index.md"] = index()
     made[COSTS] = json.dumps(costs(), indent=1, ensure_ascii=False) + "\n"
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedrift.config import catalogue
+from fedrift.config import algorithms
 from fedrift.engine.build import build
 from fedrift.federation.visibility import VisibleField, can_be_masked, phases, visible_fields
 
@@ -49,7 +49,7 @@ def listed(rows: list[VisibleField]) -> str:
 
 def page() -> str:
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    for entry in catalogue.algorithms().values():
+    for entry in algorithms.algorithms().values():
         text = f"{entry.name}({INNER})" if entry.is_wrapper else entry.name
         root = build(text, {}, 10)
         seen = visible_fields(root)

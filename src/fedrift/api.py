@@ -19,10 +19,10 @@ from fedrift.config.analyses import LivePlan, parse_live_plan
 from fedrift.config.grid import seeds_of, slug
 from fedrift.config.spec import FIELDS, Spec
 from fedrift.core.algorithm import local_of
-from fedrift.engine import execute as session
 from fedrift.engine import task
 from fedrift.engine.build import AlgorithmLike, instance, text_of
 from fedrift.engine.callbacks import Callback, RoundReport, callbacks_of
+from fedrift.engine.execute import execute
 from fedrift.engine.plan import Task, UserMetric
 from fedrift.engine.prepare import Prepared, prepare
 from fedrift.engine.result import Result
@@ -32,7 +32,7 @@ from fedrift.errors import InputError, unknown
 from fedrift.storage.fork import Origin
 
 if TYPE_CHECKING:
-    from fedrift.analysis.rehearsal import Watch
+    from fedrift.analysis.next_round import Watch
 
 
 def run(
@@ -148,7 +148,7 @@ def run(
     made = replace(made, spec=where(made.spec, workers, backend))
     name = slug(f"{made.about['algorithm']}-s{made.seed}" if folder is None else folder.name)
     trackers = [one.follow(name, made.spec.to_dict(), folder) for one in wanted]
-    return session.execute(
+    return execute(
         made,
         workers=workers,
         backend=backend,
@@ -181,7 +181,7 @@ TASK = tuple(
 """The arguments of `run` that decide its result, besides the algorithm."""
 
 
-def task_of(algorithm: AlgorithmLike, settings: Mapping[str, Any]) -> session.Task:
+def task_of(algorithm: AlgorithmLike, settings: Mapping[str, Any]) -> Task:
     """What these arguments of `run` describe."""
     for key in ("model", "clients", "rounds"):
         if settings.get(key) is None:
@@ -218,7 +218,7 @@ def run_spec(
     before = None if origin is None else (task.task_from_spec(origin.spec, ready), origin.at)
     name = slug(f"{spec.algorithm}-s{spec.seed}" if folder is None else folder.name)
     trackers = [one.follow(name, made.spec.to_dict(), folder) for one in wanted]
-    return session.execute(
+    return execute(
         made,
         until=until,
         origin=before,

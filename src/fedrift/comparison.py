@@ -17,9 +17,9 @@ from fedrift.config.grid import RUNS, Cell, Entrant, Grid, Tuned, slug
 from fedrift.config.spec import Spec
 from fedrift.config.tuning import first_setting, options_of, searches
 from fedrift.data.samples import DataSet, hold_out
-from fedrift.engine import execute as session
 from fedrift.engine import task
 from fedrift.engine.callbacks import Callback, callbacks_of, telling_errors
+from fedrift.engine.execute import execute, one_thread
 from fedrift.engine.plan import Task
 from fedrift.engine.prepare import load, prepare
 from fedrift.engine.result import Result
@@ -73,7 +73,7 @@ class Runner:
 
     def run(self, items: Sequence[Item]) -> list[Outcome]:
         """All of them, in the order given; one that fails does not stop the others."""
-        with session.one_thread(), opened(self.backend, self.workers) as pool:
+        with one_thread(), opened(self.backend, self.workers) as pool:
             if pool is None:
                 return [self._one(item, None) for item in items]
             return self._together(items, pool)
@@ -103,7 +103,7 @@ class Runner:
                 task = item.make()
             settings = task.spec.to_dict()
             trackers = [one.follow(_name(item), settings, item.folder) for one in self.track]
-            result = session.execute(
+            result = execute(
                 task,
                 workers=self.workers,
                 backend=self.backend,

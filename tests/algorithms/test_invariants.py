@@ -14,7 +14,7 @@ from torch import Tensor
 import fedrift as fr
 from fedrift.algorithms import NAMES
 from fedrift.conform import invariants, rules
-from fedrift.conform.inside import Moment, backwards, differing_fields
+from fedrift.conform.watched_run import Moment, backwards, differing_fields
 from fedrift.core import pack
 from tests.support.compositions import EVERY
 from tests.support.problems import quadratic_clients, small_run, trajectory

@@ -75,7 +75,7 @@ LAYERS = (
     Layer(
         "analysis",
         "errors rng core config storage backends figures engine",
-        "Why an algorithm wins: one measurement of a trained model, one file.",
+        "Why an algorithm wins: measurements of trained models, a file each, and what they share.",
     ),
     Layer(
         "federation",

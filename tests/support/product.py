@@ -11,11 +11,10 @@ from fedrift.algorithms.scaffold import Scaffold
 from fedrift.analysis.saved import Loader
 from fedrift.api import run_spec
 from fedrift.backends.pool import Pool
-from fedrift.config import catalogue
+from fedrift.config import algorithms as catalogue
 from fedrift.config.grid import Entrant, Grid
 from fedrift.config.spec import Spec
 from fedrift.conform.bench import Bench
-from fedrift.conform.inside import Inside
 from fedrift.conform.problem import (
     MINIMISER,
     Point,
@@ -29,6 +28,7 @@ from fedrift.conform.problem import golden as golden_trial
 from fedrift.conform.runs import make_task, path
 from fedrift.conform.runs import run as run_trial
 from fedrift.conform.subject import subject_of
+from fedrift.conform.watched_run import Inside
 from fedrift.data import datasets
 from fedrift.data.assignment import Partition
 from fedrift.data.datasets import load as load_data

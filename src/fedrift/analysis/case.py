@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift.analysis.rehearsal import Unwatched, Visited, Watch, rehearse
+from fedrift.analysis.next_round import Unwatched, Visited, Watch, rehearse
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Batch, FlatModel, Vec, count, map_tree, take
 from fedrift.core.problem import Problem

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
-from fedrift.analysis.rehearsal import Unwatched, Watch
+from fedrift.analysis.next_round import Unwatched, Watch
 from fedrift.core.flat import FlatModel, Inputs, Vec, count, take
 from fedrift.figures import COMMON_FIGURES
 from fedrift.figures import clients as pictures

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
-from fedrift.analysis.rehearsal import Unwatched, Watch
+from fedrift.analysis.next_round import Unwatched, Watch
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Batch, FlatModel, count, take
 from fedrift.core.problem import Problem

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
+from fedrift.analysis.next_round import Unwatched, Watch
 from fedrift.analysis.objective import Objective
-from fedrift.analysis.rehearsal import Unwatched, Watch
 from fedrift.core.flat import Vec, dot, is_finite, norm
 from fedrift.figures import COMMON_FIGURES
 from fedrift.figures import curvature as pictures

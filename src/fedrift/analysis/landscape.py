@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
-from fedrift.analysis.rehearsal import Unwatched, Visited, Watch
+from fedrift.analysis.next_round import Unwatched, Visited, Watch
 from fedrift.core import evaluation
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.evaluation import Evaluator

@@ -15,7 +15,7 @@ from fedrift.analysis import classes
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
 from fedrift.analysis.drift import Running, against_gradients, client_lengths, server_lengths
 from fedrift.analysis.examine import MEASURES, write_finding
-from fedrift.analysis.rehearsal import Unwatched, Watch
+from fedrift.analysis.next_round import Unwatched, Watch
 from fedrift.analysis.saved import ROUNDS, analysis_folder, keep_weights, read_observed
 from fedrift.config.analyses import PLAN, LivePlan
 from fedrift.core.algorithm import EvaluatedModel, Exchange

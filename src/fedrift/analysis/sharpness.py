@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
+from fedrift.analysis.next_round import Unwatched, Watch
 from fedrift.analysis.objective import Objective
-from fedrift.analysis.rehearsal import Unwatched, Watch
 from fedrift.core.flat import Layout, Vec, count, map_tree, norm
 from fedrift.figures import COMMON_FIGURES
 from fedrift.figures import curvature as pictures

@@ -69,23 +69,23 @@ def conform(
 
 
 def _all() -> list[str]:
-    from fedrift.config import catalogue
+    from fedrift.config import algorithms
 
-    return list(catalogue.names())
+    return list(algorithms.names())
 
 
 def _check_names(chosen: Sequence[str]) -> None:
     """Refuses what cannot be named, before torch is imported."""
-    from fedrift.config import catalogue
+    from fedrift.config import algorithms
     from fedrift.errors import InputError, unknown
     from fedrift.grammar import parse
 
-    known = catalogue.names()
+    known = algorithms.names()
     for text in chosen:
         named = parse(text, "algorithm")
         if named.name in known:
             if str(named) != named.name:  # a bare wrapper is checked around something
-                catalogue.check(named)
+                algorithms.check(named)
         elif named.value is None or not named.value.isidentifier() or named.options:
             raise InputError(
                 f"{unknown('algorithm', named.name, known)}; or your own as module:Class"

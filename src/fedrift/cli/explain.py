@@ -80,15 +80,15 @@ def explain(
 
 def _check_name(text: str) -> None:
     """Refuses what cannot be named, before torch is imported."""
-    from fedrift.config import catalogue
+    from fedrift.config import algorithms
     from fedrift.errors import unknown
     from fedrift.grammar import parse
 
-    known = catalogue.names()
+    known = algorithms.names()
     named = parse(text, "algorithm")
     if named.name in known:
-        if named.inner is not None or not catalogue.entry(named.name).is_wrapper:
-            catalogue.check(named)
+        if named.inner is not None or not algorithms.entry(named.name).is_wrapper:
+            algorithms.check(named)
     elif named.value is None or not named.value.isidentifier() or named.options:
         raise InputError(f"{unknown('algorithm', named.name, known)}; or your own as module:Class")
 

@@ -189,8 +189,6 @@ def execute(
     summary = result.summary() | ({"profile": result.profile} if profile else {})
     report(summary, folder, as_json=as_json)
     if profile and not as_json:
-        pass
-
         show(result.profile)
 
 

@@ -43,7 +43,7 @@ def list_names(
 
 
 def _algorithms() -> list[dict[str, Any]]:
-    from fedrift.config import catalogue
+    from fedrift.config import algorithms
 
     costs = _costs()
     return [
@@ -64,7 +64,7 @@ def _algorithms() -> list[dict[str, Any]]:
             ],
             "cost": costs.get(entry.name),
         }
-        for entry in catalogue.algorithms().values()
+        for entry in algorithms.algorithms().values()
     ]
 
 
@@ -72,7 +72,7 @@ def _costs() -> dict[str, Any]:
     """What each algorithm sends, computes and keeps: measured once, because it takes torch."""
     import json
 
-    from fedrift.config.catalogue import PACKAGE
+    from fedrift.config.algorithms import PACKAGE
 
     table = PACKAGE / "algorithms" / "costs.json"  # by path: the package itself imports torch
     return json.loads(table.read_text(encoding="utf-8"))["algorithms"]

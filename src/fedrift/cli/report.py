@@ -11,7 +11,7 @@ from fedrift.errors import InputError
 
 if TYPE_CHECKING:
     from fedrift.report import Written
-    from fedrift.report.workings import Explainer
+    from fedrift.report.methods import Explainer
 
 
 WHAT, OUTPUT = "What is compared", "Output"

@@ -128,8 +128,6 @@ def verify(
     """
     from fedrift.cli.launch import check_trust
 
-    pass
-
     if rounds is not None and rounds < 1:
         raise InputError(f"rounds must be a whole number of at least 1, not {rounds}")
     check_trust(folder, trust_code)

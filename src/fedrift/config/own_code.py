@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from fedrift.config import catalogue, models
+from fedrift.config import algorithms, models
 from fedrift.config.backends import address_of
 from fedrift.config.models import choose_model
 from fedrift.config.spec import Spec
@@ -40,7 +40,7 @@ def foreign_code(spec: Spec) -> list[str]:
 
     So is a cluster by its address: whoever owns it sends pickled replies.
     """
-    names = catalogue.own_code(parse(spec.algorithm, "algorithm"))
+    names = algorithms.own_code(parse(spec.algorithm, "algorithm"))
     data = parse(spec.data, "data")
     names += [spec.data] if data.name not in DATA and spec.data != IN_PYTHON else []
     if spec.model is not None and spec.model != IN_PYTHON:

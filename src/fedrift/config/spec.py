@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedrift.config import catalogue, fields, models
+from fedrift.config import algorithms, fields, models
 from fedrift.config.privacy import parse_aggregate, parse_privacy
 from fedrift.core.faults import parse_faults
 from fedrift.errors import InputError, unknown
@@ -294,14 +294,14 @@ class Spec:
     def algorithm_named(self) -> Named:
         """The algorithm, with `weights` among its options when said for the run."""
         named = parse(self.algorithm, "algorithm")
-        return named if self.weights is None else catalogue.with_weights(named, self.weights)
+        return named if self.weights is None else algorithms.with_weights(named, self.weights)
 
     def validate(self) -> None:
         """Refuses, in one sentence and without importing torch, what can be known beforehand."""
         for key, value in self.to_dict().items():
             FIELDS[key].read(value, key)
         self.check_clients(self.wanted_clients)
-        catalogue.check(self.algorithm_named)
+        algorithms.check(self.algorithm_named)
         _check_names(self)
 
     def check_clients(self, clients: int | None) -> None:

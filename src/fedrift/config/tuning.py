@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedrift.config import catalogue
+from fedrift.config import algorithms
 from fedrift.config.grid import Entrant, Grid
 from fedrift.config.spec import AXES, FIELDS, Spec
 from fedrift.errors import InputError
@@ -109,7 +109,7 @@ def rungs(candidates: int, full: int, budget: int | None = None) -> tuple[Rung, 
 def _candidates(entrant: Entrant, options: Mapping[str, Sequence[str]]) -> tuple[Entrant, ...]:
     """Every combination of the values that concern this algorithm and were not given for it."""
     named = parse(entrant.algorithm, "algorithm")
-    catalogue.check(named)
+    algorithms.check(named)
     own = {key: owner for key in options if (owner := _owner(named, key)) is not None}
     fields = [k for k in options if k not in own and k in AXES and k != "rounds"]
     free = [k for k in own if k not in own[k].options]
@@ -129,9 +129,9 @@ def _candidates(entrant: Entrant, options: Mapping[str, Sequence[str]]) -> tuple
 
 def _has(named: Named, key: str) -> bool:
     """Options of the reader's own are known only when it is imported: what no run has is one."""
-    if catalogue.is_own(named):
+    if algorithms.is_own(named):
         return key not in FIELDS
-    return any(option.name == key for option in catalogue.entry(named.name).options)
+    return any(option.name == key for option in algorithms.entry(named.name).options)
 
 
 def _owner(named: Named, key: str) -> Named | None:

@@ -10,10 +10,10 @@ from multiprocessing.forkserver import ensure_running
 
 from fedrift import backends
 from fedrift.backends.pool import Pool
-from fedrift.conform.inside import Inside
 from fedrift.conform.problem import Trial, classifier
 from fedrift.conform.runs import run
 from fedrift.conform.subject import Subject
+from fedrift.conform.watched_run import Inside
 from fedrift.engine.execute import one_thread
 
 WORKERS = 2

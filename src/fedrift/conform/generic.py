@@ -16,10 +16,10 @@ import torch
 from fedrift.backends import context, hidden_main
 from fedrift.backends.visit import Visitor
 from fedrift.conform.bench import Bench
-from fedrift.conform.inside import Inside, Seen, backwards, differing_fields
 from fedrift.conform.report import Cell, sum_up
 from fedrift.conform.runs import run
 from fedrift.conform.subject import Subject
+from fedrift.conform.watched_run import Inside, Seen, backwards, differing_fields
 from fedrift.core.algorithm import Algorithm, owner_of, parts, signature
 from fedrift.core.messages import Packed, hints, pack, reductions, unpack
 from fedrift.engine.callbacks import RoundReport

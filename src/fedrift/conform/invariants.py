@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from fedrift.conform import rules
-from fedrift.conform.inside import Inside, Invariant, Moment, differing_fields
 from fedrift.conform.problem import Trial, classifier, uneven_quadratic
 from fedrift.conform.report import Cell, sum_up
 from fedrift.conform.rules import Ascents
 from fedrift.conform.subject import Subject
+from fedrift.conform.watched_run import Inside, Invariant, Moment, differing_fields
 from fedrift.core.algorithm import local_of
 from fedrift.core.messages import pack
 from fedrift.errors import InputError

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedrift.algorithms.fed3r_finetune import FineTune
 from fedrift.algorithms.swa import SWA
 from fedrift.algorithms.wima import WiMA
-from fedrift.conform.inside import TOLERANCE, Inside, Invariant, Moment
+from fedrift.conform.watched_run import TOLERANCE, Inside, Invariant, Moment
 from fedrift.core.optim import rate
 from fedrift.core.pieces import ASAM
 from fedrift.core.problem import Problem

@@ -11,8 +11,8 @@ from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from typing import Any, TypeAlias
 
 from fedrift.algorithms import NAMES
-from fedrift.config import catalogue
-from fedrift.config.catalogue import COMPARE, NOUNS, Kind
+from fedrift.config import algorithms
+from fedrift.config.algorithms import COMPARE, NOUNS, Kind
 from fedrift.config.fields import OPTIMIZERS, is_per_step, optimizer_of, schedule_of, uniform
 from fedrift.config.own_code import load
 from fedrift.config.spec import Spec
@@ -165,9 +165,9 @@ def _optimizer(default: Optimizer, given: Mapping[str, Any]) -> Optimizer:
 def build(named: Named | str, given: Mapping[str, Any], rounds: int) -> Algorithm[Any, Any]:
     """The algorithm a text names, with the run's local settings inside."""
     found = parse(named, "algorithm") if isinstance(named, str) else named
-    if catalogue.is_own(found):
+    if algorithms.is_own(found):
         return filled(make(found), given, rounds)
-    options = catalogue.check(found)
+    options = algorithms.check(found)
     target = NAMES[found.name]
     if found.inner is not None:
         return target(inner=build(found.inner, given, rounds), **options)

@@ -28,11 +28,11 @@ from fedrift.data.arrays import SHIFTED
 from fedrift.data.augment import Augment, mixed_loss, parse_augment
 from fedrift.data.split import Split
 from fedrift.engine import aggregation as guard
-from fedrift.engine import build, validate
+from fedrift.engine import build, check_objects
+from fedrift.engine.check_objects import bind
 from fedrift.engine.plan import Task, UserMetric
 from fedrift.engine.prepare import Prepared
 from fedrift.engine.recorder import IN_PYTHON
-from fedrift.engine.validate import bind
 from fedrift.errors import InputError
 from fedrift.models import losses
 from fedrift.rng import torch_seed
@@ -112,7 +112,7 @@ def objects_from_call(
     metrics: Mapping[str, UserMetric] | None = None,
 ) -> Objects:
     """The user's objects, checked, in the run's dtype."""
-    validate.check_functions(loss, metrics or {})
+    check_objects.check_functions(loss, metrics or {})
     given = None if isinstance(algorithm, str) else build.instance(algorithm)
     held = arrays.gather(clients, DTYPES[dtype])
     tried = None if test is None else arrays.pair(test, DTYPES[dtype], "test")
@@ -232,7 +232,7 @@ def task_from_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) 
         (held.of(data.x_test, kind, floats), held.of(data.y_test, kind)),
         losses.loss_by_name(spec.loss),
         black=tuple(-m / s for m, s in zip(data.mean, data.std, strict=True)),
-        notes=validate.gaps(data.y, data.classes),
+        notes=check_objects.gaps(data.y, data.classes),
     )
     return make_task(replace(spec, model=ready.model), objects)
 
@@ -244,7 +244,7 @@ def make_task(spec: Spec, objects: Objects) -> Task:
     """
     held, rounds = objects.clients, spec.rounds
     spec.check_clients(len(held))
-    validate.check_device(spec.device)
+    check_objects.check_device(spec.device)
     chosen = participation_of(spec, len(held))
     changes = _augment(spec, objects)
     loss = objects.loss if objects.loss is not None else nn.functional.cross_entropy
@@ -261,9 +261,9 @@ def make_task(spec: Spec, objects: Objects) -> Task:
         device=spec.device,
         stack=spec.stack,
         head=spec.head,
-        classification=validate.has_labels(held.y),
+        classification=check_objects.has_labels(held.y),
     )
-    labels = partial(validate.check_labels, strict=objects.loss is None)
+    labels = partial(check_objects.check_labels, strict=objects.loss is None)
     problem, held, test, notes = bind(
         partial(describe, objects.model), held, objects.test, labels, spec.device
     )
@@ -274,7 +274,7 @@ def make_task(spec: Spec, objects: Objects) -> Task:
         return describe(make, head=head, probe=probe)
 
     made, name = build.build_algorithm(spec, objects.algorithm)
-    validate.check_local(local_of(made), len(held), problem)
+    check_objects.check_local(local_of(made), len(held), problem)
     problem = made.adapt(problem, describe_again)
     made = made.prepare(problem)
     if problem.stack == "on":
@@ -309,8 +309,8 @@ def make_task(spec: Spec, objects: Objects) -> Task:
         spec=kept,
         about=about,
         augment=changes if changes else None,
-        metrics={k: validate.measured(k, measure) for k, measure in objects.metrics.items()},
-        notes=said if test is not None else (*said, validate.UNSEEN),
+        metrics={k: check_objects.measured(k, measure) for k, measure in objects.metrics.items()},
+        notes=said if test is not None else (*said, check_objects.UNSEEN),
         faults=trouble,
         aggregation=aggregation,
     )

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedrift.config import catalogue
+from fedrift.config import algorithms
 from fedrift.errors import InputError, unknown
 from fedrift.explain import captions
 from fedrift.explain.captions import Texts
@@ -24,7 +24,7 @@ from fedrift.explain.frames import verdict
 from fedrift.explain.story import Story, Task, make_story
 from fedrift.explain.terrain import TERRAINS
 from fedrift.grammar import Named, parse
-from fedrift.report.workings import Working
+from fedrift.report.methods import Working
 
 ROUNDS = 10
 DPI, REPORT_DPI = 160, 100
@@ -84,7 +84,7 @@ def workings(algorithms: Sequence[str]) -> list[Working]:
 
 
 def _is_known(given: Named | None) -> bool:
-    return given is None or (given.name in catalogue.names() and _is_known(given.inner))
+    return given is None or (given.name in algorithms.names() and _is_known(given.inner))
 
 
 def choose_settings(
@@ -98,10 +98,10 @@ def choose_settings(
     """What was asked for, what is run, and what is said about it."""
     given = parse(algorithm, "algorithm")
     text, texts = algorithm, _own(given)
-    if given.name in catalogue.names():
+    if given.name in algorithms.names():
         _refuse(given)
         used = captions.visible(given)
-        catalogue.check(used)
+        algorithms.check(used)
         text, texts = str(captions.trained(used)), captions.texts_of(used)
     name = terrain or texts.terrain or "bowls"
     if name not in TERRAINS:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedrift.config import catalogue
+from fedrift.config import algorithms
 from fedrift.grammar import Named
 
 FILE = Path(__file__).with_name("captions.toml")
@@ -131,7 +131,7 @@ def trained(named: Named) -> Named:
 
 def changed_options(given: Named, used: Named) -> list[str]:
     """`mu=1 (default 0.01)` for every option that was chosen for the sake of the picture."""
-    entry = catalogue.entry(used.name)
+    entry = algorithms.entry(used.name)
     usual = {option.name: str(option) for option in entry.options}
     own = [
         f"{key}={value} (default {usual[key].partition('=')[2]})"

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from fedrift.conform import runs
-from fedrift.conform.inside import Inside
 from fedrift.conform.problem import Trial, alternating
 from fedrift.conform.subject import Subject, subject_of
+from fedrift.conform.watched_run import Inside
 from fedrift.core.messages import pack
 from fedrift.engine.callbacks import RoundReport
 from fedrift.engine.execute import one_thread

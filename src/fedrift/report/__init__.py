@@ -14,11 +14,11 @@ from fedrift.config.grid import COMPARISON
 from fedrift.errors import InputError, unknown
 from fedrift.report import formats, provenance, sentences, tables
 from fedrift.report.analyses import read_analyses
+from fedrift.report.methods import Explainer
 from fedrift.report.provenance import Extras, runs_table
 from fedrift.report.selection import Labelled, Selection, select
 from fedrift.report.statistics.findings import Findings, make_findings
 from fedrift.report.statistics.measured import Recorded
-from fedrift.report.workings import Explainer
 from fedrift.storage.jsonl import replace_bytes
 
 FORMATS = ("md", "latex", "csv")

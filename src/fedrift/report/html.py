@@ -28,9 +28,9 @@ from fedrift.report.markup import (
     select,
     toolbar,
 )
+from fedrift.report.methods import workings_section
 from fedrift.report.provenance import Extras, option_sentences, runs_section
 from fedrift.report.statistics.findings import Findings
-from fedrift.report.workings import workings_section
 
 LINE = (
     '<svg width="22" height="8" aria-hidden="true">'

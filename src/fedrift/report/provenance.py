@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fedrift.config import catalogue
-from fedrift.config.catalogue import spell
+from fedrift.config import algorithms
+from fedrift.config.algorithms import spell
 from fedrift.config.grid import Cell as GridCell
 from fedrift.config.grid import Tuned
 from fedrift.config.own_code import IN_PYTHON
@@ -17,12 +17,12 @@ from fedrift.errors import InputError
 from fedrift.grammar import Named, parse
 from fedrift.report.analyses import Analysis
 from fedrift.report.markup import bullet_list, copyable, folded, html_table, paragraph, section
+from fedrift.report.methods import Working
 from fedrift.report.numbers import count_text, listed, plural, value_text
 from fedrift.report.statistics.estimates import final
 from fedrift.report.statistics.findings import Findings
 from fedrift.report.statistics.grouping import Group, spelled
 from fedrift.report.tables import Cell, Table, measure, text
-from fedrift.report.workings import Working
 
 USUAL = {"epochs": "1", "batch_size": "64", "lr": "0.1"}
 NOT_TYPED = {"algorithm", "out"}
@@ -260,7 +260,7 @@ def _algorithm_options(named: Named) -> str:
         else []
     )
     try:
-        known = catalogue.entry(named.name).options
+        known = algorithms.entry(named.name).options
     except InputError:  # the user's own algorithm
         known = ()
     left = (o for o in known if not o.required and o.name not in named.options)

@@ -9,7 +9,7 @@ from textwrap import dedent
 
 import pytest
 
-from fedrift.config.catalogue import Kind, Scalar, kind_of
+from fedrift.config.algorithms import Kind, Scalar, kind_of
 from fedrift.errors import InputError
 from tests.support.product import catalogue, parse
 
