@@ -171,6 +171,8 @@ def define(
             _probe_output(module.eval(), probe[0])
         before = {n: b.detach().clone() for n, b in module.named_buffers()}
         layout = Layout.of(module)
+        if not layout.size:
+            raise InputError(f"model: {type(module).__name__} has no trainable parameters")
         memory = Memory(module, set(layout.names))
         given = cloned(probe[0])
         output = _probe_output(module.train(), given)
@@ -179,8 +181,6 @@ def define(
         if more is not None:
             _perturb(module)  # some buffers move only when weights do, some for larger batches
             _probe_output(module, cloned(more))
-    if not layout.size:
-        raise InputError(f"model: {type(module).__name__} has no trainable parameters")
     moving = memory.moved()
     memory.put_back()
     parameters = dict(module.named_parameters())
