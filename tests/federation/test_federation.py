@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ import fedrift as fr
 from fedrift import api
 from fedrift.algorithms import NAMES
 from fedrift.backends.codec import Piece
+from fedrift.core.isolation import borrowed_generators, seed_all
 from fedrift.engine import task
 from fedrift.federation import membership, remote
 from fedrift.federation.config import FederationConfig
@@ -384,3 +386,29 @@ def test_a_node_refuses_what_was_not_declared(what: str, tmp_path: Path) -> None
     assert "refused" not in node.answer(envelopes[0]).header
     reply = node.answer(DOWN[what](envelopes[0]))
     assert "refused" in reply.header and not reply.parts
+
+
+def test_a_visit_leaves_the_generators_of_its_node_alone(tmp_path: Path) -> None:
+    """Masks are drawn after it: nobody may know from the run's seed what they are drawn from."""
+    federation = Federation(spec("fedavg", rounds=2, per_round=4), tmp_path).everybody()
+    known: list[bool] = []
+
+    def draws() -> list[int]:
+        with borrowed_generators():
+            return np.random.randint(1 << 30, size=4).tolist()
+
+    def look(kind: str, envelope: Envelope, honest: Envelope) -> Envelope:
+        if kind == VISIT:
+            left, seeded = draws(), list[list[int]]()
+            for purpose in ("visit", "dropout"):
+                with borrowed_generators():
+                    header = {key: int(str(envelope.header[key])) for key in ("round", "client")}
+                    seed_all(int(str(envelope.header["seed"])), purpose, **header)
+                    seeded.append(draws())
+            known.append(left in seeded)
+        return honest
+
+    for desk in federation.office.desks.values():
+        desk.meddle = look
+    federation.run()
+    assert known == [False] * 8

@@ -14,6 +14,7 @@ from safetensors.torch import load, save
 from fedrift.backends.codec import Codec, Piece, Pieces, Refused, SummedMessage, piece, tensors
 from fedrift.backends.visit import Call, Reply, Visitor
 from fedrift.core.algorithm import Signature, owner_of
+from fedrift.core.isolation import borrowed_generators
 from fedrift.federation.protocol import (
     Envelope,
     Value,
@@ -106,15 +107,16 @@ class Node:
         # Those that a void round or a killed server goes back to.
         kept = {read_header(envelope, name, int) for name in ("start", "saved", "before")}
         mine = initial if states is None or read < 0 else states.decode(self._read(path, read))
-        reply = self._visitor.visit(
-            call,
-            self._client,
-            down,
-            private,
-            mine,
-            tuple(buffers[str(i)] for i in range(len(buffers))),
-            tensors(self._frozen(envelope), frozen_forms(problem)),
-        )
+        with borrowed_generators():  # what is drawn for masks must not be known from the run's seed
+            reply = self._visitor.visit(
+                call,
+                self._client,
+                down,
+                private,
+                mine,
+                tuple(buffers[str(i)] for i in range(len(buffers))),
+                tensors(self._frozen(envelope), frozen_forms(problem)),
+            )
         if states is not None:
             if reply.is_finite:
                 self._write(self._file(path, write), states.encode(reply.mine))
