@@ -14,7 +14,14 @@ from torch import Tensor
 
 from fedrift.backends.profiling import TimedSite
 from fedrift.backends.stacking.scheduler import StackScheduler, scheduler_for
-from fedrift.core.algorithm import Algorithm, Exchange, local_of, owner_of, resolve
+from fedrift.core.algorithm import (
+    Algorithm,
+    EvaluatedModel,
+    Exchange,
+    local_of,
+    owner_of,
+    resolve,
+)
 from fedrift.core.faults import Corrupt, RoundFaults
 from fedrift.core.flat import is_finite, norm
 from fedrift.core.isolation import seed_all
@@ -157,6 +164,38 @@ class Visitor:
             replies.append(visit(caller, None))
             model.check_memory(frozen)
         return replies
+
+    def personal(
+        self,
+        call: Call,
+        client: int,
+        shown: EvaluatedModel,
+        mine: Any,
+        meet: TrainTogether | None = None,
+    ) -> EvaluatedModel:
+        """The client's own model after a round, or the server's where it has none.
+
+        `call.phase` is the path of the algorithm that makes personal models, `mine` the state that
+        the client keeps for it.
+        """
+        node, problem = self.owner(call.phase)
+        stacks = self._together(call.phase)
+        if meet is None and stacks is not None:  # the same bits as beside others
+            meet = stacks.alone
+        problem.model.begin(shown.buffers, shown.frozen, shown.temperature)
+        seed_all(call.seed, "personal", call.round, client)
+        site = self.site(
+            problem,
+            self.clients.view(client),
+            client=client,
+            round=call.round,
+            seed=call.seed,
+            augment=self.augment,
+            streams="personal ",
+            **({} if meet is None else {"meet": meet}),
+        )
+        own = mine if problem.device == "cpu" else placed(mine, problem.device)
+        return node.personal(site, shown, own) or shown
 
     def _visit(
         self,

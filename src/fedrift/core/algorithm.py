@@ -28,7 +28,7 @@ from fedrift.core.local import Local
 from fedrift.core.messages import Folding, Reducer
 from fedrift.core.optim import PerStep
 from fedrift.core.problem import Problem
-from fedrift.core.site import Work
+from fedrift.core.site import Site, Work
 from fedrift.errors import InputError
 
 S = TypeVar("S")
@@ -122,6 +122,15 @@ class Algorithm(ABC, Generic[S, C]):
     def temperature(self, s: S) -> float:
         """What logits are divided by when the model is evaluated."""
         return 1.0
+
+    def personal(self, site: Site, shown: EvaluatedModel, mine: C) -> EvaluatedModel | None:
+        """The model this client is evaluated with, if it has one of its own; None: the server's.
+
+        It runs at the client and may train there; what it returns is evaluated and dropped, and
+        `mine` stays what it is. `shown` is what the server has evaluated; `mine` of a client that
+        was never visited is the initial state. Random numbers are of streams that no visit uses.
+        """
+        return None
 
     def shown(
         self, s: S, p: Problem, buffers: tuple[Tensor, ...] = ()
@@ -332,6 +341,21 @@ def parts(algorithm: Algorithm[Any, Any]) -> Iterator[tuple[str, Algorithm[Any, 
         if isinstance(child, Algorithm):
             for path, node in parts(child):  # type: ignore[reportUnknownArgumentType]
                 yield (f"{f.name}.{path}" if path else f.name), node
+
+
+def personal_path(root: Algorithm[Any, Any], p: Problem) -> str | None:
+    """Where the algorithm stands whose clients have models of their own: the outermost that
+    writes `personal`; None if nobody does."""
+    for path, node in parts(root):
+        if type(node).personal is Algorithm.personal:
+            continue
+        if resolve(root, p, path)[1].layout.names != p.layout.names:
+            raise InputError(
+                f"{type(node).__name__} has models of the clients' own and is given a part of the "
+                "model only; train all of it"
+            )
+        return path
+    return None
 
 
 class ClientMethod(NamedTuple):

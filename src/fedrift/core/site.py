@@ -69,14 +69,16 @@ class Site:
         augment: Augment | None = None,
         part: float = 1.0,
         meet: TrainTogether | None = None,
+        streams: str = "",
     ) -> None:
-        """`meet` is where the visit may be trained together with others."""
+        """`meet` is where the visit may be trained together with others; `streams` sets its random
+        numbers apart from those of other visits in the round."""
         self.problem, self.client, self.round = problem, client, round
         self.n = len(data)
         self.work = Work()
         self.has_trained = False
         self._data, self._seed, self._augment = data, seed, augment
-        self._part, self._meet = part, meet
+        self._part, self._meet, self._streams = part, meet, streams
         self._pairs = problem.model.has_batch_norm
 
     @cached_property
@@ -85,7 +87,7 @@ class Site:
         return self._stream("site")
 
     def _stream(self, purpose: str) -> np.random.Generator:
-        return generator(self._seed, purpose, self.round, self.client)
+        return generator(self._seed, self._streams + purpose, self.round, self.client)
 
     def steps(self, local: Local) -> int:
         """Local steps this visit would make; at least one of a client that comes late."""
@@ -154,6 +156,7 @@ class Site:
                 if isinstance(part, nn.modules.batchnorm._BatchNorm):
                     part.eval()
         step.examples = 0
+        purpose = self._streams + purpose
         step.dropout_seed = torch_seed(self._seed, purpose, self.round, self.client) >> 1
         return step
 
