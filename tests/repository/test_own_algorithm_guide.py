@@ -11,16 +11,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import fedrift as fr
+from fedrift.backends.visit import Call, Visitor
+from fedrift.core import EvaluatedModel
 from tests.support.problems import Net, blobs
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "own-algorithm.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", GUIDE, flags=re.MULTILINE | re.DOTALL)
-SHOWN, WHOLE, RUNNING = BLOCKS
+SHOWN, WHOLE, PERSONAL, RUNNING = BLOCKS
 
 
 @pytest.fixture
@@ -55,6 +58,18 @@ def test_the_calls_run_and_log(folder: Path) -> None:
     result: Any = names["result"]
     assert result.status == "done" and len(result.metrics) == 5
     assert all(row["spread"] > 0 for row in result.metrics)
+
+
+def test_a_personal_model_is_another_than_the_servers(folder: Path) -> None:
+    source = WHOLE.replace("import dataclass", "import dataclass, replace")
+    source = source.replace("Cohort, Gather", "Cohort, EvaluatedModel, Gather")
+    source = source.replace("trim: Anno", "tuning: Local = Local(steps=10)\n    trim: Anno")
+    (folder / "my_module.py").write_text(source + "\n" + PERSONAL, encoding="utf-8")
+    trimmed = import_module("my_module").Trimmed()
+    problem, clients = fr.run(trimmed, **task()).problem, fr.Split(*blobs(20), [np.arange(20)])
+    shown = EvaluatedModel(problem.w0)
+    own = Visitor(trimmed, problem, clients).personal(Call("", 0, 0), 0, shown, None)
+    assert not torch.equal(own.w, shown.w)
 
 
 def test_without_trimming_and_momentum_it_is_fedavg(folder: Path) -> None:
