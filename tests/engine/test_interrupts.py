@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +17,7 @@ from fedrift.backends import context
 from fedrift.backends.worker import main
 from fedrift.engine.history import defer_interrupts
 from tests.support.problems import small_run
-from tests.support.product import run_folder
+from tests.support.product import Scaffold, checkpoint, run_folder
 
 HOME = str(Path(fr.__file__).parent)
 
@@ -121,3 +122,86 @@ def test_sigterm_is_held_back_where_it_ends_as_ctrl_c_does() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert done
+
+
+# A run that diverges, by its loss or by its weights, after two good rounds.
+
+DIVERGING = {"loss": "step:2,factor=3e38", "weights": "step:2,factor=1e40"}
+
+
+def diverging(how: str, out: Path | None, workers: int = 0, **more: Any) -> fr.Result:
+    options: dict[str, Any] = {"schedule": DIVERGING[how], "rounds": 6, "workers": workers}
+    return small_run("scaffold", out=out, **(options | more))
+
+
+def assert_same_end(again: fr.Result, alone: fr.Result) -> None:
+    assert (again.status, again.diverged_at) == (alone.status, alone.diverged_at)
+    assert again.rounds == alone.rounds and again.fingerprint == alone.fingerprint
+    assert again.ledger.entries == alone.ledger.entries
+    assert again.folder is not None
+    kept = run_folder.load(again.folder)
+    assert [row["round"] for row in kept.rounds] == alone.rounds
+    assert [row["round"] for row in kept.ledger] == [e.round for e in alone.ledger.entries]
+    assert kept.summary["fingerprint"] == alone.fingerprint
+
+
+@pytest.mark.parametrize("how", DIVERGING)
+def test_ctrl_c_around_a_divergence_changes_nothing(how: str, tmp_path: Path) -> None:
+    """At every moment from the round that diverges to the end, each with a run of its own."""
+    alone = diverging(how, None)
+    assert (alone.status, alone.diverged_at) == ("diverged", 3)
+    with Interrupts(0) as before:
+        diverging(how, tmp_path / "before", rounds=2, schedule=None)
+    with Interrupts(0) as whole:
+        diverging(how, tmp_path / "whole")
+    moments = sorted(
+        {*range(before.calls - 120, whole.calls, 23), *range(whole.calls - 40, whole.calls, 3)}
+    )
+    for at in moments:
+        place = tmp_path / str(at)
+        with pytest.raises(KeyboardInterrupt), Interrupts(at):
+            diverging(how, place)
+        assert_same_end(diverging(how, place), alone)
+
+
+class Ends(fr.Callback):
+    """Interrupts when it is told of a round, before or after others are under way."""
+
+    def __init__(self, round: int, waits: bool) -> None:
+        self.round, self.waits = round, waits
+
+    def on_round(self, report: fr.RoundReport) -> None:
+        if report.round == self.round:
+            raise KeyboardInterrupt
+
+    def looks_at(self, round: int) -> bool:
+        return self.waits
+
+
+@pytest.mark.parametrize("how", DIVERGING)
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("round", [2, 3])
+def test_so_does_a_callback_that_ends_it(
+    how: str, waits: bool, workers: int, round: int, tmp_path: Path
+) -> None:
+    alone = diverging(how, None)
+    with pytest.raises(KeyboardInterrupt):
+        diverging(how, tmp_path / "run", workers, callbacks=[Ends(round, waits)])
+    assert_same_end(diverging(how, tmp_path / "run"), alone)
+
+
+@pytest.mark.parametrize("how", DIVERGING)
+def test_a_checkpoint_that_does_not_know_of_the_divergence_is_passed_over(
+    how: str, tmp_path: Path
+) -> None:
+    """Earlier versions saved the state of the round that was not finite."""
+    alone = diverging(how, tmp_path / "run")
+    like = Scaffold().server(alone.problem)
+    (tmp_path / "run" / run_folder.SUMMARY).unlink()
+    point = checkpoint.read(tmp_path / "run" / checkpoint.FILE, like)
+    assert point.diverged_at == 3
+    late = 3 if how == "loss" else 2  # weights that are not finite did not end a round
+    checkpoint.write(tmp_path / "run", replace(point, diverged_at=None, round=late))
+    (tmp_path / "run" / checkpoint.PREVIOUS).unlink()
+    assert_same_end(diverging(how, tmp_path / "run"), alone)

@@ -234,7 +234,8 @@ def _execute(
     if task.test is not None:
         evaluator = Evaluator(problem, *task.test, evaluation.evaluate_chunk, bool(task.metrics))
     progress, said = resume(task, store, folder, again)
-    if is_origin and until is not None and progress.round >= until:
+    has_diverged = progress.diverged_at is not None
+    if is_origin and until is not None and progress.round >= until and not has_diverged:
         store.close()
         return None
     planned = replace(plan(task, store, number, progress.round, said), is_origin=is_origin)

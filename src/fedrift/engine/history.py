@@ -40,6 +40,8 @@ class Progress:
     seconds: float = 0.0
     rows: list[Metrics] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
+    diverged_at: int | None = None
+    """The round that was not finite; state and buffers are those before it, and nothing follows."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,11 @@ class Recorder(Protocol):
     def ledger(self, row: Mapping[str, Any]) -> None: ...
     def is_due(self) -> bool: ...
     def checkpoint(self, make: Callable[[], Checkpoint]) -> None: ...
+
+
+def is_finite(row: Mapping[str, Any]) -> bool:
+    """Whether a run goes on after what was measured in a round."""
+    return math.isfinite(row.get("loss", 0.0))
 
 
 # Steps that belong together: Ctrl-C waits until they are done.
@@ -101,6 +108,8 @@ class PendingRound:
     pending: dict[str, Pending]
     before: tuple[Any, tuple[Tensor, ...]]
     """State and buffers to end with if the evaluation is not finite."""
+    is_lost: bool = False
+    """Its weights are not finite: there is nothing to evaluate."""
 
 
 class History:
@@ -161,20 +170,20 @@ class History:
             buffers=buffers,
         )
 
-    def wait(self, report: RoundReport, pending: dict[str, Pending]) -> PendingRound:
+    def wait(
+        self, report: RoundReport, pending: dict[str, Pending], is_lost: bool = False
+    ) -> PendingRound:
         """A round is over; its evaluation may not be."""
         before = self.progress.state, self.progress.buffers
-        waiting = PendingRound(report, self.entries, pending, before)
+        waiting = PendingRound(report, self.entries, pending, before, is_lost)
         self.waiting.append(waiting)
         self.entries = []
         return waiting
 
-    def settle(
-        self, leave: int = 0, tell: Callable[[RoundReport], None] | None = None
-    ) -> PendingRound | None:
+    def settle(self, leave: int = 0, tell: Callable[[RoundReport], None] | None = None) -> bool:
         """Finish the rounds that wait for their evaluation, in order, but for the last `leave`.
 
-        Stops at the first whose loss is not finite, and returns it.
+        The first that is not finite ends the run: True, and whatever came after does not count.
         """
         while len(self.waiting) > leave:
             waiting = self.waiting[0]
@@ -183,10 +192,18 @@ class History:
             with defer_interrupts():
                 self.waiting.popleft()  # only now: an interruption must not lose the round
                 self._record(report, waiting.entries)
+                if waiting.is_lost or not is_finite(metrics):
+                    self._diverged(waiting)
             (tell or self._tell)(report)
-            if not math.isfinite(metrics.get("loss", 0.0)):
-                return waiting
-        return None
+            if self.progress.diverged_at is not None:
+                return True
+        return False
+
+    def _diverged(self, bad: PendingRound) -> None:
+        """Part of what is recorded: a run that is interrupted now must end as it would have."""
+        self.waiting.clear()
+        self.progress.state, self.progress.buffers = bad.before
+        self.progress.round = self.progress.diverged_at = bad.report.round
 
     def close_early(self, evaluated: Callable[[PendingRound], dict[str, Sequence[Chunk]]]) -> None:
         """After an exception: evaluate what waits by other means, write it down and save."""
@@ -257,6 +274,7 @@ class History:
             told=tuple(sorted(progress.told)),
             seconds=progress.seconds,
             sums={path: table.sums for path, table in self._store.tables.items()},
+            diverged_at=progress.diverged_at,
         )
 
 

@@ -69,32 +69,32 @@ class Engine:
         """All rounds that are left."""
         history = self.history
         self._meter.restart()
-        while self.progress.round < self.settings.last:
+        while self.progress.round < self.settings.last and self.progress.diverged_at is None:
             t = self.progress.round
             new, buffers, cohort, lost = self._round(t)
             weights = self.algorithm.model(new)
             is_lost = lost or not is_finite(weights)
-            bad = history.settle(0 if is_lost else self._most_waiting)
-            if bad is not None:
-                return self._diverged(bad)
+            if history.settle(0 if is_lost else self._most_waiting):
+                break
             if is_lost:
-                self.store.discard()
-                history.wait(history.report(t, weights, new, cohort, buffers), {})
+                history.wait(history.report(t, weights, new, cohort, buffers), {}, is_lost=True)
                 history.settle()
-                return self._finished("diverged", t + 1)
+                break
             self._accept(t, weights, new, buffers, cohort)
             saves, is_last = history.must_save, t + 1 == self.settings.last
             must_tell = history.looks(t) or history.is_stopped
             if is_last or saves or must_tell or not self._most_waiting:
-                bad = history.settle()
-                if bad is not None:
-                    return self._diverged(bad)
+                if history.settle():
+                    break
                 if saves:
                     history.save()
                 if history.is_stopped:
-                    return self._finished("stopped", None)
+                    return self._finished("stopped")
+        if self.progress.diverged_at is not None:
+            self.store.discard()
+            return self._finished("diverged")
         is_done = self.settings.last == self.settings.rounds
-        return self._finished("done" if is_done else "stopped", None)
+        return self._finished("done" if is_done else "stopped")
 
     def _accept(
         self, t: int, weights: Vec, new: Any, buffers: tuple[Tensor, ...], cohort: tuple[int, ...]
@@ -110,13 +110,6 @@ class Engine:
         if due:
             waiting.pending = self._evaluate(new, buffers)
         self._meter.finished_round(t + 1, self.backend.workers)
-
-    def _diverged(self, bad: PendingRound) -> Finished:
-        """The evaluation of a round was not finite: whatever came after it does not count."""
-        self.store.discard()
-        self.history.waiting.clear()
-        self.progress.round = bad.report.round
-        return self._finished("diverged", bad.report.round, *bad.before)
 
     def _evaluate(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, Pending]:
         shown = self.algorithm.shown(state, self.problem, buffers)
@@ -227,15 +220,9 @@ class Engine:
         self.history.entries.append(entry_of(exchange, clients, outcome, dropped, len(new)))
         return outcome
 
-    def _finished(
-        self,
-        status: Status,
-        diverged_at: int | None,
-        state: Any = None,
-        buffers: tuple[Tensor, ...] | None = None,
-    ) -> Finished:
-        state = self.progress.state if state is None else state
-        buffers = self.progress.buffers if buffers is None else buffers
-        rest = dict(zip(self.problem.moving, buffers, strict=True))
-        rest |= self.algorithm.frozen(state, self.problem)
-        return Finished(status, diverged_at, self.progress, self.algorithm.model(state), rest)
+    def _finished(self, status: Status) -> Finished:
+        progress = self.progress
+        rest = dict(zip(self.problem.moving, progress.buffers, strict=True))
+        rest |= self.algorithm.frozen(progress.state, self.problem)
+        weights = self.algorithm.model(progress.state)
+        return Finished(status, progress.diverged_at, progress, weights, rest)

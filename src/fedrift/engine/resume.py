@@ -8,14 +8,14 @@ from typing import Any
 from fedrift.core.algorithm import parts
 from fedrift.core.messages import pack
 from fedrift.engine import recorder
-from fedrift.engine.history import Progress
+from fedrift.engine.history import Progress, is_finite
 from fedrift.engine.ledger import Ledger
 from fedrift.engine.plan import Task
 from fedrift.errors import InputError
 from fedrift.storage.checkpoint import Checkpoint
 from fedrift.storage.client_state import States
 from fedrift.storage.jsonl import read_file
-from fedrift.storage.run_folder import SUMMARY, RunFolder
+from fedrift.storage.run_folder import LEDGER, ROUNDS, SUMMARY, RunFolder
 from fedrift.storage.run_folder import load as load_folder
 
 
@@ -76,6 +76,16 @@ def _check_model(task: Task, point: Checkpoint) -> None:
         raise ValueError("it holds no model of this run")
 
 
+def _check_lines(folder: RunFolder, point: Checkpoint) -> None:
+    """ValueError if the lines tell of another end than it does: checkpoints of earlier versions
+    may hold the state of a run that went on after it had diverged."""
+    rows, entries = (folder.lines(name, point.lines) for name in (ROUNDS, LEDGER))
+    last = max((line["round"] for line in (*rows, *entries)), default=0)
+    ends = [row["round"] for row in rows if not is_finite(row)]
+    if last > point.round or ends not in ([], [point.diverged_at]):
+        raise ValueError("it was written after the run had diverged")
+
+
 def resume(
     task: Task, store: States, folder: RunFolder | None, again: bool
 ) -> tuple[Progress, tuple[str, ...]]:
@@ -88,6 +98,7 @@ def resume(
     def accept(point: Checkpoint) -> None:
         _check_point(point, start, task.rounds, task.problem.population)
         _check_model(task, point)
+        _check_lines(folder, point)
         store.restore(point.rows, point.sums)
 
     point, notes = recorder.find(folder, state, accept)
@@ -105,4 +116,5 @@ def resume(
         point.seconds,
         list(record.rounds),
         Ledger.of(record.ledger),
+        point.diverged_at,
     ), notes

@@ -46,6 +46,8 @@ class Checkpoint:
     """Path of an algorithm → checksum of each client's row."""
     lines: Mapping[str, Mark] = field(default_factory=dict[str, Mark])
     """Name of a file of lines → what was in it."""
+    diverged_at: int | None = None
+    """The round with which the run ended because it was not finite."""
 
 
 def write(folder: Path, point: Checkpoint) -> None:
@@ -64,6 +66,7 @@ def write(folder: Path, point: Checkpoint) -> None:
             "seconds": point.seconds,
             "numbers": numbers,
             "lines": {name: list(mark) for name, mark in point.lines.items()},
+            "diverged_at": point.diverged_at,
         }
     )
     content = save(tensors, metadata={"fedrift": head, "sha256": _digest(head, tensors)})
@@ -131,6 +134,9 @@ def _unpacked(head: dict[str, Any], packed: Packed, like: Any) -> Checkpoint:
         raise ValueError("it does not name clients by their numbers")
     if type(head["round"]) is not int or head["round"] < 0:
         raise ValueError("its round is no number")
+    end = head.get("diverged_at")
+    if end is not None and end != head["round"]:
+        raise ValueError("its end is not its last round")
     return Checkpoint(
         round=head["round"],
         server=unpack(type(like), parts["server"], like),
@@ -141,6 +147,7 @@ def _unpacked(head: dict[str, Any], packed: Packed, like: Any) -> Checkpoint:
         seconds=float(head["seconds"]),
         sums={p: v.numpy() for p, v in parts["sums"].items()},
         lines={name: (int(size), int(crc)) for name, (size, crc) in head["lines"].items()},
+        diverged_at=end,
     )
 
 

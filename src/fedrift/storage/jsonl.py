@@ -113,10 +113,11 @@ def read_file(path: Path) -> Record | None:
     return cast(Record, record)
 
 
-def read_lines(path: Path) -> tuple[list[Record], bool]:
-    """The records of a file, and whether its last line was torn (and is left out)."""
+def read_lines(path: Path, most: int | None = None) -> tuple[list[Record], bool]:
+    """The records of a file, or of its first `most` bytes, and whether the last line was torn (and
+    is left out)."""
     try:
-        whole, _, tail = read_plain(path).rpartition(b"\n")
+        whole, _, tail = read_plain(path)[:most].rpartition(b"\n")
     except FileNotFoundError:
         return [], False
     except OSError as error:

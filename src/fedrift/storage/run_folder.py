@@ -237,6 +237,10 @@ class RunFolder:
             if name not in (ROUNDS, LEDGER) or crc_of(self.path / name, size) != (size, crc):
                 raise ValueError(f"the lines of {name} before it are damaged")
 
+    def lines(self, name: str, marks: Mapping[str, tuple[int, int]]) -> list[Record]:
+        """The lines of a file that a checkpoint has seen; ValueError if they are none."""
+        return read_lines(self.path / name, marks.get(name, (0, 0))[0])[0]
+
     def cut(self, marks: Mapping[str, tuple[int, int]]) -> None:
         """Forget what came after a checkpoint (no marks: everything); a run writes it again."""
         for name in (ROUNDS, LEDGER):
