@@ -214,7 +214,7 @@ def run_spec(
     wanted, place = tracks(track), out if out is not None else spec.out
     folder = None if place is None else Path(place)
     ready = prepared or prepare(spec)
-    made = task.task_from_spec(spec, ready)
+    made = task.task_from_spec(spec, ready, origin=origin)
     before = None if origin is None else (task.task_from_spec(origin.spec, ready), origin.at)
     name = slug(f"{spec.algorithm}-s{spec.seed}" if folder is None else folder.name)
     trackers = [one.follow(name, made.spec.to_dict(), folder) for one in wanted]

@@ -13,7 +13,14 @@ from scipy.stats import norm as gauss
 
 import fedrift as fr
 from fedrift.algorithms.fedavg import Down, Server
-from fedrift.config.privacy import Privacy, Robustness, guarantee, parse_aggregate, parse_privacy
+from fedrift.config.privacy import (
+    Privacy,
+    Robustness,
+    Stretch,
+    guarantee,
+    parse_aggregate,
+    parse_privacy,
+)
 from fedrift.core import Cohort, Gather, Local, Mean, Sum, message
 from fedrift.core.sampling import Participation
 from fedrift.engine.aggregation import PrivateReducer, RobustReducer
@@ -145,6 +152,21 @@ def test_epsilon_of_a_run_is_the_librarys() -> None:
     assert found.epsilon == wanted == pytest.approx(1.515, abs=2e-3)
     fixed = guarantee(Privacy(1.1, 0.3, 1e-5), Participation(1000, "fixed", 10, 0.01), 1000)
     assert fixed.epsilon > 2 * found.epsilon and "2 × clip" in fixed.basis
+
+
+@pytest.mark.parametrize(
+    "who", [bernoulli(0.2), Participation(1000, "fixed", 10, 0.01)], ids=["bernoulli", "fixed"]
+)
+def test_epsilon_of_a_fork_counts_the_rounds_before_it(who: Participation) -> None:
+    pytest.importorskip("dp_accounting")
+    loud, quiet = Privacy(2.0, 1.0, 1e-5), Privacy(0.8, 1.0, 1e-5)
+    whole = guarantee(loud, who, 6).epsilon
+    assert guarantee(loud, who, 6, Stretch(loud, who, 4)).epsilon == pytest.approx(whole, rel=1e-6)
+    mixed = guarantee(loud, who, 6, Stretch(quiet, who, 4)).epsilon
+    assert whole < mixed < guarantee(quiet, who, 6).epsilon
+    with pytest.raises(fr.InputError, match="two ways"):
+        other = Participation(1000, "fixed" if who.kind == "bernoulli" else "bernoulli", 10, 0.01)
+        guarantee(loud, who, 6, Stretch(loud, other, 4))
 
 
 @pytest.mark.parametrize(

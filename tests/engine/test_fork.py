@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,39 @@ def test_a_fork_is_resumed_from_nothing_but_its_specs(parent: Path, tmp_path: Pa
         (out / file).unlink(missing_ok=True)
     assert code_of(["resume", str(out), "-q"]) == 0
     assert run_folder.load(out).summary["fingerprint"] == said
+
+
+@pytest.fixture(scope="module")
+def uniform(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose clients count alike, without privacy."""
+    folder = tmp_path_factory.mktemp("fork") / "uniform"
+    words = ["run", "fedavg:weights=uniform", *SMALL, "--workers", "0", "--out", str(folder)]
+    assert code_of(words) == 0
+    return folder
+
+
+def test_a_fork_does_not_promise_what_its_first_rounds_gave_away(
+    uniform: Path, tmp_path: Path
+) -> None:
+    how = ["--at-round", "4", "--set", "privacy=gaussian:1,clip=1"]
+    assert fork(uniform, tmp_path / "b", *how) == 0
+    kept = run_folder.load(tmp_path / "b")
+    assert kept.summary["epsilon"] == math.inf
+    assert any("first 4 rounds" in note for note in kept.environment["notes"])
+
+
+def test_a_private_fork_of_a_private_run_counts_both(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    words = ["run", "fedavg:weights=uniform", *SMALL, "--workers", "0"]
+    words += ["--privacy", "gaussian:1,clip=1", "--out", str(tmp_path / "a")]
+    assert code_of(words) == 0
+    for noise in (1, 2):
+        how = ["--at-round", "4", "--set", f"privacy=gaussian:{noise},clip=1"]
+        assert fork(tmp_path / "a", tmp_path / f"b{noise}", *how) == 0
+    whole, same, other = (
+        run_folder.load(tmp_path / name).summary["epsilon"] for name in ("a", "b1", "b2")
+    )
+    assert same == pytest.approx(whole, rel=1e-6) and 0 < other < whole
 
 
 REFUSED = [

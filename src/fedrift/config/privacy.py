@@ -7,6 +7,8 @@ is simulated.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -114,8 +116,34 @@ class Guarantee:
         return f"ε = {self.epsilon:.4g} at δ = {self.delta:g} ({self.basis})"
 
 
-def guarantee(privacy: Privacy, who: Participation, rounds: int) -> Guarantee:
-    """What the run gives away of one client, by the dp-accounting library."""
+@dataclass(frozen=True)
+class Stretch:
+    """The first rounds of a run, if they were made with other settings than the rest."""
+
+    privacy: Privacy | None
+    who: Participation
+    rounds: int
+
+
+def guarantee(
+    privacy: Privacy, who: Participation, rounds: int, before: Stretch | None = None
+) -> Guarantee:
+    """What the run, its first rounds included, gives away of one client, by dp-accounting."""
+    if before is None:
+        return _composed(privacy.delta, [Stretch(privacy, who, rounds)])
+    if before.privacy is None:
+        basis = f"its first {before.rounds} rounds were made without privacy, so nothing is bounded"
+        return Guarantee(math.inf, privacy.delta, basis)
+    if before.who.kind != who.kind:
+        raise InputError(
+            f"privacy: no bound is known for a run that draws its clients in two ways; keep "
+            f"sampling '{before.who.kind}'"
+        )
+    return _composed(privacy.delta, [before, Stretch(privacy, who, rounds - before.rounds)])
+
+
+def _composed(delta: float, stretches: Sequence[Stretch]) -> Guarantee:
+    who = stretches[0].who
     if who.kind not in ("bernoulli", "fixed"):
         raise InputError(
             f"privacy: no bound is known for sampling '{who.kind}'; use bernoulli or fixed"
@@ -133,16 +161,21 @@ def guarantee(privacy: Privacy, who: Participation, rounds: int) -> Guarantee:
         ) from None
     if who.kind == "bernoulli":
         basis = "PLD, add or remove one client, sensitivity = clip, Bernoulli participation"
-        one: Any = dp_event.GaussianDpEvent(privacy.noise)
-        if who.share < 1.0:
-            one = dp_event.PoissonSampledDpEvent(who.share, one)
         accountant: Any = pld.PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
     else:
         # Replacing a client moves a sum of vectors of length ≤ clip by up to 2 × clip.
         basis = "RDP, replace one client, sensitivity = 2 × clip, cohorts of fixed size"
-        one = dp_event.GaussianDpEvent(privacy.noise / 2)
-        if who.size < who.population:
-            one = dp_event.SampledWithoutReplacementDpEvent(who.population, who.size, one)
         accountant = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
-    accountant.compose(dp_event.SelfComposedDpEvent(one, rounds))
-    return Guarantee(float(accountant.get_epsilon(privacy.delta)), privacy.delta, basis)
+    for part in stretches:
+        assert part.privacy is not None
+        noise, who = part.privacy.noise, part.who
+        if who.kind == "bernoulli":
+            one: Any = dp_event.GaussianDpEvent(noise)
+            if who.share < 1.0:
+                one = dp_event.PoissonSampledDpEvent(who.share, one)
+        else:
+            one = dp_event.GaussianDpEvent(noise / 2)
+            if who.size < who.population:
+                one = dp_event.SampledWithoutReplacementDpEvent(who.population, who.size, one)
+        accountant.compose(dp_event.SelfComposedDpEvent(one, part.rounds))
+    return Guarantee(float(accountant.get_epsilon(delta)), delta, basis)

@@ -17,6 +17,7 @@ from fedrift.config.privacy import (
     Guarantee,
     Privacy,
     Robustness,
+    Stretch,
     guarantee,
     parse_aggregate,
     parse_privacy,
@@ -208,8 +209,9 @@ def check_protection(
     problem: Problem,
     who: Participation,
     rounds: int,
+    before: Stretch | None = None,
 ) -> tuple[Participation, Aggregation | None, Guarantee | None]:
-    """Who takes part, how replies are reduced, and what is guaranteed."""
+    """Who takes part, how replies are reduced, and what is guaranteed of all rounds together."""
     robust, private = parse_aggregate(aggregate), parse_privacy(privacy)
     if robust is None and private is None:
         return who, None, None
@@ -229,7 +231,7 @@ def check_protection(
     check_uploads([method.signature.up for method in methods], "privacy")
     if algorithm.sampling(algorithm.server(problem)) != "uniform":
         raise InputError("privacy: its clients are not drawn at random, each is asked once")
-    promise = guarantee(private, who, rounds)
+    promise = guarantee(private, who, rounds, before)
     expected = who.share * who.population if who.kind == "bernoulli" else float(who.size)
     private = replace(private, expected=expected)
     return replace(who, redraws=False), Aggregation(private=private), promise

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedrift import models
 from fedrift.backends.stacking.scheduler import scheduler_for
 from fedrift.config import models as model_names
+from fedrift.config.privacy import Stretch, parse_privacy
 from fedrift.config.spec import FIELDS, Spec
 from fedrift.core.algorithm import Algorithm, local_of
 from fedrift.core.faults import parse_faults
@@ -36,6 +37,7 @@ from fedrift.engine.recorder import IN_PYTHON
 from fedrift.errors import InputError
 from fedrift.models import losses
 from fedrift.rng import torch_seed
+from fedrift.storage.fork import Origin
 
 # What users give, as torch has it: arrays as tensors, names as dtypes, modules as factories.
 
@@ -216,8 +218,10 @@ def _rate(lr: Any) -> dict[str, Any]:
 # The task itself: of a spec on named data, and of any spec with objects.
 
 
-def task_from_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) -> Task:
-    """The task a spec describes, on data that are loaded and divided."""
+def task_from_spec(
+    spec: Spec, ready: Prepared, tensors: Tensors | None = None, origin: Origin | None = None
+) -> Task:
+    """The task a spec describes, on data that are loaded and divided; a fork has an origin."""
     data, kind, held = ready.data, DTYPES[spec.dtype], tensors or Tensors()
     scheme = spec.partition if spec.alpha is None else f"{spec.partition}, alpha {spec.alpha:g}"
     floats = model_names.choose_model(ready.model).attribute is None
@@ -234,13 +238,14 @@ def task_from_spec(spec: Spec, ready: Prepared, tensors: Tensors | None = None) 
         black=tuple(-m / s for m, s in zip(data.mean, data.std, strict=True)),
         notes=check_objects.gaps(data.y, data.classes),
     )
-    return make_task(replace(spec, model=ready.model), objects)
+    return make_task(replace(spec, model=ready.model), objects, origin)
 
 
-def make_task(spec: Spec, objects: Objects) -> Task:
+def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Task:
     """The task of a spec and its objects: the model bound to its data, the algorithm made.
 
-    A spec whose model is "python" gets what the objects tell.
+    A spec whose model is "python" gets what the objects tell. What is guaranteed of a fork counts
+    the rounds of its origin.
     """
     held, rounds = objects.clients, spec.rounds
     spec.check_clients(len(held))
@@ -283,7 +288,7 @@ def make_task(spec: Spec, objects: Objects) -> Task:
     if trouble is not None:
         guard.check_faults(trouble, made)
     chosen, aggregation, promise = guard.check_protection(
-        spec.aggregate, spec.privacy, made, problem, chosen, rounds
+        spec.aggregate, spec.privacy, made, problem, chosen, rounds, _before(origin, len(held))
     )
     about: dict[str, Any] = {"algorithm": name, "rounds": rounds, "seed": spec.seed}
     if promise is not None:
@@ -326,6 +331,13 @@ def participation_of(spec: Spec, clients: int) -> Participation:
         participants=spec.participants,
         sampling=spec.sampling,
     )
+
+
+def _before(origin: Origin | None, clients: int) -> Stretch | None:
+    if origin is None:
+        return None
+    who = participation_of(origin.spec, clients)
+    return Stretch(parse_privacy(origin.spec.privacy), who, origin.at)
 
 
 def _augment(spec: Spec, objects: Objects) -> Augment:
