@@ -263,7 +263,8 @@ def compare(
         settings: The other arguments of `run`.
 
     Returns:
-        All runs, with a table (`frame`) and a page (`report`) of them.
+        All runs, with a table (`frame`) and a page (`report`) of them. One that fails does not
+        stop the others; if all do, what the first failed with is raised.
     """
     for key in settings:
         if key not in TASK or key == "seed":
@@ -286,7 +287,10 @@ def compare(
             shown = "" if label == algorithm else label
             items.append(Item(label, {}, seed, make, place, settings.get("rounds", 0), shown))
     number = backends.cores() if workers == "auto" else int(workers)
-    return Comparison(Runner(number, callbacks, wanted).run(items), folder)
+    made = Comparison(Runner(number, callbacks, wanted).run(items), folder)
+    if not made.results and (cause := made.outcomes[0].cause) is not None:
+        raise cause
+    return made
 
 
 def named(algorithms: Any) -> dict[str, AlgorithmLike]:

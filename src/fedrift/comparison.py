@@ -24,7 +24,7 @@ from fedrift.engine.plan import Task
 from fedrift.engine.prepare import load, prepare
 from fedrift.engine.result import Result
 from fedrift.engine.trackers import Track
-from fedrift.errors import RunError
+from fedrift.errors import InputError, sentence
 from fedrift.storage.run_folder import as_frame
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class Outcome:
     item: Item
     result: Result | None
     error: str = ""
+    cause: Exception | None = None
+    """What it failed with, to be raised where all of them failed."""
 
 
 CallbacksOf = Callable[[Item], Sequence[Callback]]
@@ -98,9 +100,9 @@ class Runner:
 
     def _one(self, item: Item, pool: Pool | None) -> Outcome:
         given = callbacks_of([] if self.callbacks is None else self.callbacks(item))
+        with telling_errors(given), self._building:  # initial weights: torch's one generator
+            task = item.make()
         try:
-            with telling_errors(given), self._building:  # initial weights: torch's one generator
-                task = item.make()
             settings = task.spec.to_dict()
             trackers = [one.follow(_name(item), settings, item.folder) for one in self.track]
             result = execute(
@@ -111,8 +113,10 @@ class Runner:
                 pool=pool,
                 callbacks=[*trackers, *given],
             )
-        except RunError as error:
-            return Outcome(item, None, str(error).splitlines()[0])
+        except InputError:
+            raise
+        except Exception as error:  # of the author's own code, too: the others go on
+            return Outcome(item, None, sentence(error), error)
         return Outcome(item, result)
 
 
@@ -139,6 +143,7 @@ class Comparison:
             ends = [found[-1] for r in runs if (found := getattr(r, measure))]
             words = [f"{len(runs)} of {len(made)} made" if len(runs) < len(made) else ""]
             words += [f"{measure} {sum(ends) / len(ends):.4g} on average"] if ends else []
+            words += [f"failed: {o.error}" for o in made if o.result is None][:1]
             lines.append(f"  {label}: {', '.join(filter(None, words)) or 'not evaluated'}")
         return "\n".join(lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 
 CLOSE = 0.65  # how alike a name must be to be what was meant
@@ -22,6 +23,30 @@ def unknown(kind: str, value: str, known: Iterable[str]) -> InputError:
     close = difflib.get_close_matches(value.lower(), names, n=1, cutoff=CLOSE)
     hint = f": did you mean '{close[0]}'?" if close else ""
     return InputError(f"unknown {kind} '{value}'{hint} (known: {', '.join(names)})")
+
+
+def sentence(error: BaseException) -> str:
+    """What to say of a run that failed; an error of ours is a sentence already."""
+    return str(error) if isinstance(error, (InputError, RunError)) else describe(error)
+
+
+def describe(error: BaseException) -> str:
+    """`ValueError: too small (mine.py, line 12, in train)`: what went wrong, and the last line of
+    the reader's own code on the way there."""
+    said = " ".join(str(error).split())
+    return f"{type(error).__name__}{f': {said}' if said else ''}{_line_of_own_code(error)}"
+
+
+def _line_of_own_code(error: BaseException) -> str:
+    import sysconfig
+    import traceback
+
+    others = [os.path.dirname(os.path.abspath(__file__)), "<"]
+    others += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(tuple(others)):
+            return f" ({os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name})"
+    return ""
 
 
 def bytes_text(count: float) -> str:

@@ -332,12 +332,11 @@ def test_the_demo_ends_with_a_report_and_no_process(tmp_path: Path) -> None:
     import subprocess
 
     command = [sys.executable, "-m", "fedrift", "flower", "demo", "fedavg", "--rounds", "1"]
-    command += ["--nodes", "2", "--data", "digits:train=60,test=40", "--out", str(tmp_path / "d")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    command += ["--nodes", "2", "--data", "digits:train=60,test=40"]  # into flower-demo, here
+    how: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
+    done = subprocess.run(command, timeout=800, cwd=tmp_path, **how)
     assert done.returncode == 0, done.stderr
     assert "round 1/1" in done.stderr and "fingerprint" in done.stderr
-    assert (tmp_path / "d" / "report.html").stat().st_size > 10_000
-    left = subprocess.run(
-        ["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    assert (tmp_path / "flower-demo" / "report.html").stat().st_size > 10_000
+    left = subprocess.run(["pgrep", "-f", str(tmp_path)], **how)
     assert not left.stdout, left.stdout

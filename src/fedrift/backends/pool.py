@@ -125,6 +125,10 @@ class RunInfo:
     scratch: str
     exchange: int = 0
     ask: bytes = b""
+    deaths: int = 0
+    """Workers that died of its jobs in a row, without an answer to any of them."""
+    failure: BaseException | None = None
+    """Why nothing of it is done any more."""
 
 
 @dataclass
@@ -241,8 +245,9 @@ class Pool:
     def submit(self, jobs: list[Job]) -> None:
         """Queue jobs; returns at once."""
         with self._lock:
-            if self._failure is not None:
-                raise self._failure
+            for failure in (self._failure, *(job.run.failure for job in jobs)):
+                if failure is not None:
+                    raise failure
             for job in jobs:
                 heapq.heappush(self._queue, job)
         self._nudge()
@@ -339,24 +344,24 @@ class Pool:
                 self._replace(peer)
             return
         if kind == "error":
-            content = RunError(f"a client method failed: {content[0]}\n{content[1]}")
+            content = content.error()
         with self._lock:
             job = peer.jobs.popleft()
-            self._deaths = 0
+            self._deaths = job.run.deaths = 0
             self._watch.answered(peer)
+            is_awaited = job.run.failure is None
+            if job.kind != "evaluate" and (kind == "error" or not is_awaited):
+                peer.free.append(job.task.slot)  # nobody will read it
             self._feed()
-        job.answer(peer, job, content)
+        if is_awaited:
+            job.answer(peer, job, content)
 
     def _replace(self, peer: WorkerHandle) -> None:
         """A worker died: its jobs go to others, a new one takes its place."""
         if peer not in self.peers or self._is_closing:
             return
-        self._deaths += 1
         peer.process.join(timeout=1)
-        if peer.jobs:
-            peer.jobs[0].deaths += 1
-        if self._deaths > DEATHS + len(self.peers) or (peer.jobs and peer.jobs[0].deaths > DEATHS):
-            raise RunError(death_reason(peer, DEATHS))
+        self._count_death(peer)
         self.peers[self.peers.index(peer)] = self._start()
         peer.lost()
         self._gone.append(peer)  # its parked replies may still be read
@@ -364,14 +369,43 @@ class Pool:
             self._gone.remove(old)
             old.close()
         for job in peer.jobs:
-            heapq.heappush(self._queue, job)
+            if job.run.failure is None:
+                heapq.heappush(self._queue, job)
         peer.jobs.clear()
+
+    def _count_death(self, peer: WorkerHandle) -> None:
+        """Gives up the run of whose job too many died; all runs, if workers die without one."""
+        if not peer.jobs:
+            self._deaths += 1
+            if self._deaths > DEATHS + len(self.peers):
+                raise RunError(death_reason(peer, DEATHS))
+            return
+        job = peer.jobs[0]
+        if job.run.failure is not None:
+            return
+        job.deaths, job.run.deaths = job.deaths + 1, job.run.deaths + 1
+        if job.deaths > DEATHS or job.run.deaths > DEATHS + len(self.peers):
+            self._give_up(job.run, RunError(death_reason(peer, DEATHS)))
+
+    def _give_up(self, run: RunInfo, why: BaseException) -> None:
+        """Answer all jobs of one run with the reason; the others go on."""
+        run.failure = why
+        theirs = [job for job in self._queue if job.run is run]
+        self._drop(run)
+        for peer in self.peers:
+            theirs += [job for job in peer.jobs if job.run is run]
+        for job in theirs:
+            job.answer(self.peers[0], job, why)
+
+    def _drop(self, run: RunInfo) -> None:
+        self._queue = [job for job in self._queue if job.run is not run]
+        heapq.heapify(self._queue)
 
     def forget(self, run: RunInfo) -> None:
         """Drop a finished run everywhere."""
         with self._lock:
-            self._queue = [job for job in self._queue if job.run is not run]
-            heapq.heapify(self._queue)
+            run.failure = run.failure or RunError(f"{run.name} is over")
+            self._drop(run)
             for peer in self.peers:
                 if peer.knows.pop(run.name, None) is not None:
                     with suppress(OSError):

@@ -29,6 +29,7 @@ from fedrift.backends.worker import (
     packed_model,
     reply_from,
     unbundled,
+    with_paths,
 )
 from fedrift.config.backends import MOST_WORKERS
 from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome, owner_of
@@ -98,7 +99,7 @@ class Processes:
         where = {n: pool.share(n, tree, tree_to_packed(tree, n)) for n, tree in trees.items()}
         where |= {n: (f"{name} split", {n: place}) for n, place in own.items()}
         layouts = {path: table.rows.layout for path, table in store.tables.items()}
-        blob = cloudpickle.dumps((setup, Shared(where, layouts)))
+        blob = with_paths((setup, Shared(where, layouts)))
         told = torch.from_numpy(np.frombuffer(blob, np.uint8).copy())
         self._run = RunInfo(
             name=name,

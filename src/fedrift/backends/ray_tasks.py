@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import pickle
 import sys
 import sysconfig
 import uuid
@@ -15,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,8 +21,11 @@ from torch import Tensor
 from fedrift.backends.backend import Cost, Fold, RunParts
 from fedrift.backends.visit import VisitInput, Visitor
 from fedrift.backends.worker import (
+    FAILED,
+    UNTOLD,
     Ask,
     Evaluation,
+    Failure,
     Run,
     Told,
     Visit,
@@ -33,6 +34,8 @@ from fedrift.backends.worker import (
     packed_model,
     packed_reply,
     reply_from,
+    with_paths,
+    without_paths,
 )
 from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome, owner_of
 from fedrift.core.evaluation import Chunk, Evaluator
@@ -100,17 +103,33 @@ def _run(name: str, refs: dict[str, Any]) -> Run:
         while len(_runs) >= KEPT:
             _runs.pop(next(iter(_runs)))
         blob, data = ray.get([refs["setup"], refs["data"]])
-        setup, held = pickle.loads(blob.tobytes()), loaded(data, copies=False)  # from our driver
+        setup, held = without_paths(blob.tobytes()), loaded(data, copies=False)
         shapes = setup.skeletons
         trees = {tree: packed_to_tree(shapes[tree], held, tree) for tree in shapes}
         _runs[name] = Run(setup, trees)
     return _runs[name]
 
 
-def visit(name: str, refs: dict[str, Any], ask: Ask, task: Visit) -> tuple[Packed, Packed, Told]:
+@contextmanager
+def _telling(what: str) -> Generator[None]:
+    """What a task fails with is told by a sentence: the author's own error may not travel."""
+    try:
+        yield
+    except Exception as error:
+        raise Failure.of(what, error).error() from None
+
+
+def visit(name: str, refs: dict[str, Any], task: Visit) -> tuple[Packed, Packed, Told]:
     """One client: its message up with the buffers, its new state, and what is said of it."""
-    run = _run(name, refs)
-    run.hear(ask, loaded)
+    with _telling(UNTOLD):
+        run = _run(name, refs)
+        ask: Ask = ray.get(refs["ask"])  # only now can its classes be imported
+        run.hear(ask, loaded)
+    with _telling(FAILED["visit"]):
+        return _visited(run, ask, task)
+
+
+def _visited(run: Run, ask: Ask, task: Visit) -> tuple[Packed, Packed, Told]:
     mine = unpack(ask.signature.state, loaded(task.mine or {}))
     [reply] = run.visits([VisitInput(task.client, run.private(task, loaded), mine)])
     packed, told = packed_reply(reply)
@@ -119,7 +138,10 @@ def visit(name: str, refs: dict[str, Any], ask: Ask, task: Visit) -> tuple[Packe
 
 def evaluate(name: str, refs: dict[str, Any], task: Evaluation, model: Packed) -> Sequence[Chunk]:
     """A few chunks of the test data."""
-    return _run(name, refs).evaluate(task, lambda: loaded(model))
+    with _telling(UNTOLD):
+        run = _run(name, refs)
+    with _telling(FAILED["evaluate"]):
+        return run.evaluate(task, lambda: loaded(model))
 
 
 JOBS = 4  # evaluation tasks per worker
@@ -196,7 +218,7 @@ class Ray:
         self._visit = ray.remote(visit).options(**options)
         self._evaluate = ray.remote(evaluate).options(**options)
         setup, trees = described(visitor, visitor.clients, evaluator)
-        blob = np.frombuffer(cloudpickle.dumps(setup), np.uint8)
+        blob = np.frombuffer(with_paths(setup), np.uint8)
         data: Packed = {}
         for name, tree in trees.items():
             data |= tree_to_packed(tree, name)
@@ -205,9 +227,9 @@ class Ray:
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
         fold = Fold(exchange)
         ask, private = asked(exchange, next(self._count), stored)
-        told, path = ray.put(ask), owner_of(exchange.phase)
+        refs, path = {**self._refs, "ask": ray.put(ask)}, owner_of(exchange.phase)
         order = sorted(clients, key=lambda c: (-self._cost(c, exchange.round), c))
-        under_way = {c: self._start(told, path, c, private.get(c)) for c in order}
+        under_way = {c: self._start(refs, path, c, private.get(c)) for c in order}
         try:
             for client in sorted(clients):
                 [content] = _wait([under_way.pop(client)])
@@ -218,9 +240,9 @@ class Ray:
             raise
         return fold.outcome()
 
-    def _start(self, ask: Any, path: str, client: int, private: Packed | None) -> Any:
+    def _start(self, refs: dict[str, Any], path: str, client: int, private: Packed | None) -> Any:
         task = Visit(client, private, mine=stored(pack(self._store.read(path, client))))
-        return self._visit.remote(self._name, self._refs, ask, task)
+        return self._visit.remote(self._name, refs, task)
 
     def _fold(self, fold: Fold, exchange: Exchange, client: int, content: Any) -> None:
         packed, new, told = content
@@ -274,9 +296,9 @@ def _wait(refs: list[Any]) -> list[Any]:
     try:
         return ray.get(refs)
     except exceptions.RayTaskError as error:
-        cause = error.cause
-        said = f"{type(cause).__name__}: {cause}"
-        raise RunError(f"a client method failed: {said}\n{error}") from None
+        told = RunError(str(error.cause))
+        told.add_note(str(error))
+        raise told from None
     except exceptions.RayError as error:
         said = str(error).strip().splitlines()[0]
         raise RunError(

@@ -11,6 +11,7 @@ import os
 import pickle
 import shutil
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from multiprocessing.util import get_temp_dir
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
+import cloudpickle
 import torch
 from torch import Tensor
 
@@ -35,7 +37,7 @@ from fedrift.core.messages import Packed, Size, nbytes, pack, unpack
 from fedrift.core.problem import Problem
 from fedrift.core.site import Augment, Site, Work
 from fedrift.data.split import Make, Split
-from fedrift.errors import is_out_of_memory
+from fedrift.errors import RunError, describe, is_out_of_memory
 from fedrift.storage.client_state import RowLayout, StateRows
 from fedrift.storage.shared_memory import Block, packed_to_tree, skeleton
 
@@ -82,6 +84,20 @@ def described(
         site=visitor.site,
     )
     return setup, trees
+
+
+def with_paths(content: Any) -> bytes:
+    """Pickled, with the folders in which its modules are found: a worker may be older than the
+    caller's wish to import from one of them."""
+    paths = [path or os.getcwd() for path in sys.path]
+    return pickle.dumps((paths, cloudpickle.dumps(content)))
+
+
+def without_paths(blob: bytes) -> Any:
+    """The inverse, in a worker; what it finds by itself comes first."""
+    paths, content = pickle.loads(blob)  # from our own parent or driver
+    sys.path += [path for path in paths if path not in sys.path]
+    return pickle.loads(content)
 
 
 @dataclass(frozen=True)
@@ -369,6 +385,8 @@ class Worker:
         self.pipe = pipe
         self.blocks: dict[str, Block] = {}
         self.runs: dict[str, SharedRun] = {}
+        self.failures: dict[str, Failure] = {}
+        """Runs of which it could not be told, and why."""
 
     def attach(self, name: str) -> None:
         self.blocks[name] = Block(recv_handle(self.pipe))
@@ -376,20 +394,25 @@ class Worker:
     def run(self, content: tuple[str, Packed]) -> None:
         name, where = content
         blob = self.blocks[f"{name} setup"].get(where)["setup"].numpy().tobytes()
-        setup, shared = pickle.loads(blob)  # from our own parent
+        setup, shared = without_paths(blob)
         self.runs[name] = SharedRun(setup, shared, self.blocks, name)
         gc.freeze()
 
     def rows(self, content: tuple[str, str]) -> None:
         name, path = content
-        run = self.runs[name]
-        run.rows[path] = StateRows(recv_handle(self.pipe), run.layouts[path])
+        descriptor = recv_handle(self.pipe)  # it comes, whatever became of the run
+        if (run := self.runs.get(name)) is None:
+            os.close(descriptor)
+        else:
+            run.rows[path] = StateRows(descriptor, run.layouts[path])
 
     def ask(self, content: tuple[str, bytes]) -> None:
-        self.runs[content[0]].ask(content[1])
+        if content[0] in self.runs:
+            self.runs[content[0]].ask(content[1])
 
     def forget(self, name: str) -> None:
         self.runs.pop(name, None)
+        self.failures.pop(name, None)
         for block in [b for b in self.blocks if b.startswith(f"{name} ")]:
             self.blocks.pop(block).close()
 
@@ -401,6 +424,31 @@ class Worker:
 
     def evaluate(self, content: tuple[str, Evaluation]) -> tuple[Sequence[Chunk], float]:
         return self.runs[content[0]].evaluate(content[1])
+
+
+class Failure(NamedTuple):
+    """Why a worker could not do something: a sentence, and the lines that led there."""
+
+    said: str
+    lines: str
+
+    @classmethod
+    def of(cls, what: str, error: Exception) -> Failure:
+        return cls(f"{what}: {describe(error)}", traceback.format_exc())
+
+    def error(self) -> RunError:
+        """As the parent raises it; the lines are for those who ask."""
+        error = RunError(self.said)
+        error.add_note(self.lines)
+        return error
+
+
+UNTOLD = "a worker cannot take up the run"
+FAILED = {
+    "visit": "a client method failed",
+    "visits": "a client method failed",
+    "evaluate": "the evaluation failed",
+}
 
 
 def say(pipe: Connection, kind: str, content: Any) -> None:
@@ -422,13 +470,8 @@ def main(pipe: Connection) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     worker = Worker(pipe)
-    silent = {
-        "attach": worker.attach,
-        "run": worker.run,
-        "rows": worker.rows,
-        "ask": worker.ask,
-        "forget": worker.forget,
-    }
+    memory = {"attach": worker.attach, "forget": worker.forget}
+    silent = {"run": worker.run, "rows": worker.rows, "ask": worker.ask}
     answering = {
         "visit": worker.visit,
         "visits": worker.visits,
@@ -442,15 +485,23 @@ def main(pipe: Connection) -> None:
         if kind == "stop":
             return
         try:
-            if kind in silent:
+            if kind in memory:
+                memory[kind](content)
+            elif kind in silent:
                 silent[kind](content)
+            elif content[0] in worker.failures:
+                say(pipe, "error", worker.failures[content[0]])
             else:
                 say(pipe, "done", answering[kind](content))
         except Exception as error:
             if is_out_of_memory(error):
                 os._exit(OUT_OF_MEMORY)  # what it holds is given back, and the visit repeated
-            told = f"{type(error).__name__}: {error}", traceback.format_exc()
+            if kind in memory:
+                raise  # it has lost the thread: another takes its place
+            if kind in silent:  # nobody waits for an answer: the run's next task gets it
+                worker.failures[content[0]] = Failure.of(UNTOLD, error)
+                continue
             try:
-                say(pipe, "error", told)
+                say(pipe, "error", Failure.of(FAILED[kind], error))
             except OSError:  # the parent was interrupted and hears nobody
                 return

@@ -24,7 +24,7 @@ from fedrift.cli.report import report
 from fedrift.cli.resume import fork, resume
 from fedrift.cli.run import run
 from fedrift.cli.verify import verify
-from fedrift.errors import InputError, RunError, is_out_of_memory
+from fedrift.errors import InputError, RunError, describe, is_out_of_memory
 
 app = typer.Typer(
     name="fedrift",
@@ -47,6 +47,9 @@ app.command("list")(list_names)
 app.command()(partition)
 app.add_typer(preset, name="preset")
 app.add_typer(flower, name="flower")
+
+
+HINT = "set FEDRIFT_DEBUG=1 to see the way there"
 
 
 def _version(wanted: bool) -> None:
@@ -97,7 +100,9 @@ def code_of(arguments: Sequence[str] | None) -> int:
         return complain(error.format_message(), BAD_INPUT)
     except InputError as error:
         return complain(str(error), BAD_INPUT, error)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as error:
+        if isinstance(error.__cause__, EOFError):  # click takes it for Ctrl-D at a prompt
+            return complain(f"{describe(error.__cause__)}; {HINT}", FAILED, error)
         return complain("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # The reader went away (`fedrift list data | head`); nothing is left to say.
@@ -109,6 +114,5 @@ def code_of(arguments: Sequence[str] | None) -> int:
         if is_out_of_memory(error):
             fix = "use a smaller model, batch or data set, or fewer workers"
             return complain(f"the machine has not enough memory; {fix}", FAILED, error)
-        hint = "set FEDRIFT_DEBUG=1 to see where"
-        return complain(f"{type(error).__name__}: {error}; {hint}", FAILED, error)
+        return complain(f"{describe(error)}; {HINT}", FAILED, error)
     return code if isinstance(code, int) else DONE

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedrift.cli.console import console
 from fedrift.config.grid import Cell
 from fedrift.engine.callbacks import Callback, Passive
-from fedrift.errors import RunError
+from fedrift.errors import InputError, sentence
 from fedrift.report import numbers
 from fedrift.report.numbers import NOTHING, seconds_text
 from fedrift.report.statistics.estimates import estimate
@@ -230,8 +230,8 @@ class _OneRun(Passive):
         self._watcher.finished(self._item, f"{result.status}{accuracy}")
 
     def on_error(self, error: BaseException) -> None:
-        if isinstance(error, RunError):  # the others go on
-            self._watcher.finished(self._item, str(error).splitlines()[0])
+        if isinstance(error, Exception) and not isinstance(error, InputError):  # the others go on
+            self._watcher.finished(self._item, f"failed: {sentence(error)}")
 
 
 def watcher(cells: Sequence[Cell], *, silent: bool) -> Watcher:

@@ -73,6 +73,7 @@ def run_demo(
     say: Say,
 ) -> list[Path]:
     """Run every algorithm in one federation after another on the same nodes; the run folders."""
+    folder = folder.resolve()  # processes get paths of it, and have working folders of their own
     specs = [replace(spec, algorithm=text) for text in algorithms]
     for one in specs:
         one.validate()
