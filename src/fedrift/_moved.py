@@ -21,7 +21,7 @@ MOVED = {
     "data.resident": "data.split",
     "dividing": "data.arrays",
     "experiment": "config.spec",
-    "features": "presets.studies.extractors",
+    "features": "engine.features",
     "flat": "core.flat",
     "front": "api",
     "local": "core.local",

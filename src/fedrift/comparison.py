@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +21,7 @@ from fedrift.engine import task
 from fedrift.engine.callbacks import Callback, callbacks_of, telling_errors
 from fedrift.engine.execute import execute, one_thread
 from fedrift.engine.plan import Task
-from fedrift.engine.prepare import load, prepare
+from fedrift.engine.prepare import is_computed, load, prepare
 from fedrift.engine.result import Result
 from fedrift.engine.trackers import Track
 from fedrift.errors import InputError, sentence
@@ -192,11 +192,20 @@ class Loader:
         self._validate = validate
 
     def task(self, spec: Spec) -> Task:
+        return task.task_from_spec(spec, prepare(spec, self._loaded(spec)), self._tensors)
+
+    def compute(self, specs: Iterable[Spec]) -> None:
+        """What takes minutes, before any run begins: here Ctrl-C ends it at once."""
+        for spec in specs:
+            if is_computed(spec):
+                self._loaded(spec)
+
+    def _loaded(self, spec: Spec) -> DataSet:
         key = (spec.data, spec.data_dir, spec.loss)
         if key not in self._data:
             data = load(spec)
             self._data[key] = hold_out(data) if self._validate else data
-        return task.task_from_spec(spec, prepare(spec, self._data[key]), self._tensors)
+        return self._data[key]
 
 
 def run_grid(
@@ -209,6 +218,7 @@ def run_grid(
 ) -> Comparison:
     """Every cell that is not in the folder yet; what is there is read."""
     loader = Loader()
+    loader.compute(cell.spec for cell in cells)
     items = [_item(cell, loader, folder) for cell in cells]
     return Comparison(_run(items, workers, callbacks, track, backend), folder)
 
@@ -248,6 +258,7 @@ def tuned(
     """
     plans = searches(grid, tune, budget)
     first, loader = first_setting(grid), Loader(validate=True)
+    loader.compute([first])
     alive = [list(plan.candidates) for plan in plans]
     spent = [0, 0, 0]  # runs, rounds, gradient evaluations
     for rung in range(max((len(plan.rungs) for plan in plans), default=0)):

@@ -174,7 +174,7 @@ def test_an_image_too_small_names_the_models_that_fit() -> None:
             "hidden of mlp must be a whole number of at least 1 and at most 20000, not '0'",
         ),
         ("mlp:hidden=2.5", "must be a whole number"),
-        ("mlp:200", r"has the value '200'; write mlp\[:hidden=200\]"),
+        ("mlp:200", r"has the value '200'; write mlp\[:hidden=200,depth=2\]"),
         ("cnn:hidden=3", "cnn has no option 'hidden'"),
         ("resnet18:stem=small", "stem of resnet18 must be imagenet or cifar, not 'small'"),
         ("mlp(cnn)", "wraps nothing"),

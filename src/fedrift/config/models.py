@@ -10,7 +10,7 @@ from fedrift.grammar import Named, number, parse
 
 NAMES: dict[str, str] = {
     "logistic": "one linear layer: multinomial logistic regression",
-    "mlp": "two hidden layers of 200 units with ReLU",
+    "mlp": "two hidden layers of 200 units with ReLU; depth=1 for one",
     "cnn": "conv 20 and conv 50 (5×5, pooled), FC 500",
     "cnn-mcmahan": "conv 32 and conv 64 (5×5, padded, pooled), FC 512 (McMahan et al. 2017)",
     "lenet": "conv 64 and conv 64 (5×5, pooled), FC 384 and 192 (FedDyn, FedSAM, FedGF)",
@@ -22,24 +22,26 @@ NAMES: dict[str, str] = {
 }
 
 MOBILE_SIZE, RANDOM_FILTERS = 128, 64
+EXTRACTOR, EXTRACTOR_SIZE, DIMENSIONS = "mobilenet-v2", "96", "256"
+"""What `features:DATA` looks with, at how many pixels, and how many dimensions are kept."""
 
 GRAMMAR: dict[str, str] = {
     **{name: name for name in NAMES},
-    "mlp": "mlp[:hidden=200]",
+    "mlp": "mlp[:hidden=200,depth=2]",
     "resnet18": "resnet18[:stem=imagenet|cifar]",
     "mobilenet-v2": f"mobilenet-v2[:weights=FILE,size={MOBILE_SIZE}]",
     "random-conv": f"random-conv[:filters={RANDOM_FILTERS}]",
 }
 
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "mlp": ("hidden",),
+    "mlp": ("hidden", "depth"),
     "resnet18": ("stem",),
     "mobilenet-v2": ("weights", "size"),
     "random-conv": ("filters",),
 }
 
 WIDEST = 20_000  # units of a hidden layer; two of them have 400 million weights between them
-BOUNDS = {"hidden": (1, WIDEST), "size": (32, 4096), "filters": (1, WIDEST)}
+BOUNDS = {"hidden": (1, WIDEST), "depth": (1, 2), "size": (32, 4096), "filters": (1, WIDEST)}
 """Options that are whole numbers: the smallest and largest that make sense."""
 
 OWN = "package.module:Class"
@@ -80,6 +82,19 @@ def choose_model(text: str, input_shape: tuple[int, ...] | None = None) -> Model
     if input_shape is not None:
         check_shape(choice.name, input_shape)
     return choice
+
+
+def extractor_text(data: Named) -> str:
+    """The model that `features:DATA` names, with the options that stand beside it."""
+    named = parse(data.options.get("extractor", EXTRACTOR), "extractor")
+    known = OPTIONS.get(named.name, ())
+    beside = {key: data.options[key] for key in ("size", "weights") if key in data.options}
+    if named.name == EXTRACTOR:
+        beside = {"size": EXTRACTOR_SIZE, **beside}
+    beside = {key: value for key, value in beside.items() if key in known}
+    text = str(Named(named.name, named.value, {**beside, **named.options}))
+    choose_model(text)
+    return text
 
 
 def _own(named: Named) -> ModelChoice:

@@ -9,8 +9,9 @@ from typing import Any
 
 from fedrift.config import algorithms, models
 from fedrift.config.backends import address_of
-from fedrift.config.models import choose_model
+from fedrift.config.models import choose_model, extractor_text
 from fedrift.config.spec import Spec
+from fedrift.data.datasets import FEATURES, seen_data
 from fedrift.data.datasets import NAMES as DATA
 from fedrift.errors import InputError
 from fedrift.grammar import parse
@@ -41,10 +42,17 @@ def foreign_code(spec: Spec) -> list[str]:
     So is a cluster by its address: whoever owns it sends pickled replies.
     """
     names = algorithms.own_code(parse(spec.algorithm, "algorithm"))
-    data = parse(spec.data, "data")
-    names += [spec.data] if data.name not in DATA and spec.data != IN_PYTHON else []
+    names += _of_data(spec.data) if spec.data != IN_PYTHON else []
     if spec.model is not None and spec.model != IN_PYTHON:
         model = choose_model(spec.model)
         names += [] if model.attribute is None else [model.text]
     names += [spec.loss] if spec.loss is not None and spec.loss not in models.LOSSES else []
     return names + ([spec.backend] if address_of(spec.backend) else [])
+
+
+def _of_data(text: str) -> list[str]:
+    data = parse(text, "data")
+    if data.name != FEATURES:
+        return [] if data.name in DATA else [text]
+    extractor = choose_model(extractor_text(data))
+    return _of_data(seen_data(data)) + ([] if extractor.attribute is None else [extractor.text])

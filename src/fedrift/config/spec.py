@@ -380,8 +380,9 @@ def _check_names(spec: Spec) -> None:
     """Data, partition, shift, model and augmentation by their own tables: numpy, but no torch."""
     import numpy as np
 
-    from fedrift.config.models import choose_model
+    from fedrift.config.models import choose_model, extractor_text
     from fedrift.data.augment import parse_augment
+    from fedrift.data.datasets import FEATURES, check
     from fedrift.data.datasets import NAMES as DATA
     from fedrift.data.partition import NAMES as PARTITIONS
     from fedrift.data.shift import shift
@@ -390,6 +391,9 @@ def _check_names(spec: Spec) -> None:
     is_own = data.value is not None and data.value.isidentifier()
     if data.name not in DATA and not is_own:
         raise unknown("data", data.name, DATA)
+    if data.name == FEATURES:
+        check(spec.data)
+        extractor_text(data)
     if partition.name not in PARTITIONS:
         raise unknown("partition", partition.name, PARTITIONS)
     if spec.shift is not None:

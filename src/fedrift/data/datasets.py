@@ -17,14 +17,24 @@ from fedrift.data.sources.synthetic import synthetic_client
 from fedrift.errors import InputError, unknown
 from fedrift.grammar import Named, number, parse
 
-__all__ = ["NAMES", "DataSet", "Source", "check", "load", "synthetic_client"]
+__all__ = [
+    "FEATURES",
+    "NAMES",
+    "DataSet",
+    "Source",
+    "check",
+    "load",
+    "seen_data",
+    "synthetic_client",
+]
 
 
 @dataclass(frozen=True)
 class Source:
     """How one kind of data set is read, in one line, and how it is written."""
 
-    load: Callable[..., Samples]
+    load: Callable[..., Samples] | None
+    """None: a model is needed too, and `engine.features` loads it."""
     about: str
     grammar: str
     takes_value: bool = False
@@ -34,6 +44,7 @@ class Source:
 
 
 COMMON = ("train", "test")
+FEATURES = "features"
 OWN = "package.module:function"
 NAMES: dict[str, Source] = {
     "digits": Source(
@@ -101,6 +112,13 @@ NAMES: dict[str, Source] = {
         takes_value=True,
         options=("x", "y", "users"),
     ),
+    FEATURES: Source(
+        None,
+        "another data set as a frozen model sees it: what enters its last layer, projected",
+        "features:DATA[,extractor=mobilenet-v2,size=96,dim=256,weights=FILE,train=N,test=N]",
+        takes_value=True,
+        options=("extractor", "size", "dim", "weights"),
+    ),
     OWN: Source(
         own.load_function,
         "your function that returns a DataSet, (x, y) or (x, y, x_test, y_test)",
@@ -120,6 +138,8 @@ def load(text: str, data_dir: Path | None = None, targets: Targets = "labels") -
     train, test = (_count(named, option) for option in COMMON)
     name = named.name if named.value is None else f"{named.name}:{named.value}"
     source = _source(named)
+    if source.load is None:
+        raise InputError(f"data set '{text}' needs a model: load it by fedrift.engine.features")
     samples = (
         source.load(named, data_dir, targets) if source.is_own else source.load(named, data_dir)
     )
@@ -136,6 +156,9 @@ def check(text: str) -> Named:
         raise InputError(
             f"data set '{named.name}' takes no value, not '{named.value}'; write {source.grammar}"
         )
+    if named.name == FEATURES:
+        check(seen_data(named))
+        return named
     known = (*source.options, *COMMON)
     for option in named.options:
         if option not in known:
@@ -145,6 +168,23 @@ def check(text: str) -> Named:
     for option in COMMON:
         _count(named, option)
     return named
+
+
+def seen_data(named: Named) -> str:
+    """The data set that `features:DATA` looks at, with the options that are not the model's.
+
+    Pictures of any size are read at the size that the model takes.
+    """
+    if named.value is None:
+        raise InputError(f"data set '{named}' names no data; write {NAMES[FEATURES].grammar}")
+    inner = parse(named.value, "data set")
+    if inner.name == FEATURES:
+        raise InputError(f"data set '{named}': features of features are not computed; keep one")
+    ours = NAMES[FEATURES].options
+    rest = {key: value for key, value in named.options.items() if key not in ours}
+    if "size" in named.options and "size" in _source(inner).options:
+        rest["size"] = named.options["size"]
+    return str(Named(inner.name, inner.value, {**inner.options, **rest}))
 
 
 def _source(named: Named) -> Source:

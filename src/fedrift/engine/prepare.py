@@ -12,10 +12,12 @@ from fedrift.config.models import choose_model, fits
 from fedrift.config.spec import Spec
 from fedrift.data import datasets
 from fedrift.data.assignment import Partition
+from fedrift.data.checks import Targets
 from fedrift.data.partition import partition
 from fedrift.data.samples import DataSet
 from fedrift.data.shift import shift
 from fedrift.errors import InputError
+from fedrift.grammar import parse
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +36,19 @@ class Prepared:
 def load(spec: Spec) -> DataSet:
     """With a loss of numbers targets are numbers; one of the user's own takes what there is."""
     place = None if spec.data_dir is None else Path(spec.data_dir)
-    if spec.loss is None or spec.loss == "cross_entropy":
-        return datasets.load(spec.data, place)
-    return datasets.load(spec.data, place, "values" if spec.loss in VALUES else "any")
+    targets: Targets = "labels"
+    if spec.loss is not None and spec.loss != "cross_entropy":
+        targets = "values" if spec.loss in VALUES else "any"
+    if is_computed(spec):
+        from fedrift.engine import features  # a model and torch, which other data do without
+
+        return features.load(spec.data, place, targets)
+    return datasets.load(spec.data, place, targets)
+
+
+def is_computed(spec: Spec) -> bool:
+    """Its data are what a model sees, which takes minutes for the first time."""
+    return parse(spec.data, "data").name == datasets.FEATURES
 
 
 def prepare(spec: Spec, data: DataSet | None = None) -> Prepared:

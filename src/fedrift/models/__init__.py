@@ -58,6 +58,26 @@ class Mlp(nn.Module):
         return self.fc3(F.relu(self.fc2(x)))
 
 
+class Perceptron(nn.Module):
+    """One hidden layer on the flattened sample."""
+
+    head = "fc2"
+    layers = ("flatten", "fc1", "relu", "fc2")
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int, hidden: int = 200) -> None:
+        nn.Module.__init__(self)
+        self.fc1 = nn.Linear(prod(input_shape), hidden)
+        self.fc2 = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.relu(self.fc1(torch.flatten(x, 1))))
+
+
+def mlp(input_shape: tuple[int, ...], classes: int, hidden: int = 200, depth: int = 2) -> nn.Module:
+    """With so many hidden layers."""
+    return (Perceptron if depth == 1 else Mlp)(input_shape, classes, hidden)
+
+
 class ConvNet(nn.Module):
     """Two 5×5 convolutions, each pooled 2×2, then one or two hidden layers."""
 
@@ -119,7 +139,7 @@ class ModelEntry(NamedTuple):
 
 NAMES: dict[str, ModelEntry] = {
     "logistic": ModelEntry(Logistic, models.NAMES["logistic"]),
-    "mlp": ModelEntry(Mlp, models.NAMES["mlp"]),
+    "mlp": ModelEntry(mlp, models.NAMES["mlp"]),
     "cnn": ModelEntry(_conv_net("cnn", (20, 50), 500), models.NAMES["cnn"]),
     "cnn-mcmahan": ModelEntry(_conv_net("cnn-mcmahan", (32, 64), 512), models.NAMES["cnn-mcmahan"]),
     "lenet": ModelEntry(_conv_net("lenet", (64, 64), 384, 192), models.NAMES["lenet"]),

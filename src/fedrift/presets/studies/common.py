@@ -18,9 +18,9 @@ from fedrift.api import task_of
 from fedrift.comparison import Item, Loader, Runner
 from fedrift.config.grid import seeds_of, slug
 from fedrift.config.spec import Spec
-from fedrift.data import datasets
 from fedrift.data.samples import DataSet
 from fedrift.engine.callbacks import Passive
+from fedrift.engine.features import load as load_named
 from fedrift.engine.result import Result
 from fedrift.errors import InputError, RunError, unknown
 from fedrift.figures.style import colour_of, legend, name_ticks, panels
@@ -122,7 +122,7 @@ def one_pass(clients: int, options: Mapping[str, Any]) -> int:
 
 def load(text: str, data: Path | None, classes: Sequence[int] = ()) -> DataSet:
     """A data set by name, or those of its classes that are listed, numbered from 0."""
-    data_set = datasets.load(text, data)
+    data_set = load_named(text, data)
     if not classes:
         return data_set
     wrong = [c for c in classes if not 0 <= c < data_set.classes]

@@ -21,6 +21,7 @@ from fedrift.core.problem import define
 from fedrift.data.arrays import split
 from fedrift.data.samples import DataSet
 from fedrift.data.split import Split
+from fedrift.engine.features import Extractor, extract, extractor
 from fedrift.engine.result import Result
 from fedrift.errors import unknown
 from fedrift.presets.findings import Findings, Table, Tell
@@ -39,11 +40,8 @@ from fedrift.presets.studies.common import (
     with_defaults,
 )
 from fedrift.presets.studies.extractors import (
-    Extractor,
     accuracy,
     base_network,
-    extract,
-    extractor,
     fresh_head,
     pooled_ridge,
     read_options,

@@ -19,6 +19,7 @@ from torch import nn
 from fedrift.comparison import Item
 from fedrift.data.arrays import split
 from fedrift.data.split import Split
+from fedrift.engine.features import Missing
 from fedrift.engine.result import Result
 from fedrift.presets.findings import Findings, Table, Tell
 from fedrift.presets.studies.common import (
@@ -34,7 +35,6 @@ from fedrift.presets.studies.common import (
 )
 from fedrift.presets.studies.extractors import (
     Featured,
-    Missing,
     accuracy,
     load_features,
     pooled_ridge,

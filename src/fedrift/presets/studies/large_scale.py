@@ -23,6 +23,7 @@ from fedrift.data.files import user_folders as given_places
 from fedrift.data.samples import DataSet
 from fedrift.data.schemes import sizes_above
 from fedrift.data.split import Split
+from fedrift.engine.features import cached, extractor, factory
 from fedrift.engine.result import Result
 from fedrift.errors import InputError, unknown
 from fedrift.figures.style import colour_of, legend, panels
@@ -42,7 +43,6 @@ from fedrift.presets.studies.common import (
     seeds,
     with_defaults,
 )
-from fedrift.presets.studies.extractors import cached, extractor, factory
 from fedrift.rng import generator
 
 if TYPE_CHECKING:
