@@ -56,10 +56,11 @@ def test_parameter_counts_are_the_papers(
 
 
 SHAPES = (MNIST, CIFAR, (3, 24, 17), DIGITS, (5,))
+OF_NUMBERS = [name for name in NAMES if name not in models.TEXT_DEFAULTS]
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [(n, s) for n in NAMES for s in SHAPES if models.fits(n, s)]
+    ("name", "shape"), [(n, s) for n in OF_NUMBERS for s in SHAPES if models.fits(n, s)]
 )
 def test_output_head_and_memory_formats(name: str, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
@@ -138,7 +139,7 @@ def test_initialisation() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_factories_survive_pickling(name: str) -> None:
-    make = factory(name, MNIST, 10)
+    make = factory(name, MNIST if name in OF_NUMBERS else (9,), 10)
     again = pickle.loads(pickle.dumps(make))
     torch.manual_seed(3)
     expected = make().state_dict()

@@ -19,7 +19,15 @@ NAMES: dict[str, str] = {
     "resnet18": "ResNet-18 with 2-group GroupNorm (FL-Simulator)",
     "mobilenet-v2": "MobileNetV2 with BatchNorm; weights=FILE loads torchvision's (safetensors)",
     "random-conv": "frozen random 6×6 filters, pooled to 4×4, and a linear layer (Fed3R)",
+    "gpt": "a small decoder of tokens: causal attention, learned positions",
+    "lstm": "embedded tokens, LSTM, a linear layer",
 }
+
+TEXT_DEFAULTS: dict[str, dict[str, int]] = {
+    "gpt": {"layers": 2, "width": 64, "heads": 4},
+    "lstm": {"layers": 1, "width": 128, "embedding": 32},
+}
+"""The models of text, which take whole numbers, and their sizes."""
 
 MOBILE_SIZE, RANDOM_FILTERS = 128, 64
 EXTRACTOR, EXTRACTOR_SIZE, DIMENSIONS = "mobilenet-v2", "96", "256"
@@ -31,6 +39,8 @@ GRAMMAR: dict[str, str] = {
     "resnet18": "resnet18[:stem=imagenet|cifar]",
     "mobilenet-v2": f"mobilenet-v2[:weights=FILE,size={MOBILE_SIZE}]",
     "random-conv": f"random-conv[:filters={RANDOM_FILTERS}]",
+    "gpt": "gpt[:layers=2,width=64,heads=4,context=128]",
+    "lstm": "lstm[:layers=1,width=128,embedding=32]",
 }
 
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -38,10 +48,22 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "resnet18": ("stem",),
     "mobilenet-v2": ("weights", "size"),
     "random-conv": ("filters",),
+    "gpt": (*TEXT_DEFAULTS["gpt"], "context"),
+    "lstm": tuple(TEXT_DEFAULTS["lstm"]),
 }
 
 WIDEST = 20_000  # units of a hidden layer; two of them have 400 million weights between them
-BOUNDS = {"hidden": (1, WIDEST), "depth": (1, 2), "size": (32, 4096), "filters": (1, WIDEST)}
+BOUNDS = {
+    "hidden": (1, WIDEST),
+    "depth": (1, 2),
+    "size": (32, 4096),
+    "filters": (1, WIDEST),
+    "layers": (1, 100),
+    "width": (1, WIDEST),
+    "heads": (1, 1000),
+    "embedding": (1, WIDEST),
+    "context": (1, 8192),
+}
 """Options that are whole numbers: the smallest and largest that make sense."""
 
 OWN = "package.module:Class"
@@ -66,9 +88,19 @@ class ModelChoice:
         """The name as the user knows it."""
         return self.name if self.attribute is None else f"{self.name}:{self.attribute}"
 
+    @property
+    def takes_tokens(self) -> bool:
+        """A model of text, which takes whole numbers."""
+        return self.attribute is None and self.name in TEXT_DEFAULTS
 
-def choose_model(text: str, input_shape: tuple[int, ...] | None = None) -> ModelChoice:
-    """Read a model's text and refuse what cannot be built; with a shape, what cannot fit."""
+
+def choose_model(
+    text: str, input_shape: tuple[int, ...] | None = None, is_text: bool | None = None
+) -> ModelChoice:
+    """Read a model's text and refuse what cannot be built; with a shape, what cannot fit.
+
+    `is_text`: whether samples are windows of tokens, if that is known.
+    """
     named = parse(text, "model")
     if named.inner is not None:
         raise InputError(f"model '{named}': a model wraps nothing; remove the parentheses")
@@ -79,6 +111,9 @@ def choose_model(text: str, input_shape: tuple[int, ...] | None = None) -> Model
             f"model '{named}' has the value '{named.value}'; write {GRAMMAR[named.name]}"
         )
     choice = ModelChoice(named.name, _options(named))
+    if is_text is not None and is_text != choice.takes_tokens:
+        kind, those = ("text", "gpt, lstm") if is_text else ("no text", "mlp, cnn")
+        raise InputError(f"model '{named}' does not fit: the data are {kind}; use {those}")
     if input_shape is not None:
         check_shape(choice.name, input_shape)
     return choice
@@ -142,6 +177,8 @@ def side_after(side: int, padding: int) -> int:
 
 def fits(name: str, input_shape: tuple[int, ...]) -> bool:
     """True if the model accepts samples of this shape."""
+    if name in TEXT_DEFAULTS:
+        return len(input_shape) == 1 and min(input_shape) >= 1
     if name in ("logistic", "mlp"):
         return len(input_shape) >= 1 and min(input_shape) >= 1
     if len(input_shape) != 3 or min(input_shape) < 1:
@@ -158,11 +195,13 @@ def check_shape(name: str, input_shape: tuple[int, ...]) -> None:
     if fits(name, input_shape):
         return
     shape = "×".join(map(str, input_shape)) or "none"
-    others = ", ".join(other for other in NAMES if fits(other, input_shape))
+    others = ", ".join(m for m in NAMES if fits(m, input_shape) and m not in TEXT_DEFAULTS)
     needs = "images, channels×height×width"
     if name in CONV_PADDING:
         smallest = next(n for n in range(1, 99) if side_after(n, CONV_PADDING[name]))
         needs += f", of at least {smallest}×{smallest} pixels"
+    elif name in TEXT_DEFAULTS:
+        needs = "windows of tokens"
     elif name in ("logistic", "mlp"):
         needs = "at least one feature"
     elif name == "mobilenet-v2":

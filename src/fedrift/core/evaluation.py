@@ -31,6 +31,8 @@ class Sums(TypedDict):
     loss_sum: float
     class_correct: NotRequired[np.ndarray]
     class_total: NotRequired[np.ndarray]
+    per_position: NotRequired[bool]
+    """Labels stand at the positions of a sequence."""
 
 
 def evaluate_chunk(
@@ -57,13 +59,14 @@ def evaluate_chunk(
         labels, predicted = labels[counted], predicted[counted]
     hits = labels[predicted == labels]
     weight = labels.numel()
-    return Sums(
+    sums = Sums(
         n=n,
         weight=weight,
         loss_sum=mean * weight if weight else 0.0,  # the mean over no label is NaN
         class_correct=torch.bincount(hits, minlength=classes).cpu().numpy(),
         class_total=torch.bincount(labels, minlength=classes).cpu().numpy(),
     )
+    return {**sums, "per_position": True} if target.dim() == 2 else sums
 
 
 def _is_classification(output: Any, target: Any, classes: int) -> bool:
@@ -86,7 +89,8 @@ def _predict(output: Tensor, allowed: Tensor | None) -> Tensor:
 
 def combine(chunks: Iterable[Sums]) -> dict[str, Any]:
     """The metrics of the whole set: `loss` and `n`, and for classification `accuracy`, `classes`
-    (accuracy per class, 0 where there are no samples), `class_correct` and `class_total`.
+    (accuracy per class, 0 where there are no samples), `class_correct` and `class_total`; for
+    labels at the positions of a sequence `perplexity` too.
 
     Chunks are added in the order given, in double precision, so where they were computed does
     not show. A loss that is not finite stays so.
@@ -105,7 +109,13 @@ def combine(chunks: Iterable[Sums]) -> dict[str, Any]:
     metrics["accuracy"] = float(hits.sum() / max(1, seen.sum()))
     metrics["classes"] = (hits / np.maximum(1, seen)).tolist()
     metrics["class_correct"], metrics["class_total"] = hits.tolist(), seen.tolist()
+    if all("per_position" in c for c in sums):
+        metrics["perplexity"] = _exp(metrics["loss"])
     return metrics
+
+
+def _exp(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf
 
 
 def client_accuracies(chunks: Mapping[int, Sequence[Sums]]) -> dict[int, float]:

@@ -132,8 +132,8 @@ class PartitionRequest:
         if self.y.ndim != 1 or self.y.dtype.kind not in "iub":
             raise self.error(
                 f"y must be one whole-number class label per sample, not {self.y.dtype} of shape "
-                f"{self.y.shape}; fr.split takes others as labels=…, and iid, lognormal and "
-                "powerlaw need none"
+                f"{self.y.shape}; fr.split takes others as labels=…, and iid, lognormal, "
+                "powerlaw and natural need none"
             )
         values, codes, counts = np.unique(
             self.y.astype(np.int64), return_inverse=True, return_counts=True

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedrift.data.checks import Targets
 from fedrift.data.samples import DataSet, Samples, as_values, finish
-from fedrift.data.sources import bundled, cifar, huggingface, images, mnist, own, synthetic
+from fedrift.data.sources import bundled, cifar, huggingface, images, mnist, own, synthetic, text
 from fedrift.data.sources.synthetic import synthetic_client
 from fedrift.errors import InputError, unknown
 from fedrift.grammar import Named, number, parse
@@ -105,12 +105,25 @@ NAMES: dict[str, Source] = {
         takes_value=True,
         options=("root", "size"),
     ),
+    "python-docs": Source(
+        text.load_docs,
+        "English: the topics of Python's own help, a client each; needs no download",
+        "python-docs[:alphabet=characters|bytes,context=128]",
+        options=text.DOCS_OPTIONS,
+    ),
+    "text": Source(
+        text.load_text,
+        "your text; clients are its files, the speakers of a play, or contiguous shards",
+        "text:FILE|FOLDER[,by=files|speakers|shards,shards=10,alphabet=characters|bytes,context=128]",
+        takes_value=True,
+        options=text.TEXT_OPTIONS,
+    ),
     "huggingface": Source(
         huggingface.load,
         "a data set of Hugging Face: a folder of save_to_disk, or a name of the hub",
-        "huggingface:FOLDER|NAME[,x=COLUMN,y=COLUMN,users=COLUMN]",
+        "huggingface:FOLDER|NAME[,x=COLUMN,y=COLUMN,users=COLUMN], or text=COLUMN",
         takes_value=True,
-        options=("x", "y", "users"),
+        options=("x", "y", "users", "text", *text.DOCS_OPTIONS),
     ),
     FEATURES: Source(
         None,

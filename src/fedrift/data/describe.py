@@ -112,24 +112,27 @@ def _largest(counts: Ints, names: Sequence[str]) -> str:
 
 
 def statistics(partition: Partition, y: npt.ArrayLike, classes: int) -> Statistics:
-    """Counts the labels 0..classes-1 of each client."""
+    """Counts the labels 0..classes-1 of each client; of a text, the tokens to predict."""
     labels = np.asarray(y)
-    if labels.shape != (partition.samples,) or labels.dtype.kind not in "iub":
+    is_text = labels.ndim == 2 and labels.dtype.kind in "iu"
+    fits = len(labels) == partition.samples and (labels.ndim == 1 or is_text)
+    if not fits or labels.dtype.kind not in "iub":
         raise InputError(
             f"y must be one whole-number label for each of the {partition.samples} samples, "
             f"not {labels.dtype} of shape {labels.shape}"
         )
-    if labels.min() < 0 or labels.max() >= classes:
+    if (labels.min() < 0 and not is_text) or labels.max() >= classes:
         raise InputError(
             f"classes={classes} allows labels 0 to {classes - 1}, "
             f"but y has {labels.min()} to {labels.max()}; use classes={labels.max() + 1}"
         )
-    counts = [np.bincount(labels[part], minlength=classes) for part in partition.parts]
+    held = (labels[part].ravel() for part in partition.parts)
+    counts = [np.bincount(own[own >= 0], minlength=classes) for own in held]
     return Statistics(
         partition.name,
         partition.seed,
         partition.digest,
-        partition.note,
+        partition.note or ("samples are tokens to predict" if is_text else ""),
         np.array(counts, np.int64),
     )
 

@@ -44,6 +44,8 @@ class DataSet:
     std: tuple[float, ...] = ()
     # Too many clients to hold: x and y are then those of the first one.
     generated: Generated | None = None
+    # Samples are windows of tokens, and y has the next token of every position.
+    is_text: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Samples:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     generated: Generated | None = None
+    is_text: bool = False
 
 
 def finish(name: str, samples: Samples, train: int | None, test: int | None) -> DataSet:
@@ -96,6 +99,7 @@ def finish(name: str, samples: Samples, train: int | None, test: int | None) -> 
         mean=samples.mean,
         std=samples.std,
         generated=samples.generated,
+        is_text=samples.is_text,
     )
 
 
@@ -103,7 +107,7 @@ def hold_out(data: DataSet) -> DataSet:
     """The same data with a fifth of the training samples of each class in the place of the test."""
     rng = generator(0, "validation")
     is_held_out = np.zeros(len(data.y), dtype=bool)
-    strata = data.y if data.y.dtype.kind != "f" else np.zeros(len(data.y), np.int64)
+    strata = _strata(data.y)
     for label in np.unique(strata):
         members = np.flatnonzero(strata == label)
         is_held_out[rng.permutation(members)[: round(VALIDATION_SHARE * len(members))]] = True
@@ -149,12 +153,16 @@ def thin_rows(rows: np.ndarray, y: np.ndarray, keep: int | None, field: str) -> 
 def stratified_order(y: np.ndarray, purpose: str) -> np.ndarray:
     """A fixed random order of the samples; every beginning of it has the classes in proportion."""
     draw = generator(0, purpose).random(len(y))
-    if y.dtype.kind == "f":  # numbers have no classes
-        y = np.zeros(len(y), np.int64)
+    y = _strata(y)
     counts = np.bincount(y)
     rank = np.empty(len(y))
     rank[np.lexsort((draw, y))] = np.arange(len(y)) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.lexsort((draw, (rank + 0.5) / counts[y]))
+
+
+def _strata(y: np.ndarray) -> np.ndarray:
+    """The class of every sample; all are of one where targets are numbers or many at once."""
+    return y if y.dtype.kind != "f" and y.ndim == 1 else np.zeros(len(y), np.int64)
 
 
 def scaled(x: np.ndarray, samples: Samples) -> np.ndarray:

@@ -48,7 +48,7 @@ UNSEEN = "nothing is evaluated: give test=(x, y), or look at RoundReport.weights
 
 def gaps(y: np.ndarray, classes: int) -> tuple[str, ...]:
     """A remark if the labels leave numbers out: 3, 7 and 100 make 101 classes."""
-    if y.dtype.kind == "f":
+    if y.dtype.kind == "f" or y.ndim > 1:  # numbers, or the tokens of a text
         return ()
     found = np.unique(y)
     if len(found) == classes or int(found[-1]) + 1 < classes:  # named classes may have no sample

@@ -24,6 +24,7 @@ from fedrift.core.evaluation import Chunk, Evaluator
 from fedrift.core.flat import map_tree
 from fedrift.core.isolation import borrowed_generators
 from fedrift.core.site import Site
+from fedrift.data.sources.text import decode
 from fedrift.engine import recorder
 from fedrift.engine.callbacks import Callback, telling_end
 from fedrift.engine.history import Finished, History, Progress
@@ -33,6 +34,7 @@ from fedrift.engine.plan import Task, check_fits, cost_of, plan, workers_for
 from fedrift.engine.result import Result
 from fedrift.engine.resume import check_fit, full, identity_of, is_complete, resume
 from fedrift.errors import InputError, RunError
+from fedrift.models.text import continuations
 from fedrift.storage.client_state import States, Store
 from fedrift.storage.fork import Origin
 from fedrift.storage.run_folder import STATES, RunFolder
@@ -70,13 +72,22 @@ def result_of(
         seconds=progress.seconds,
         problem=task.problem,
         buffers=finished.rest,
-        info=task.about,
+        info={**task.about, **_written(task, finished)},
         notes=task.notes,
         folder=None if folder is None else folder.path,
         clients=recorder.clients(task.split, task.problem.classes),
         config=task.spec,
         profile=profile or [],
     )
+
+
+def _written(task: Task, finished: Finished) -> dict[str, list[str]]:
+    """What a finished model of text writes itself, going on from beginnings of the test text."""
+    if not task.alphabet or task.test is None or finished.status != "done":
+        return {}
+    module = task.problem.module(finished.weights, finished.rest)
+    written = continuations(module, task.test[0])
+    return {"continuations": [decode(tokens.numpy(), task.alphabet) for tokens in written]}
 
 
 def reread(task: Task, folder: RunFolder) -> Result:

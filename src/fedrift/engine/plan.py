@@ -211,6 +211,8 @@ class Task:
     notes: tuple[str, ...] = ()
     faults: Faults | None = None
     aggregation: Aggregation | None = None
+    alphabet: tuple[str, ...] = ()
+    """What the tokens of a text stand for; empty for other data."""
 
     def deciding(self) -> dict[str, Any]:
         """What decides the result beside algorithm, model and client data, in a stable form."""

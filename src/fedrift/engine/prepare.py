@@ -24,7 +24,7 @@ from fedrift.grammar import parse
 class Prepared:
     """The data of a run; `x` is the training half with the clients' shift in it.
 
-    `model` is the name that was said, or the usual one for these data: cnn if it fits, else mlp.
+    `model` is the name that was said, or the usual one for these data.
     """
 
     data: DataSet
@@ -71,13 +71,18 @@ def prepare(spec: Spec, data: DataSet | None = None) -> Prepared:
             f"{made.clients} of them; leave clients out"
         )
     shape = data.x.shape[1:]
-    model = spec.model or ("cnn" if fits("cnn", shape) else "mlp")
-    choose_model(model, shape)
+    model = spec.model or usual_model(data)
+    choose_model(model, shape, data.is_text)
     x = data.x
     if spec.shift is not None:
         x = x if x.dtype.kind == "f" else x.astype(np.float32)
         x = shift(spec.shift, x, made.parts, spec.seed)
     return Prepared(data, made, x, model)
+
+
+def usual_model(data: DataSet) -> str:
+    """The model for these data if none is named."""
+    return "gpt" if data.is_text else "cnn" if fits("cnn", data.x.shape[1:]) else "mlp"
 
 
 def _generated(spec: Spec, data: DataSet, clients: int) -> Prepared:

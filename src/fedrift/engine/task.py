@@ -66,7 +66,8 @@ def factory_of(
     """What makes the model; one by name is fitted to the samples and to the labels that occur."""
     if isinstance(model, str):
         targets = [held.y] if test is None else [held.y, test[1]]
-        if not isinstance(held.x, Tensor) or not all(map(_are_labels, targets)):
+        axes = 2 if model_names.choose_model(model).takes_tokens else 1
+        if not isinstance(held.x, Tensor) or not all(_are_labels(y, axes) for y in targets):
             raise InputError(
                 f"model='{model}': a model by name takes arrays of samples and of whole numbers "
                 "as their labels; give a module or a function that returns one"
@@ -82,8 +83,8 @@ def factory_of(
     return model
 
 
-def _are_labels(y: Any) -> bool:
-    is_list = isinstance(y, Tensor) and y.dim() == 1 and len(y) > 0
+def _are_labels(y: Any, axes: int) -> bool:
+    is_list = isinstance(y, Tensor) and y.dim() == axes and len(y) > 0
     return is_list and not y.is_floating_point()
 
 
@@ -101,6 +102,8 @@ class Objects:
     black: tuple[float, ...] = ()
     """What black has become in each channel of the samples, for crops."""
     notes: tuple[str, ...] = ()
+    alphabet: tuple[str, ...] = ()
+    """What the tokens of a text stand for; empty for other data."""
 
 
 def objects_from_call(
@@ -224,7 +227,8 @@ def task_from_spec(
     """The task a spec describes, on data that are loaded and divided; a fork has an origin."""
     data, kind, held = ready.data, DTYPES[spec.dtype], tensors or Tensors()
     scheme = spec.partition if spec.alpha is None else f"{spec.partition}, alpha {spec.alpha:g}"
-    floats = model_names.choose_model(ready.model).attribute is None
+    choice = model_names.choose_model(ready.model)
+    floats = choice.attribute is None and not choice.takes_tokens
     x, y, lazy = held.of(ready.x, kind, floats), held.of(data.y, kind), data.generated
     whole = Split(x, y, ready.partition.parts, scheme)
     if lazy is not None:
@@ -237,6 +241,7 @@ def task_from_spec(
         losses.loss_by_name(spec.loss),
         black=tuple(-m / s for m, s in zip(data.mean, data.std, strict=True)),
         notes=check_objects.gaps(data.y, data.classes),
+        alphabet=data.class_names if data.is_text else (),
     )
     return make_task(replace(spec, model=ready.model), objects, origin)
 
@@ -318,6 +323,7 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
         notes=said if test is not None else (*said, check_objects.UNSEEN),
         faults=trouble,
         aggregation=aggregation,
+        alphabet=objects.alphabet,
     )
 
 

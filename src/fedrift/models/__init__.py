@@ -22,6 +22,7 @@ from fedrift.config.models import CONV_PADDING, RANDOM_FILTERS, side_after
 from fedrift.errors import InputError
 from fedrift.models.mobilenet import Scale, mobilenet_v2
 from fedrift.models.resnet import resnet18, resnet20
+from fedrift.models.text import Gpt, Lstm
 
 KERNEL = 6  # of the random filters
 CELLS = 4  # of the grid that they are pooled to, along each side
@@ -148,6 +149,8 @@ NAMES: dict[str, ModelEntry] = {
     "resnet18": ModelEntry(resnet18, models.NAMES["resnet18"]),
     "mobilenet-v2": ModelEntry(mobilenet_v2, models.NAMES["mobilenet-v2"]),
     "random-conv": ModelEntry(RandomConvolutions, models.NAMES["random-conv"]),
+    "gpt": ModelEntry(Gpt, models.NAMES["gpt"]),
+    "lstm": ModelEntry(Lstm, models.NAMES["lstm"]),
 }
 
 

@@ -48,6 +48,7 @@ def body(findings: Findings, extras: Extras) -> str:
         "Data": _data(findings),
         "Classes": _classes(findings),
         "Clients": _clients(findings),
+        "Text": _text(findings),
         "Inside": models_section(findings, extras),
         "Workings": workings_section(extras.workings),
         "Communication": _ledger(findings),
@@ -189,6 +190,24 @@ def _clients(findings: Findings) -> str:
         _panels(findings, "expected", "Expected accuracy of the clients"),
         html_table(table),
     )
+
+
+def _text(findings: Findings) -> str:
+    """What models of text write themselves, one run of each method."""
+    written = [one for one in findings.all if one.group.runs[0].continuations]
+    if not written:
+        return ""
+    about = (
+        "Beginnings of the test text, 24 tokens each, with what the final model of the first seed "
+        "writes after them, drawn at temperature 0.8."
+    )
+    parts = [
+        f"<figure><figcaption>{escape(f'{one.group.method}, {one.group.setting.label}')}"
+        f"</figcaption>{''.join(f'<pre>{escape(text)}</pre>' for text in texts)}</figure>"
+        for one in written
+        for texts in [one.group.runs[0].continuations]
+    ]
+    return section("text", "Text", paragraph(about), *parts)
 
 
 def _ledger(findings: Findings) -> str:

@@ -12,6 +12,7 @@ from fedrift.data import checks
 from fedrift.data.assignment import Partition
 from fedrift.data.files import reason
 from fedrift.data.samples import Samples
+from fedrift.data.sources import text
 from fedrift.errors import InputError
 from fedrift.grammar import Named
 
@@ -37,6 +38,8 @@ def load(named: Named, _: Path | None) -> Samples:
     halves = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
     if "train" not in halves:
         raise InputError(f"{where} has no split 'train' (it has: {', '.join(map(str, halves))})")
+    if "text" in named.options:
+        return _text(named, halves["train"], where)
     test = next((halves[name] for name in TEST_NAMES if name in halves), None)
     x, y, names = split_arrays(
         halves["train"], named.options.get("x"), named.options.get("y"), where
@@ -45,6 +48,18 @@ def load(named: Named, _: Path | None) -> Samples:
     users = named.options.get("users")
     who = None if users is None else column(halves["train"], users, where)
     return checks.checked_samples(where, x, y, x_test, y_test, who, names)
+
+
+def _text(named: Named, train: Any, where: str) -> Samples:
+    """A column of texts: those of one user belong together; without users, contiguous shards."""
+    rows = [str(value) for value in column(train, named.options["text"], where)]
+    who = named.options.get("users")
+    if who is None:
+        return text.windows(named, text.contiguous("\n".join(rows), text.SHARDS, where))
+    texts: dict[str, list[str]] = {}
+    for user, row in zip(column(train, who, where).tolist(), rows, strict=True):
+        texts.setdefault(str(user), []).append(row)
+    return text.windows(named, {user: "\n".join(own) for user, own in texts.items()})
 
 
 def split_arrays(

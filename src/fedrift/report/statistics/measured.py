@@ -15,6 +15,8 @@ from fedrift.config.spec import Spec
 from fedrift.errors import InputError
 from fedrift.storage.jsonl import Record
 
+MOST_TEXTS, LONGEST_TEXT = 4, 2000  # that a page shows of one run
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -97,6 +99,8 @@ class Measured:
     label: str = ""
     """What the comparison calls the algorithm; empty: what the spec says."""
     problems: tuple[str, ...] = ()
+    continuations: tuple[str, ...] = ()
+    """What a model of text has written at the end."""
     is_blank: bool = False
     """It became infinite before it was evaluated once: it counts as failed and has no curve."""
 
@@ -155,6 +159,7 @@ def _measure(record: Recorded, name: str, label: str) -> Measured:
         tuned=cast("dict[str, Any]", tuned) if isinstance(tuned, dict) else {},
         label=label,
         problems=() if is_blank else _problems(record, int(rounds[-1])),
+        continuations=_continuations(summary),
         is_blank=is_blank,
     )
 
@@ -176,6 +181,12 @@ def _problems(record: Recorded, last: int) -> tuple[str, ...]:
     if missing:
         problems.append(f"an older version wrote it, without {', '.join(missing)}")
     return tuple(problems)
+
+
+def _continuations(summary: Record) -> tuple[str, ...]:
+    given = summary.get("continuations")
+    texts = cast("list[object]", given) if isinstance(given, list) else []
+    return tuple(str(text)[:LONGEST_TEXT] for text in texts[:MOST_TEXTS])
 
 
 def _whole(value: object, field: str) -> int:
