@@ -56,8 +56,9 @@ def test_learns_a_pattern_and_writes_it_on(name: str) -> None:
 def test_filled_up_positions_do_not_count() -> None:
     x, y = tokens(), tokens().roll(-1, 1)
     y[:, 5:] = -100
-    start = {"model": NAMES[0], "clients": [(x, y)], "rounds": 1, "lr": 1e-9, "workers": 0}
-    half = fr.run("fedavg", test=(x, y), **start)
+    half = fr.run(
+        "fedavg", model=NAMES[0], clients=[(x, y)], test=(x, y), rounds=1, lr=1e-9, workers=0
+    )
     module = half.module()
     expected = F.cross_entropy(module(x)[:, :, :5], y[:, :5]).detach()
     assert half.loss[-1] == pytest.approx(float(expected), rel=1e-5)
