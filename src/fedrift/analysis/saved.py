@@ -18,7 +18,7 @@ from fedrift.config.own_code import IN_PYTHON
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Vec
 from fedrift.core.problem import Problem
-from fedrift.engine import recorder
+from fedrift.engine.identity import differences
 from fedrift.engine.plan import Task
 from fedrift.engine.prepare import Prepared, prepare
 from fedrift.engine.task import Tensors, task_from_spec
@@ -141,13 +141,12 @@ def _store(task: Task, folder: Path, point: Checkpoint) -> Store | None:
 
 
 def _notes(task: Task, record: RunRecord) -> tuple[str, ...]:
-    known = record.environment.get("identity")
-    if not known:
+    if not record.environment.get("identity"):
         return ()
-    now = recorder.identity(task.algorithm, task.problem, task.split, task.deciding())
-    if now == known:
+    others = [name for name in differences(record.environment, task) if "origin" not in name]
+    if not others:
         return ()
-    return ("data, settings or program are not exactly those the run was made with",)
+    return (f"not exactly what the run was made with: {', '.join(others)} differ",)
 
 
 # The folder `analysis`.

@@ -28,11 +28,12 @@ from fedrift.data.sources.text import decode
 from fedrift.engine import recorder
 from fedrift.engine.callbacks import Callback, telling_end
 from fedrift.engine.history import Finished, History, Progress
+from fedrift.engine.identity import differences, identity_of
 from fedrift.engine.ledger import Ledger
 from fedrift.engine.loop import Engine, Settings
 from fedrift.engine.plan import Task, check_fits, cost_of, plan, workers_for
 from fedrift.engine.result import Result
-from fedrift.engine.resume import check_fit, full, identity_of, is_complete, resume
+from fedrift.engine.resume import check_fit, full, is_complete, resume
 from fedrift.errors import InputError, RunError
 from fedrift.models.text import continuations
 from fedrift.storage.client_state import States, Store
@@ -173,15 +174,12 @@ def execute(
             raise InputError("profile: times can be taken in this process and in workers only")
         folder, again = None, False
         if out is not None:
-            identity = identity_of(task)
-            if origin is not None:
-                identity = f"{identity} from {identity_of(origin[0])} at {origin[1]}"
-            environment = recorder.environment(identity, task.notes)
             folder, again = recorder.open_folder(
                 out,
                 task.spec,
-                environment,
+                lambda: recorder.environment(identity_of(task, origin), task.notes),
                 lambda: recorder.clients(task.split, task.problem.classes),
+                lambda known: differences(known, task, origin),
                 None if origin is None else Origin(origin[0].spec, origin[1]).to_toml(),
             )
         try:

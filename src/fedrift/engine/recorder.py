@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
-import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +15,12 @@ from torch import Tensor
 
 from fedrift.config import own_code
 from fedrift.config.spec import Spec
-from fedrift.core.algorithm import Algorithm
-from fedrift.core.problem import Problem
 from fedrift.data.split import Split
 from fedrift.errors import InputError
 from fedrift.storage import checkpoint
 from fedrift.storage.checkpoint import Checkpoint
 from fedrift.storage.jsonl import read_file
 from fedrift.storage.run_folder import ENVIRONMENT, SPEC, RunFolder
-from fedrift.storage.shared_memory import tensor_digest, tree_to_packed
 from fedrift.version import VERSION
 
 SHORTEST = 10.0  # seconds between checkpoints
@@ -64,16 +59,23 @@ class RunRecorder:
 def open_folder(
     path: Path,
     spec: Spec,
-    environment: Mapping[str, Any],
+    environment: Callable[[], dict[str, Any]],
     clients: Callable[[], dict[str, Any]],
+    differences: Callable[[Mapping[str, Any]], Sequence[str]],
     origin: str | None = None,
 ) -> tuple[RunFolder, bool]:
-    """A new folder, or the one of the same run to go on with (True)."""
+    """A new folder, or the one of the same run to go on with (True).
+
+    `differences` says what of the run is not what an environment tells.
+    """
     if not (path / SPEC).exists():
-        return RunFolder.create(path, spec, environment, clients(), origin), False
+        return RunFolder.create(path, spec, environment(), clients(), origin), False
     known = read_file(path / ENVIRONMENT) or {}
-    if known.get("identity") != environment["identity"]:
-        raise InputError(f"out '{path}' holds another run; name a new folder")
+    others = differences(known)
+    if others:
+        raise InputError(
+            f"out '{path}' holds another run ({', '.join(others)} differ); name a new folder"
+        )
     return RunFolder.reopen(path), True
 
 
@@ -118,7 +120,7 @@ IN_PYTHON = dict.fromkeys(("data", "model"), own_code.IN_PYTHON)
 """Stands in the spec of a run whose data and model were given as objects."""
 
 
-def environment(identity: str, notes: tuple[str, ...] = ()) -> dict[str, Any]:
+def environment(identity: object, notes: tuple[str, ...] = ()) -> dict[str, Any]:
     """What the bits of a run depend on besides its spec."""
     return {
         "fedrift": VERSION,
@@ -157,18 +159,3 @@ def elsewhere(folder: RunFolder, round: int) -> tuple[str, ...]:
     place = {"after_round": round, **{name: now[name] for name in DECISIVE}}
     folder.write_environment({**known, "resumed": [*past, place]})
     return (f"{'; '.join(changes)}: the last bits may be others than without an interruption",)
-
-
-def identity(
-    algorithm: Algorithm[Any, Any], problem: Problem, split: Split, settings: Mapping[str, Any]
-) -> str:
-    """Short hash of everything that decides a run's results, as far as it can be seen."""
-    digest = hashlib.sha256(problem.w0.cpu().numpy().tobytes())
-    digest.update(re.sub(r" at 0x[0-9a-f]+", "", repr(algorithm)).encode())
-    digest.update(repr(sorted(settings.items())).encode())
-    digest.update(split.sizes.tobytes() if split.make is not None else b"")
-    for part in split.parts:
-        digest.update(len(part).to_bytes(8, "little") + part.tobytes())
-    for leaf in (tree_to_packed(split.x, "x") | tree_to_packed(split.y, "y")).values():
-        digest.update(tensor_digest(leaf).encode())
-    return digest.hexdigest()[:16]

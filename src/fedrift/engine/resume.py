@@ -19,10 +19,6 @@ from fedrift.storage.run_folder import LEDGER, ROUNDS, SUMMARY, RunFolder
 from fedrift.storage.run_folder import load as load_folder
 
 
-def identity_of(task: Task) -> str:
-    return recorder.identity(task.algorithm, task.problem, task.split, task.deciding())
-
-
 def is_complete(folder: RunFolder) -> bool:
     """Nothing is left to do: a run that was stopped goes on."""
     summary = read_file(folder.path / SUMMARY) or {}
