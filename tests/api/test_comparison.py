@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ import torch
 
 import fedrift as fr
 from fedrift import comparison
+from fedrift.backends.backend import opened
 from fedrift.comparison import Item
 from fedrift.data.samples import hold_out
 from fedrift.engine.callbacks import Callback, Passive, RoundReport
+from fedrift.engine.execute import one_thread
 from fedrift.engine.prepare import load
+from fedrift.storage.shared_memory import Block
 from tests.support.problems import Net, blobs, small_run, uneven_clients
 from tests.support.product import Entrant, Grid, Spec
 
@@ -53,6 +57,35 @@ def test_a_comparison_gives_the_bits_of_single_runs(workers: int) -> None:
     assert [r.fingerprint for r in made.results] == alone
     assert len(made.of("mime")) == 2
     assert set(made.frame()["algorithm"]) == set(NAMES)
+
+
+def test_every_run_has_its_own_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs begin in threads of their own; each shares its samples with the workers."""
+    x, _ = blobs(600)
+    factors = [1.0 + i for i in range(4)]
+    put = Block.put
+
+    def slow(self: Block, packed: Any) -> Any:
+        time.sleep(0.02)  # the others come in between
+        return put(self, packed)
+
+    monkeypatch.setattr(Block, "put", slow)
+    with one_thread(), opened("auto", 2) as pool:
+        assert pool is not None
+        places: list[Any] = [None] * len(factors)
+
+        def share(i: int) -> None:
+            tree = x * factors[i]
+            places[i] = pool.share("x", tree, {"x": tree})
+
+        threads = [threading.Thread(target=share, args=(i,)) for i in range(len(factors))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({name for name, _ in places}) == len(factors)
+        for factor, (name, where) in zip(factors, places, strict=True):
+            assert torch.equal(pool._blocks[name].get(where)["x"], x * factor)
 
 
 def test_the_same_start_cohorts_and_batches_for_all() -> None:

@@ -127,6 +127,24 @@ class Cache(Base):
         return self.layer(x * self.cache)
 
 
+class Tied(Base):
+    """A trained weight and a buffer that stand in two places."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(20, 20), nn.Linear(20, 20)
+        self.b.weight = self.a.weight
+        self.register_buffer("mean", torch.zeros(1))
+        self.a.register_buffer("mean", self.mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.mul_(0.9).add_(x.mean())
+        return self.layer(torch.tanh(self.b(torch.tanh(self.a(x))))) + self.a.mean
+
+
 ONCE: dict[str, Any] = {"rounds": 1, "per_round": None}
 MODELS = [
     Spectral,
@@ -137,6 +155,7 @@ MODELS = [
     OwnGenerators,
     Noise,
     Cache,
+    Tied,
 ]
 
 

@@ -208,6 +208,7 @@ class Pool:
         self._queue: list[Job] = []
         self._deaths = 0
         self._gone: list[WorkerHandle] = []
+        self._sharing = threading.Lock()
         self._shared: dict[tuple[Any, ...], tuple[Any, str, Packed]] = {}
         self._blocks: dict[str, Block] = {}
         self._failure: BaseException | None = None
@@ -229,11 +230,12 @@ class Pool:
     def share(self, name: str, tree: Any, packed: Packed) -> tuple[str, Packed]:
         """Put data into shared memory once, however many runs use them."""
         key = tuple((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in packed.values())
-        held = self._shared.get(key)
-        if held is None:
-            block_name = f"data {len(self._shared)}"
-            block = self._blocks[block_name] = Block()
-            held = self._shared[key] = (tree, block_name, block.put(packed))
+        with self._sharing:  # runs of a comparison begin in threads of their own
+            held = self._shared.get(key)
+            if held is None:
+                block_name, block = f"data {len(self._shared)}", Block()
+                held = self._shared[key] = (tree, block_name, block.put(packed))
+                self._blocks[block_name] = block  # filled: it may be sent to workers at once
         _, block_name, where = held
         renamed = {f"{name}{p.removeprefix(_root(p))}": v for p, v in where.items()}
         return block_name, renamed

@@ -71,15 +71,25 @@ class Memory:
     def __init__(self, module: nn.Module, trained: set[str]) -> None:
         """`trained` are the names of the parameters that the run moves itself."""
         self._slots: dict[str, _Slot] = {}
+        self._again: list[_Slot] = []
+        """Further places of a tensor that has a name already, as `named_buffers` counts."""
         self._tables: list[tuple[dict[str, Any], frozenset[str]]] = []
         self._attributes: list[tuple[dict[str, Any], dict[str, Callable[[], Any]]]] = []
+        moved = {id(p) for name, p in module.named_parameters() if name in trained}
+        named = set[int]()
         for prefix, part in module.named_modules(remove_duplicate=True):
             at = f"{prefix}." if prefix else ""
             for table, is_buffer in ((part._buffers, True), (part._parameters, False)):
                 self._tables.append((table, frozenset(table)))
                 for key, tensor in table.items():
-                    if tensor is not None and f"{at}{key}" not in trained:
-                        self._slots[f"{at}{key}"] = _Slot(table, key, is_buffer)
+                    if tensor is None or id(tensor) in moved:  # tied: trained under another name
+                        continue
+                    slot = _Slot(table, key, is_buffer)
+                    if id(tensor) in named:
+                        self._again.append(slot)
+                    else:
+                        self._slots[f"{at}{key}"] = slot
+                    named.add(id(tensor))
             own = {k: v for k, v in vars(part).items() if k not in INTERNAL}
             self._attributes.append((vars(part), {k: _keeper(v) for k, v in own.items()}))
 
@@ -90,7 +100,7 @@ class Memory:
             if len(table) != len(keys):  # a buffer that `forward` has made
                 for key in table.keys() - keys:
                     del table[key]
-        for slot in self._slots.values():
+        for slot in (*self._slots.values(), *self._again):
             slot.put_back()
         for now, kept in self._attributes:
             if len(now) - len(INTERNAL & now.keys()) != len(kept):
