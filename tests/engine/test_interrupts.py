@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import sys
 import tempfile
@@ -23,16 +24,19 @@ HOME = str(Path(fr.__file__).parent)
 
 
 class Interrupts:
-    """Sends this process SIGINT when the n-th function of the package is called."""
+    """Sends this process SIGINT when the n-th function of the package is called, or the next that
+    is no generator: Python swallows what is raised while one is thrown away."""
 
     def __init__(self, at: int) -> None:
-        self.at, self.calls = at, 0
+        self.at, self.calls, self.is_done = at, 0, at == 0
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         if event != "call" or not frame.f_code.co_filename.startswith(HOME):
             return
         self.calls += 1
-        if self.calls == self.at:
+        is_generator = frame.f_code.co_flags & inspect.CO_GENERATOR
+        if self.calls >= self.at and not self.is_done and not is_generator:
+            self.is_done = True
             signal.raise_signal(signal.SIGINT)
 
     def __enter__(self) -> Interrupts:
@@ -61,7 +65,7 @@ def test_ctrl_c_at_any_moment_loses_nothing(
     part: int, whole: tuple[fr.Result, int], tmp_path: Path
 ) -> None:
     alone, calls = whole
-    at = 1 + (calls - 1) * part // 24
+    at = 1 + (calls - 20) * part // 24  # caches spare later runs a few calls
     with pytest.raises(KeyboardInterrupt), Interrupts(at):
         run(tmp_path / "run")
     again = run(tmp_path / "run")
@@ -154,14 +158,17 @@ def test_ctrl_c_around_a_divergence_changes_nothing(how: str, tmp_path: Path) ->
         diverging(how, tmp_path / "before", rounds=2, schedule=None)
     with Interrupts(0) as whole:
         diverging(how, tmp_path / "whole")
-    moments = sorted(
-        {*range(before.calls - 120, whole.calls, 23), *range(whole.calls - 40, whole.calls, 3)}
-    )
-    for at in moments:
+    late, missed = whole.calls, 0
+    for at in [*range(before.calls - 120, late - 40, 41), *range(late - 40, late, 5)]:
         place = tmp_path / str(at)
-        with pytest.raises(KeyboardInterrupt), Interrupts(at):
-            diverging(how, place)
+        try:
+            with Interrupts(at):
+                diverging(how, place)
+            missed += 1  # caches spare later runs a few calls
+        except KeyboardInterrupt:
+            pass
         assert_same_end(diverging(how, place), alone)
+    assert missed < 9
 
 
 class Ends(fr.Callback):
