@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedrift.engine.callbacks import Callback, RoundReport
     from fedrift.engine.result import Result
     from fedrift.errors import InputError, RunError
+    from fedrift.merging import Merged, merge
     from fedrift.report import write as report
     from fedrift.report.saved import SavedComparison, SavedRun, load
 
@@ -30,6 +31,7 @@ __all__ = [
     "Comparison",
     "InputError",
     "Local",
+    "Merged",
     "Result",
     "RoundReport",
     "RunError",
@@ -38,6 +40,7 @@ __all__ = [
     "Split",
     "compare",
     "load",
+    "merge",
     "report",
     "run",
     "split",
@@ -49,6 +52,7 @@ _HOMES = {
     "Comparison": "fedrift.comparison",
     "InputError": "fedrift.errors",
     "Local": "fedrift.core.local",
+    "Merged": "fedrift.merging",
     "Result": "fedrift.engine.result",
     "RoundReport": "fedrift.engine.callbacks",
     "RunError": "fedrift.errors",
@@ -57,6 +61,7 @@ _HOMES = {
     "Split": "fedrift.data.split",
     "compare": "fedrift.api",
     "load": "fedrift.report.saved",
+    "merge": "fedrift.merging",
     "run": "fedrift.api",
     "split": "fedrift.data.arrays",
 }

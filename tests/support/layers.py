@@ -83,6 +83,11 @@ LAYERS = (
         "Real federations: the same algorithms with data that stay at their sites.",
     ),
     Layer(
+        "merging",
+        "errors rng core config storage engine analysis",
+        "Several trained models made one, without training.",
+    ),
+    Layer(
         "comparison",
         "errors data config storage backends engine report",
         "Many runs on one pool of workers, and what came of them.",
@@ -94,7 +99,7 @@ LAYERS = (
     ),
     Layer(
         FRONT_DOOR,
-        "version _moved errors core data engine report comparison api",
+        "version _moved errors core data engine report merging comparison api",
         "The public names, each imported when it is first used.",
     ),
     Layer(
@@ -116,7 +121,7 @@ LAYERS = (
     Layer(
         "cli",
         "errors grammar data config storage backends engine report analysis federation "
-        "comparison api conform explain presets",
+        "merging comparison api conform explain presets",
         "The command line.",
     ),
     Layer("__main__", "cli", "The program `fedrift`."),

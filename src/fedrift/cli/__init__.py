@@ -18,6 +18,7 @@ from fedrift.cli.console import BAD_INPUT, DONE, FAILED, INTERRUPTED, complain
 from fedrift.cli.explain import explain
 from fedrift.cli.flower import app as flower
 from fedrift.cli.listing import list_names
+from fedrift.cli.merge import merge
 from fedrift.cli.partition import partition
 from fedrift.cli.preset import app as preset
 from fedrift.cli.report import report
@@ -38,6 +39,7 @@ app.command(no_args_is_help=True)(run)
 app.command(no_args_is_help=True)(compare)
 app.command(no_args_is_help=True)(report)
 app.command(no_args_is_help=True)(analyse)
+app.command(no_args_is_help=True)(merge)
 app.command()(resume)
 app.command()(fork)
 app.command()(verify)

@@ -1,0 +1,70 @@
+"""`fedrift merge`: the models of several runs made one, without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedrift.cli.console import console
+from fedrift.cli.launch import check_trust
+from fedrift.cli.resume import TRUST
+from fedrift.config.merging import RULES, check_rule
+
+if TYPE_CHECKING:
+    from fedrift.merging import Merged
+
+HOW = "; ".join(f"{rule.grammar}: {rule.about}" for rule in RULES.values())
+
+
+def merge(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders of one model.")],
+    how: Annotated[str, typer.Option(help=f"The rule. {HOW}.")] = "mean",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the merged model, its figures and a picture.")
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Where data files are looked for.")] = None,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST)] = False,
+) -> None:
+    """Make one model of those of several runs, and measure it on the task of each."""
+    check_rule(how)
+    for folder in runs:
+        check_trust(folder, trust_code)
+    from fedrift.merging import merge as merge_models
+
+    merged = merge_models(list(runs), how, data_dir=data_dir, seed=seed)
+    if out is not None:
+        from fedrift.figures.merging import save_picture
+
+        merged.save(out)
+        save_picture(merged.record(), out / "merge.png")
+    if as_json:
+        from fedrift.storage.jsonl import dump
+
+        typer.echo(dump(merged.record()))
+        return
+    _show(merged)
+    if out is not None:
+        console().print(f"merged model, figures and picture: {out}")
+
+
+def _show(merged: Merged) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(f"{merged.measure} of ↓ on →")
+    names = [Path(name).name for name in merged.names]
+    for name in names:
+        table.add_column(name, justify="right")
+    for name, row in zip((*names, f"merged ({merged.how})"), merged.scores.tolist(), strict=True):
+        table.add_row(name, *(f"{score:.4f}" for score in row))
+    screen = console()
+    screen.print(table)
+    cost = ", ".join(
+        f"{name} {value:+.4f}" for name, value in zip(names, merged.interference, strict=True)
+    )
+    screen.print(f"interference (own − merged): {cost}")
+    screen.print(f"sent up: {merged.bytes_up:,} bytes, in one exchange")

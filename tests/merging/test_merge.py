@@ -1,0 +1,122 @@
+"""Runs merged: statistics against direct calculation, scores, files, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedrift as fr
+from fedrift.config.merging import RULES
+from fedrift.merging.statistics import fisher_information, gram_matrices
+from fedrift import InputError
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def task(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(60, 5, generator=random)
+    return x, (x[:, seed] > 0).long() + seed
+
+
+TASKS = [task(0), task(1)]
+
+
+@pytest.fixture(scope="module")
+def specialists() -> list[fr.Result]:
+    return [
+        fr.run("fedavg", model=net, clients=[t], test=t, rounds=20, lr=0.3, workers=0, seed=0)
+        for t in TASKS
+    ]
+
+
+@pytest.mark.parametrize("how", [*RULES, "task:0.5", "ties:0.3,scale=2", "dare:0.5"])
+def test_every_rule(specialists: list[fr.Result], how: str) -> None:
+    merged = fr.merge(specialists, how, data=TASKS, tests=TASKS)
+    assert merged.scores.shape == (3, 2) and merged.measure == "accuracy"
+    assert merged.scores[0, 0] == specialists[0].accuracy[-1]
+    assert merged.interference[1] == merged.scores[1, 1] - merged.scores[2, 1]
+    x, y = TASKS[0]
+    right = (merged.module()(x).argmax(1) == y).double().mean().item()
+    assert merged.scores[2, 0] == pytest.approx(right)
+    each = specialists[0].weights.numel() * 4
+    assert merged.bytes_up >= 2 * each and (how != "mean" or merged.bytes_up == 2 * each)
+    assert torch.equal(merged.weights, fr.merge(specialists, how, data=TASKS, tests=TASKS).weights)
+    assert merged.line[0] > 0 and len(merged.line) == 11
+
+
+def test_what_evolves_is_no_worse_than_the_mean_on_its_samples(
+    specialists: list[fr.Result],
+) -> None:
+    mean = fr.merge(specialists, "mean", tests=TASKS).scores[-1].mean()
+    assert fr.merge(specialists, "evolve", data=TASKS, tests=TASKS).scores[-1].mean() > mean - 0.1
+
+
+def test_fisher_information_is_the_expected_square_of_the_score(
+    specialists: list[fr.Result],
+) -> None:
+    one, (x, _) = specialists[0], TASKS[0]
+    given = fisher_information(one.problem, one.weights, x[:4])
+    module = one.module().double()
+    total = torch.zeros(given.numel(), dtype=torch.float64)
+    for sample in x[:4].double():
+        for c in range(3):
+            module.zero_grad()
+            log = torch.log_softmax(module(sample[None]), 1)[0, c]
+            log.backward()
+            g = torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])
+            total += float(log.detach().exp()) * g**2
+    torch.testing.assert_close(given, total / 4, rtol=1e-4, atol=1e-9)
+
+
+def test_gram_matrices_are_of_what_enters_each_layer(specialists: list[fr.Result]) -> None:
+    one, (x, _) = specialists[0], TASKS[0]
+    grams = gram_matrices(one.problem, one.weights, x)
+    first = np.c_[x.double().numpy(), np.ones(60)]
+    np.testing.assert_allclose(grams["0.weight"], first.T @ first, rtol=1e-9)
+    hidden = torch.relu(one.module()[0](x)).detach().double().numpy()  # type: ignore[index]
+    second = np.c_[hidden, np.ones(60)]
+    np.testing.assert_allclose(grams["2.weight"], second.T @ second, rtol=1e-4)
+
+
+def test_saved(specialists: list[fr.Result], tmp_path: Path) -> None:
+    folder = fr.merge(specialists, tests=TASKS).save(tmp_path / "merged")
+    kept = json.loads((folder / "merge.json").read_text())
+    assert kept["how"] == "mean" and len(kept["scores"]) == 3
+    assert (folder / "model.safetensors").stat().st_size > 100
+
+
+def test_what_cannot_be_merged_is_refused(specialists: list[fr.Result]) -> None:
+    x, y = TASKS[0]
+    other = fr.run("fedavg", model=nn.Linear(5, 3), clients=[(x, y)], rounds=1, workers=0)
+    with pytest.raises(InputError, match="different architectures"):
+        fr.merge([specialists[0], other])
+    later = fr.run("fedavg", model=net, clients=[(x, y)], rounds=1, workers=0, seed=5)
+    with pytest.raises(InputError, match="needs a common start"):
+        fr.merge([specialists[0], later], "ties:0.2")
+    assert fr.merge([specialists[0], later]).scores.shape == (3, 2)
+    with pytest.raises(InputError, match="has no data to look at"):
+        fr.merge(specialists, "fisher")
+    with pytest.raises(InputError, match="no model is given"):
+        fr.merge([])
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("media", "unknown merge rule 'media'"),
+        ("ties:2", "keep must be a number of at least 0 and at most 1, not '2'"),
+        ("mean:3", "write mean"),
+        ("task:scale=0.1,keep=2", "has no option 'keep'"),
+    ],
+)
+def test_a_wrong_rule_is_refused(specialists: list[fr.Result], how: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        fr.merge(specialists, how)

@@ -1,0 +1,112 @@
+"""Merging against direct calculation, entry by entry, and what must hold exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedrift.core.flat import Layout, flatten
+from fedrift.merging import rules
+
+RANDOM = np.random.default_rng(0)
+START = torch.tensor(RANDOM.normal(size=12))
+MODELS = [START + torch.tensor(RANDOM.normal(size=12)) for _ in range(3)]
+
+
+def changes() -> list[np.ndarray]:
+    return [(w - START).numpy() for w in MODELS]
+
+
+def test_mean_and_task_arithmetic() -> None:
+    np.testing.assert_allclose(rules.mean(MODELS), np.mean([w.numpy() for w in MODELS], 0))
+    expected = START.numpy() + 0.3 * sum(changes())
+    np.testing.assert_allclose(rules.task_arithmetic(START, MODELS, 0.3), expected)
+
+
+def by_hand_ties(keep: float, scale: float) -> np.ndarray:
+    trimmed: list[list[float]] = []
+    for change in changes():
+        number = round(keep * len(change))
+        kept = sorted(range(len(change)), key=lambda i: -abs(change[i]))[:number]
+        trimmed.append([change[i] if i in kept else 0.0 for i in range(len(change))])
+    merged = START.numpy().copy()
+    for i in range(len(merged)):
+        column = [row[i] for row in trimmed]
+        sign = np.sign(sum(column))
+        agree = [v for v in column if v != 0 and np.sign(v) == sign]
+        merged[i] += scale * (sum(agree) / len(agree) if agree else 0.0)
+    return merged
+
+
+@pytest.mark.parametrize("keep", [0.25, 0.5, 1.0])
+def test_ties(keep: float) -> None:
+    np.testing.assert_allclose(rules.ties(START, MODELS, keep, 0.8), by_hand_ties(keep, 0.8))
+
+
+def test_dare_drops_and_enlarges_and_is_unbiased() -> None:
+    start, model = torch.zeros(4000, dtype=torch.float64), torch.ones(4000, dtype=torch.float64)
+    merged = rules.dare(start, [model], 0.75, 1.0)
+    assert set(merged.tolist()) == {0.0, 4.0}
+    assert float(merged.mean()) == pytest.approx(1.0, abs=0.1)
+    torch.testing.assert_close(rules.dare(START, MODELS, 0.0, 1 / 3), rules.mean(MODELS))
+    again = rules.dare(start, [model, model], 0.75, 1.0)
+    assert set(again.tolist()) == {0.0, 4.0, 8.0}, "every model drops entries of its own"
+
+
+def test_fisher() -> None:
+    known = [torch.tensor(RANDOM.uniform(size=12)) for _ in MODELS]
+    for f in known:
+        f[3] = 0.0
+    merged = rules.fisher(MODELS, known)
+    expected = sum(f * w for f, w in zip(known, MODELS, strict=True)) / sum(known)
+    expected = torch.as_tensor(expected)
+    expected[3] = rules.mean(MODELS)[3]
+    torch.testing.assert_close(merged, expected)
+
+
+def test_regmean_of_least_squares_is_the_pooled_solution() -> None:
+    layout = Layout(("fc.weight", "fc.bias"), ((2, 4), (2,)))
+    models: list[Tensor] = []
+    grams: list[dict[str, Tensor]] = []
+    inputs, outputs = [], []
+    for _ in range(3):
+        x = np.c_[RANDOM.normal(size=(30, 4)), np.ones(30)]
+        y = RANDOM.normal(size=(30, 2))
+        w = np.linalg.lstsq(x, y, rcond=None)[0]
+        models.append(flatten([torch.tensor(w[:-1].T.copy()), torch.tensor(w[-1])]))
+        grams.append({"fc.weight": torch.tensor(x.T @ x)})
+        inputs.append(x)
+        outputs.append(y)
+    pooled = np.linalg.lstsq(np.concatenate(inputs), np.concatenate(outputs), rcond=None)[0]
+    merged = layout.named(rules.regmean(layout, models, grams, shrink=1.0))
+    np.testing.assert_allclose(merged["fc.weight"], pooled[:-1].T, rtol=1e-9)
+    np.testing.assert_allclose(merged["fc.bias"], pooled[-1], rtol=1e-9)
+    other = layout.named(rules.regmean(layout, models, grams, shrink=0.9))
+    assert not np.allclose(other["fc.weight"], pooled[:-1].T)
+
+
+def test_one_model_alone_gives_itself_and_equal_models_give_themselves() -> None:
+    layout, one = Layout(("fc.weight",), ((3, 4),)), MODELS[0]
+    x = RANDOM.normal(size=(20, 4))
+    gram = {"fc.weight": torch.tensor(x.T @ x)}
+    for models in ([one], [one, one.clone()]):
+        scale = 1.0 / len(models)
+        made = [
+            rules.mean(models),
+            rules.task_arithmetic(START, models, scale),
+            rules.ties(START, models, 1.0),
+            rules.fisher(models, [torch.ones(12)] * len(models)),
+            rules.regmean(layout, models, [gram] * len(models)),
+        ]
+        for merged in made:
+            torch.testing.assert_close(merged, one, rtol=1e-9, atol=1e-12)
+
+
+def test_search_finds_coefficients_without_gradients() -> None:
+    wanted = torch.tensor([[0.7], [-0.2]], dtype=torch.float64)
+    found = rules.search(lambda c: float((c - wanted).square().sum()), 2, 1, 400)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0.02)
+    again = rules.search(lambda c: float((c - wanted).square().sum()), 2, 1, 400)
+    assert torch.equal(found, again)
