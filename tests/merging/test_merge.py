@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import fedrift as fr
+from fedrift import InputError
 from fedrift.config.merging import RULES
 from fedrift.merging.statistics import fisher_information, gram_matrices
-from fedrift import InputError
 
 
 def net() -> nn.Module:
@@ -87,7 +87,9 @@ def test_gram_matrices_are_of_what_enters_each_layer(specialists: list[fr.Result
 
 
 def test_saved(specialists: list[fr.Result], tmp_path: Path) -> None:
-    folder = fr.merge(specialists, tests=TASKS).save(tmp_path / "merged")
+    merged = fr.merge(specialists, tests=TASKS)
+    folder = merged.save(tmp_path / "merged")
+    assert merged.plot(folder / "merge.png").read_bytes().startswith(b"\x89PNG")
     kept = json.loads((folder / "merge.json").read_text())
     assert kept["how"] == "mean" and len(kept["scores"]) == 3
     assert (folder / "model.safetensors").stat().st_size > 100

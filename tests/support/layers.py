@@ -84,7 +84,7 @@ LAYERS = (
     ),
     Layer(
         "merging",
-        "errors rng core config storage engine analysis",
+        "errors rng core config storage figures engine analysis",
         "Several trained models made one, without training.",
     ),
     Layer(

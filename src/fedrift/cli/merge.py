@@ -37,10 +37,8 @@ def merge(
 
     merged = merge_models(list(runs), how, data_dir=data_dir, seed=seed)
     if out is not None:
-        from fedrift.figures.merging import save_picture
-
         merged.save(out)
-        save_picture(merged.record(), out / "merge.png")
+        merged.plot(out / "merge.png")
     if as_json:
         from fedrift.storage.jsonl import dump
 

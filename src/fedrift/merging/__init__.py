@@ -101,6 +101,12 @@ class Merged:
             "bytes_up": self.bytes_up,
         }
 
+    def plot(self, path: str | Path) -> Path:
+        """Every model on every task, and the line between the first two, as a picture."""
+        from fedrift.figures.merging import save_picture
+
+        return save_picture(self.record(), Path(path))
+
     def save(self, folder: str | Path) -> Path:
         """`model.safetensors` and `merge.json` in a folder."""
         from safetensors.torch import save
