@@ -12,7 +12,7 @@ import typer
 from fedrift.cli.console import INTERRUPTED, console
 from fedrift.errors import InputError, unknown
 from fedrift.presets.findings import Findings, Table
-from fedrift.presets.preset import Preset, Size
+from fedrift.presets.preset import Preset, Size, published_lines
 from fedrift.presets.relations import shown, spoken
 from fedrift.storage.jsonl import Record
 
@@ -38,12 +38,16 @@ def report(preset: Preset, size: Size, records: Mapping[str, Record], folder: Pa
     if preset.published:
         rows = Rich("what", "setting", "published", f"ours, {size.name}")
         for one in preset.published:
-            rows.add_row(one.what, one.setting, one.figure, shown(one.ours(findings, size.name)))
+            ours = one.ours(findings, size.name)
+            if ours is not None or not one.table:  # of large tables what was run
+                setting = f"{one.table}, {one.setting}" if one.table else one.setting
+                rows.add_row(one.what, setting, one.figure, shown(ours))
         screen.print(rows)
     for relation in preset.asked(size.name):
         verdict = relation.decide(findings)
         numbers = "" if verdict is None else f" ({verdict.numbers})"
-        screen.print(f"{spoken(verdict)}: {relation.words}{numbers}")
+        said = spoken(verdict, relation.certain)
+        screen.print(f"{said}: {relation.words}{numbers}")
     screen.print(f"runs, tables and figures in {folder}")
 
 
@@ -57,14 +61,23 @@ def _table(part: str, table: Table) -> None:
     console().print(rich_table)
 
 
-FULL = "The published size instead of the one for a laptop."
+SIZE = "laptop (minutes), evening (hours, where there is one) or full, as published."
+Wanted = Annotated[str | None, typer.Option("--size", metavar="SIZE", help=SIZE)]
+Full = Annotated[bool, typer.Option("--full", help="The same as --size full.")]
+
+
+def minutes_text(minutes: float) -> str:
+    """`9 min`, `2.5 h`."""
+    return f"{minutes:g} min" if minutes < 100 else f"{minutes / 60:.2g} h".replace("e+0", "e")
+
+
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     suggest_commands=False,
-    help="Run the literature's experiments: on a laptop in minutes, or in the published size.",
+    help="Run the literature's experiments: in minutes, in an evening, or in the published size.",
 )
 
 
@@ -96,17 +109,19 @@ def list_presets(
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
     for preset in presets_listed:
-        minutes = f"{preset.sizes['laptop'].minutes:g} min"
-        table.add_row(Text(preset.name, "bold"), minutes, preset.question)
+        times = [minutes_text(s.minutes) for n, s in preset.sizes.items() if n != "full"]
+        table.add_row(Text(preset.name, "bold"), " · ".join(times), preset.question)
     console().print(table)
-    words = "\nMinutes on two cores. fedrift preset show NAME says what is run, run NAME runs it."
+    words = "\nOn two cores, laptop · evening. fedrift preset show NAME says what is run, run NAME"
+    words += " runs it."
     console().print(words, style="dim")
 
 
 @app.command(no_args_is_help=True)
 def show(
     name: Name,
-    full: Annotated[bool, typer.Option("--full", help=FULL)] = False,
+    size: Wanted = None,
+    full: Full = False,
     part: Annotated[
         str | None,
         typer.Option(metavar="PART", help="Only this part: a file for fedrift compare --spec."),
@@ -116,14 +131,20 @@ def show(
     from fedrift import presets
 
     preset = presets.find(name)
-    size = preset.sizes["full" if full else "laptop"]
+    wanted = _size(preset, size, full)
     if part is not None:
-        known = {one.name: one for one in size.parts if one.compare is not None}
+        known = {one.name: one for one in wanted.parts if one.compare is not None}
         if part not in known:
             raise unknown("comparison of the preset", part, known)
         typer.echo(known[part].grid.to_toml(), nl=False)
         return
-    _describe(preset, size)
+    _describe(preset, wanted)
+
+
+def _size(preset: Preset, name: str | None, full: bool) -> Size:
+    if full and name not in (None, "full"):
+        raise InputError(f"--full and --size {name} say two things; keep one")
+    return preset.size("full" if full else name or "laptop")
 
 
 def _describe(preset: Preset, size: Size) -> None:
@@ -132,9 +153,9 @@ def _describe(preset: Preset, size: Size) -> None:
 
     lines = [preset.title, "", preset.question, f"Source: {preset.source}"]
     lines += [f"Caveat: {preset.caveat}"] if preset.caveat else []
-    lines += [f"Published: {p.what}, {p.setting}: {p.figure}" for p in preset.published]
-    lines += [f"Expected: {relation.words}" for relation in preset.relations]
-    lines += ["", f"{size.name}: about {size.minutes:g} min on two cores. {size.note}"]
+    lines += [f"Published: {line}" for line in published_lines(preset)]
+    lines += [f"Expected: {one.words}; decided by {one.rule}" for one in preset.asked(size.name)]
+    lines += ["", f"{size.name}: about {minutes_text(size.minutes)} on two cores. {size.note}"]
     for line in lines:
         typer.echo("\n".join(wrap(line, 98, initial_indent="# ", subsequent_indent="#   ")) or "#")
     for part in size.parts:
@@ -151,7 +172,8 @@ def _describe(preset: Preset, size: Size) -> None:
 @app.command(no_args_is_help=True)
 def run(
     name: Name,
-    full: Annotated[bool, typer.Option("--full", help=FULL)] = False,
+    size: Wanted = None,
+    full: Full = False,
     seeds: Annotated[
         str | None, typer.Option(help="How many seeds, or which: 3 or 0,7,42.", metavar="N")
     ] = None,
@@ -182,6 +204,7 @@ def run(
     [bold]Examples[/bold]
     [cyan]fedrift preset run fedopt-servers[/cyan]
     [cyan]fedrift preset run mnist-scaffold --seeds 3 --data-dir data[/cyan]
+    [cyan]fedrift preset run fedgf-table --size evening[/cyan]
     """
     from fedrift import presets
     from fedrift.cli.compare import seeds_of_text
@@ -190,15 +213,15 @@ def run(
     from fedrift.presets import running
 
     preset = presets.find(name)
-    size = preset.sizes["full" if full else "laptop"]
-    folder = out or Path("runs/presets") / (f"{name}-full" if full else name)
+    wanted = _size(preset, size, full)
+    folder = out or running.folder_of(preset, wanted)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"out '{folder}' is a file; name a folder")
     if data_dir is not None and not data_dir.is_dir():
         raise InputError(f"data_dir '{data_dir}' is no folder; name the one with the data files")
     order = running.Order(
         preset,
-        size,
+        wanted,
         folder,
         data_dir,
         None if seeds is None else seeds_of_text(seeds),
@@ -210,7 +233,8 @@ def run(
         if not quiet:
             errors.print(words)
 
-    tell(f"{preset.title}: {size.name}, about {size.minutes:g} min on two cores. {size.note}")
+    time = minutes_text(wanted.minutes)
+    tell(f"{preset.title}: {wanted.name}, about {time} on two cores. {wanted.note}")
 
     @contextmanager
     def watching(cells: Sequence[Cell]) -> Generator[CallbacksOf]:
@@ -227,9 +251,7 @@ def run(
     except KeyboardInterrupt:
         errors.print("interrupted; the same command goes on from here")
         raise typer.Exit(INTERRUPTED) from None
-    pass
-
-    report(preset, size, records, folder)
+    report(preset, wanted, records, folder)
 
 
 def _workers(value: object) -> int | str:

@@ -10,6 +10,10 @@ from typing import Any
 from fedrift.errors import InputError
 from fedrift.storage.jsonl import Record
 
+BY_SEED = "by seed"
+"""The fact that holds, by setting, method and quantity, one number for each seed."""
+OTHERWISE = {"best round": "best", "accuracy (%)": "accuracy"}
+"""Columns of tables that are headed otherwise than their quantity is called."""
 Cell = str | int | float | bool | None
 Tell = Callable[[str], None]
 """Is told, in a few words, what begins."""
@@ -43,6 +47,21 @@ class Findings:
     notes: Sequence[str] = ()
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Numbers behind the figures, so that they can be drawn again."""
+
+    def by_seed(self, row: str, column: str, measure: str = "") -> dict[int, float | None]:
+        """One quantity of one method for every seed, of the runs behind a cell of the tables.
+
+        The column is a setting, or names the quantity where there is but one setting.
+        """
+        kept = self.facts.get(BY_SEED)
+        if kept is None:
+            return {}
+        settings = kept["settings"]
+        if column not in settings and len(settings) == 1:
+            column, measure = next(iter(settings)), measure or OTHERWISE.get(column, column)
+        of_row = settings.get(column, {}).get(row, {})
+        values = of_row.get(measure or kept["usual"])
+        return {} if values is None else dict(zip(of_row["seed"], values, strict=True))
 
     def record(self) -> Record:
         """As JSON holds it."""

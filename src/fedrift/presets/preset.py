@@ -17,6 +17,8 @@ from fedrift.presets.relations import SIZES, Place, Reader, Relation, relation
 
 TABLES = ("accuracy", "best", "rounds", "loss", "costs", "target", "same")
 """Of a comparison; `compared.TABLES` makes them."""
+ALWAYS = ("laptop", "full")
+"""The sizes that every preset has."""
 FIGURES = ("rounds", "loss", "bytes", "settings", "clients", "partition")
 
 
@@ -45,7 +47,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Size:
-    """One version of a preset. `minutes` is an estimate for two cores of a laptop."""
+    """One version of a preset: laptop (minutes), evening (an hour or more), full (as published).
+
+    `minutes` is an estimate for two cores of a laptop.
+    """
 
     name: str
     minutes: float
@@ -66,6 +71,8 @@ class Published:
     place: Place | None
     only: str = ""
     """The one size whose figure can stand beside it; the other is of another task."""
+    table: str = ""
+    """The published table it is a cell of; empty: it stands alone."""
 
     def ours(self, findings: Mapping[str, Findings], size: str) -> Cell:
         """The cell that stands beside it; None where there is none."""
@@ -87,6 +94,12 @@ class Preset:
     sizes: Mapping[str, Size]
     relations: tuple[Relation, ...]
 
+    def size(self, name: str) -> Size:
+        """The version of that name; refuses one that the preset does not have."""
+        if name not in self.sizes:
+            raise unknown(f"size of preset '{self.name}'", name, self.sizes)
+        return self.sizes[name]
+
     def asked(self, size: str) -> list[Relation]:
         """The relations that this size has a part for."""
         parts = {part.name for part in self.sizes[size].parts}
@@ -94,12 +107,25 @@ class Preset:
         return [one for one in here if one.only in ("", size)]
 
 
+def published_lines(preset: Preset) -> list[str]:
+    """What was published, a line for each figure or row of a table."""
+    lines = [f"{p.what}, {p.setting}: {p.figure}" for p in preset.published if not p.table]
+    rows: dict[tuple[str, str], list[str]] = {}
+    for one in preset.published:
+        if one.table:
+            rows.setdefault((one.table, one.what), []).append(f"{one.setting} {one.figure}")
+    return lines + [f"{table}: {what}: {'; '.join(cells)}" for (table, what), cells in rows.items()]
+
+
 def read(path: Path) -> Preset:
     """A preset from its file; everything is checked, no comparison is started."""
     where = f"preset '{path.stem}'"
     reader = Reader(read_toml(path), where)
-    raw = {name: reader.raw(name) for name in SIZES}
-    sizes = {name: _size(name, raw[name], f"{where}: {name}", raw["laptop"]) for name in SIZES}
+    raw = {name: value for name in SIZES if (value := reader.raw(name)) is not None}
+    for name in ALWAYS:
+        if name not in raw:
+            raise InputError(f"{where} lacks the key '{name}'")
+    sizes = {name: _size(name, raw[name], f"{where}: {name}", raw["laptop"]) for name in raw}
     parts = dict.fromkeys(part.name for size in sizes.values() for part in size.parts)
     preset = Preset(
         name=path.stem,
@@ -107,9 +133,16 @@ def read(path: Path) -> Preset:
         question=reader.text("question"),
         source=reader.text("source"),
         caveat=reader.text("caveat", ""),
-        published=tuple(
-            _published(one, f"{where}: published[{i}]", parts)
-            for i, one in enumerate(reader.tables("published"))
+        published=(
+            *(
+                _published(one, f"{where}: published[{i}]", parts)
+                for i, one in enumerate(reader.tables("published"))
+            ),
+            *(
+                cell
+                for i, one in enumerate(reader.tables("published_tables"))
+                for cell in _published_table(one, f"{where}: published_tables[{i}]", parts)
+            ),
         ),
         sizes=sizes,
         relations=tuple(
@@ -133,6 +166,27 @@ def _published(value: object, where: str, parts: Mapping[str, None]) -> Publishe
         place = Place(part, reader.text("row"), reader.text("column"), reader.text("table", ""))
     reader.end()
     return Published(what, setting, figure, place, only)
+
+
+def _published_table(value: object, where: str, parts: Mapping[str, None]) -> list[Published]:
+    """Methods × settings: every figure of the publication, each with the cell of ours."""
+    reader = Reader(value, where)
+    setting, part, only = reader.text("setting"), reader.text("part"), reader.text("only", "")
+    columns = [Reader(one, f"{where}: columns") for one in reader.tables("columns")]
+    heads = [(one.text("says"), one.text("column")) for one in columns]
+    rows = [Reader(one, f"{where}: rows") for one in reader.tables("rows")]
+    reader.end()
+    if part not in parts:
+        raise unknown(f"part of {where}", part, parts)
+    found: list[Published] = []
+    for row in rows:
+        what, name, figures = row.text("what"), row.text("row"), row.texts("figures")
+        if len(figures) != len(heads):
+            raise InputError(f"{where}: '{what}' has {len(figures)} figures for {len(heads)} heads")
+        for (says, column), figure in zip(heads, figures, strict=True):
+            place = Place(part, name, column)
+            found.append(Published(what, says, figure, place, only, setting))
+    return found
 
 
 def _size(name: str, value: object, where: str, laptop: object) -> Size:

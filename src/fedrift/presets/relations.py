@@ -1,6 +1,9 @@
-"""Statements such as "SCAFFOLD above FedAvg", decided from the tables of a run.
+"""Statements such as "SCAFFOLD above FedAvg", decided from what runs have measured.
 
-And `Reader`, by which they and all else of a preset's file are read.
+The rule stands in the preset's file before the run: which quantity, which two methods or which two
+differences, and the margin. With three seeds or more the 95 % interval of the difference, seed by
+seed, decides: *seen* if all of it is on the claimed side of the margin, *refuted* if none of it is,
+else *undecided*. And `Reader`, by which relations and all else of a preset's file are read.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from fedrift.errors import InputError, unknown
 from fedrift.presets.findings import Cell, Findings, Table
+from fedrift.report.statistics.estimates import Estimate, estimate
 
 T = TypeVar("T")
 NOUNS = {str: "a text", float: "a number", int: "a whole number", list: "a list", dict: "a table"}
@@ -31,7 +35,8 @@ TRENDS = {
 """By the name that a relation gives as its `trend`."""
 
 
-SIZES = ("laptop", "full")
+SIZES = ("laptop", "evening", "full")
+FEWEST = 3  # seeds that can decide
 PLUS, MINUS = "+", "\u2212"
 SIGNS = (">", "<", ">=", "<=", "=")
 NUMBER = re.compile(r"[+\u2212-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
@@ -42,24 +47,47 @@ DIVERGED = "diverged"
 
 @dataclass(frozen=True)
 class Place:
-    """A cell of a part's tables; without a table the first one that has such a row and column."""
+    """A cell of a part's tables; without a table the first one that has such a row and column.
+
+    A column that other sizes head otherwise is written `one | other`.
+    """
 
     part: str
     row: str
     column: str
     table: str = ""
+    measure: str = ""
+    """What of its runs is compared seed by seed; else what the column says, or the accuracy."""
+
+    def by_seed(self, parts: Mapping[str, Findings]) -> dict[int, float]:
+        """The quantity for every seed; nothing where it was not kept or a seed became infinite."""
+        findings = parts.get(self.part)
+        if findings is None:
+            return {}
+        for column in self.columns:
+            found = findings.by_seed(self.row, column, self.measure)
+            if found and None not in found.values():
+                return cast("dict[int, float]", found)
+        return {}
+
+    @property
+    def columns(self) -> list[str]:
+        return self.column.split(" | ")
 
     def cell(self, parts: Mapping[str, Findings]) -> Cell:
         """None where the parts that were run hold no such cell."""
         findings = parts.get(self.part)
         for table in () if findings is None else findings.tables:
-            if self.table in ("", table.title) and _has(table, self):
-                return table.cell(self.row, self.column)
+            if self.table in ("", table.title) and (column := _column(table, self)) is not None:
+                return table.cell(self.row, column)
         return None
 
 
-def _has(table: Table, place: Place) -> bool:
-    return place.column in table.columns and any(str(r[0]) == place.row for r in table.rows)
+def _column(table: Table, place: Place) -> str | None:
+    """The one of the place's columns that the table has, if it has the row."""
+    if not any(str(row[0]) == place.row for row in table.rows):
+        return None
+    return next((column for column in place.columns if column in table.columns), None)
 
 
 @dataclass(frozen=True)
@@ -71,6 +99,9 @@ class Relation:
     sign: str
     right: Place | float
     slack: float = 0.0
+    """The margin: by how much at least, in points of accuracy or in the measure's own unit."""
+    than: tuple[Place, Place] | None = None
+    """Two other places: then the difference of the first two is held against that of these."""
     needs: tuple[Place, float] | None = None
     """A cell that must be above a number, or the run was too small to say anything."""
     trend: str = ""
@@ -89,8 +120,31 @@ class Relation:
         marks += [CERTAIN] if self.certain else []
         return f"{self.says} ({'; '.join(marks)})" if marks else self.says
 
+    @property
+    def rule(self) -> str:
+        """The quantity and the margin, as they are decided."""
+        margin = f" {PLUS if self.slack > 0 else MINUS} {abs(self.slack):g}" if self.slack else ""
+        if self.sign == "=":
+            margin = f" ± {self.slack:g}" if self.slack else ""
+        right = self.right.row if isinstance(self.right, Place) else f"{self.right:g}"
+        measure = f"{self.left.measure or 'accuracy'}: "
+        if self.than is None:
+            return f"{measure}{self.left.row} {self.sign} {right}{margin}"
+        one, other = self.than
+        there = f"({one.row} {MINUS} {other.row}, {one.columns[0]})"
+        here = f"({self.left.row} {MINUS} {right}, {self.left.columns[0]})"
+        return f"{measure}{here} {self.sign} {there}{margin}"
+
     def decide(self, parts: Mapping[str, Findings]) -> Verdict | None:
         """None where one side was not measured."""
+        found = self._paired(parts)
+        if found is not None:
+            too_small = self._too_small(parts)
+            if too_small:
+                return Verdict(self.says, too_small, None, found.n)
+            return self._by_interval(found)
+        if self.than is not None:
+            return None
         left = self.left.cell(parts)
         right = self.right.cell(parts) if isinstance(self.right, Place) else self.right
         if left is None or right is None:
@@ -100,12 +154,47 @@ class Relation:
             words += f" ± {self.slack:g}"
         elif self.slack:
             words += f" {PLUS if self.slack > 0 else MINUS} {abs(self.slack):g}"
-        if self.needs is not None:
-            cell, least = self.needs[0].cell(parts), self.needs[1]
-            reached = value_of(cell, -math.inf)
-            if reached is None or reached <= least:
-                return Verdict(self.says, f"{words}; {shown(cell)} is not above {least:g}", None)
+        too_small = self._too_small(parts)
+        if too_small:
+            return Verdict(self.says, f"{words}; {too_small}", None)
         return Verdict(self.says, words, self._holds(left, right))
+
+    def _too_small(self, parts: Mapping[str, Findings]) -> str:
+        """Why this size has learned too little to say anything; empty if it has not."""
+        if self.needs is None:
+            return ""
+        cell, least = self.needs[0].cell(parts), self.needs[1]
+        reached = value_of(cell, -math.inf)
+        return (
+            f"{shown(cell)} is not above {least:g}" if reached is None or reached <= least else ""
+        )
+
+    def _paired(self, parts: Mapping[str, Findings]) -> Estimate | None:
+        """Of the difference, seed by seed; None where fewer than three seeds have both sides."""
+        minus = [(self.left, 1), (self.right, -1)]
+        minus += [] if self.than is None else [(self.than[0], -1), (self.than[1], 1)]
+        sides = [(p.by_seed(parts), f) for p, f in minus if isinstance(p, Place)]
+        constant = -self.right if isinstance(self.right, float) else 0.0
+        common = [seed for seed in sides[0][0] if all(seed in one for one, _ in sides)]
+        if len(common) < FEWEST:
+            return None
+        return estimate(constant + sum(f * one[seed] for one, f in sides) for seed in common)
+
+    def _by_interval(self, found: Estimate) -> Verdict:
+        low, high, slack = found.low, found.high, self.slack
+        inside, outside = {
+            ">": (low > slack, high <= slack),
+            ">=": (low >= slack, high < slack),
+            "<": (high < slack, low >= slack),
+            "<=": (high <= slack, low > slack),
+            "=": (abs(low) <= slack and abs(high) <= slack, low > slack or high < -slack),
+        }[self.sign]
+        held = True if inside else False if outside else None
+        margin = f"± {slack:g}" if self.sign == "=" else f"{self.sign} {slack:g}"
+        words = f"{_signed(found.mean)} ({_signed(low)} to {_signed(high)}), claimed {margin}"
+        if held is None:
+            words += f"; could have told {(high - low) / 2:.3g} apart"
+        return Verdict(self.says, words, held, found.n)
 
     def _holds(self, left: Cell, right: Cell) -> bool:
         worst = math.inf if "loss" in self.left.column else -math.inf
@@ -125,18 +214,33 @@ class Relation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A relation with the two numbers and whether it held; None: this size cannot say."""
+    """A relation with its numbers and whether it held; None: this run cannot say."""
 
     says: str
     numbers: str
     held: bool | None
+    seeds: int = 0
+    """How many the interval is of; 0: figures were compared without one."""
 
 
 HELD = {True: "held", False: "did not hold", None: "this size cannot say"}
+SEEN, REFUTED, UNDECIDED, OPEN = "seen", "refuted", "undecided", "not measured"
 
 
-def spoken(verdict: Verdict | None) -> str:
-    return "not measured" if verdict is None else HELD[verdict.held]
+def spoken(verdict: Verdict | None, certain: bool = False) -> str:
+    """One word for what an interval decided; what too few seeds say decides nothing."""
+    if verdict is None:
+        return OPEN
+    if certain:
+        return HELD[verdict.held]
+    if verdict.seeds:
+        return {True: SEEN, False: REFUTED, None: UNDECIDED}[verdict.held]
+    return f"{UNDECIDED}: too few seeds ({HELD[verdict.held]})"
+
+
+def _signed(value: float) -> str:
+    text = f"{abs(value):.2f}" if abs(value) < 1000 else f"{abs(value):,.0f}"
+    return f"{MINUS if value < 0 else PLUS}{text}" if text.strip("0.") else text
 
 
 def value_of(cell: Cell, worst: float) -> float | None:
@@ -173,7 +277,8 @@ def relation(value: object, where: str, parts: Iterable[str]) -> Relation:
     column, table = reader.text("column"), reader.text("table", "")
     right_column, right_table = reader.text("right_column", column), reader.text("right_table", "")
     right_part, right = reader.text("right_part", part), reader.raw("right")
-    slack = reader.number("slack", 0.0)
+    slack, measure = reader.number("slack", 0.0), reader.text("measure", "")
+    than = reader.table("than")
     needs = _needs(reader.table("needs"), f"{where}: needs", part)
     trend, only = reader.text("trend", ""), reader.text("only", "")
     afterwards, certain = reader.flag("afterwards"), reader.flag("certain")
@@ -188,13 +293,32 @@ def relation(value: object, where: str, parts: Iterable[str]) -> Relation:
     if sign not in SIGNS:
         raise InputError(f"{where}: sign must be one of {' '.join(SIGNS)}, not '{sign}'")
     if isinstance(right, str):
-        place: Place | float = Place(right_part, right, right_column, right_table or table)
+        place: Place | float = Place(right_part, right, right_column, right_table or table, measure)
     elif isinstance(right, int | float) and not isinstance(right, bool):
         place = float(right)
     else:
         raise InputError(f"{where}: right must be the name of a row or a number, not {right!r}")
-    start = Place(part, left, column, table)
-    return Relation(says, start, sign, place, slack, needs, trend, afterwards, only, certain)
+    start = Place(part, left, column, table, measure)
+    beside = None if than is None else _than(than, f"{where}: than", start, place, parts)
+    return Relation(
+        says, start, sign, place, slack, beside, needs, trend, afterwards, only, certain
+    )
+
+
+def _than(
+    value: object, where: str, left: Place, right: Place | float, parts: Iterable[str]
+) -> tuple[Place, Place]:
+    """From `than = { column = … }`: what is not said is as in the relation itself."""
+    if not isinstance(right, Place):
+        raise InputError(f"{where}: right must be the name of a row, not {right:g}")
+    reader = Reader(value, where)
+    part, column = reader.text("part", left.part), reader.text("column", left.column)
+    rows = reader.text("left", left.row), reader.text("right", right.row)
+    reader.end()
+    if part not in parts:
+        raise unknown(f"part of {where}", part, parts)
+    one, other = (Place(part, row, column, "", left.measure) for row in rows)
+    return one, other
 
 
 def _needs(value: object, where: str, part: str) -> tuple[Place, float] | None:

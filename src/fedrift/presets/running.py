@@ -56,8 +56,16 @@ def _processes() -> dict[int, tuple[int, int]]:
     return processes
 
 
+USUAL = "laptop"  # the size unless another is asked for
 FINDINGS, ELAPSED = "findings.json", "elapsed.json"
 Watching = Callable[[Sequence[Cell]], "AbstractContextManager[CallbacksOf | None]"]
+
+
+def folder_of(preset: Preset, size: Size) -> Path:
+    """Where a preset is run unless another folder is named."""
+    return Path("runs/presets") / (
+        preset.name if size.name == USUAL else f"{preset.name}-{size.name}"
+    )
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class Order:
     def command(self) -> str:
         """That makes it again: without paths, which differ from machine to machine."""
         words = ["fedrift preset run", self.preset.name]
-        words += ["--full"] if self.size.name == "full" else []
+        words += [f"--size {self.size.name}"] if self.size.name != USUAL else []
         words += [f"--seeds {','.join(map(str, self.seeds))}"] if self.seeds else []
         return " ".join(words)
 

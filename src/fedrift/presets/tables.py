@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from fedrift.presets.findings import Cell, Findings, Table
+import numpy as np
+
+from fedrift.presets.findings import BY_SEED, Cell, Findings, Table
 from fedrift.presets.preset import Part
 from fedrift.presets.relations import DIVERGED
 from fedrift.report import numbers
 from fedrift.report.selection import select
 from fedrift.report.statistics import findings as statistics
-from fedrift.report.statistics.estimates import Estimate, estimate, quality_series, rounds_averaged
+from fedrift.report.statistics.costs import met_at
+from fedrift.report.statistics.estimates import (
+    Estimate,
+    best,
+    estimate,
+    final,
+    quality_series,
+    rounds_averaged,
+)
 from fedrift.report.statistics.findings import Finding
 from fedrift.report.statistics.grouping import Setting
 from fedrift.report.tables import convention, measure
@@ -38,7 +50,52 @@ def comparison_findings(folder: Path, part: Part) -> Findings:
         figures += analysis_figures(findings, folder, part)
     # Without the folder, which differs from machine to machine.
     notes = [one.replace(f"{folder}/", "") for one in chosen.problems]
-    return Findings(tables, figures, notes)
+    return Findings(tables, figures, notes, {BY_SEED: by_seed(findings)})
+
+
+def by_seed(findings: statistics.Findings) -> dict[str, Any]:
+    """What relations are decided by: by setting, method and quantity one number for each seed."""
+    usual = "accuracy" if findings.has_accuracy else "loss"
+    settings = {
+        setting.label: {one.method: _quantities(one, findings) for one in row}
+        for setting, row in findings.by_setting.items()
+    }
+    return {"usual": usual, "settings": settings}
+
+
+def _quantities(one: Finding, findings: statistics.Findings) -> dict[str, list[Any]]:
+    """Means over the last evaluated rounds, accuracies in per cent; None: it became infinite."""
+    found: dict[str, list[Any]] = {"seed": []}
+    target = None if one.target is None else one.target.value
+    for run in one.group.runs:
+        last = rounds_averaged(run, findings.last)
+        quality, percent = quality_series(run), 100 if findings.has_accuracy else 1
+        values: dict[str, float] = {
+            "accuracy" if findings.has_accuracy else "loss": percent * final(run, findings.last),
+            "best": percent * best(run),
+            "change": percent * float(np.abs(np.diff(quality[-len(quality) // 2 :])).mean())
+            if len(quality) > 2
+            else math.nan,
+        }
+        if findings.has_accuracy:
+            values["loss"] = float(run.loss[-last:].mean())
+        at = None if target is None else met_at(run, target)
+        for axis, name, unit in COSTS:
+            values[name] = math.nan if at is None else float(getattr(run, axis)[at]) / unit
+        found["seed"].append(run.seed)
+        logged = {name: float(column[-last:].mean()) for name, column in run.logged.items()}
+        for name, value in {**logged, **values}.items():
+            kept = None if not math.isfinite(value) or run.status == "diverged" else value
+            found.setdefault(name, []).append(None if kept is None else float(f"{kept:.6g}"))
+    return found
+
+
+COSTS = (
+    ("rounds", "rounds to target", 1),
+    ("bytes", "MB to target", MEGA),
+    ("gradients", "gradients to target", 1),
+)
+"""Axis, what it is called, and its unit."""
 
 
 def _score(findings: statistics.Findings, one: Finding | None) -> Cell:

@@ -17,6 +17,8 @@ from fedrift.storage.jsonl import Record
 
 MOST_TEXTS, LONGEST_TEXT = 4, 2000  # that a page shows of one run
 
+OURS = "round loss accuracy n bytes_down bytes_up gradients seconds".split()
+"""Numbers that every row of rounds.jsonl has."""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -101,6 +103,8 @@ class Measured:
     problems: tuple[str, ...] = ()
     continuations: tuple[str, ...] = ()
     """What a model of text has written at the end."""
+    logged: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
+    """What the algorithm and the reader's metrics note of every round, by name."""
     is_blank: bool = False
     """It became infinite before it was evaluated once: it counts as failed and has no curve."""
 
@@ -160,8 +164,20 @@ def _measure(record: Recorded, name: str, label: str) -> Measured:
         label=label,
         problems=() if is_blank else _problems(record, int(rounds[-1])),
         continuations=_continuations(summary),
+        logged=_logged(rows),
         is_blank=is_blank,
     )
+
+
+def _logged(rows: Sequence[Record]) -> dict[str, Floats]:
+    """The columns of numbers that are in every row and are none of ours."""
+    names = [
+        key
+        for key, value in rows[0].items()
+        if key not in OURS and isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+    kept = [n for n in names if all(isinstance(row.get(n), int | float | None) for row in rows)]
+    return {name: _column(rows, name) for name in kept}
 
 
 def _blank(record: Recorded) -> Record:
