@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -22,11 +23,11 @@ from fedrift import presets
 from fedrift.config import grid
 from fedrift.errors import InputError
 from fedrift.presets import preset as reading
-from fedrift.presets.findings import Findings, Table
-from fedrift.presets.page import Measured, page, plain, section
+from fedrift.presets.findings import BY_SEED, Findings, Table
+from fedrift.presets.page import Measured, overview, plain, preset_page, section
 from fedrift.presets.preset import Preset, read
-from fedrift.presets.relations import TRENDS, Place, Relation, spoken, value_of
-from fedrift.presets.running import Order, cpu_seconds, key_of, run
+from fedrift.presets.relations import TRENDS, Place, Relation, relation, spoken, value_of
+from fedrift.presets.running import Order, cpu_seconds, folder_of, key_of, run
 from fedrift.presets.variants import FlippedScaffold
 from tests.support.problems import Net, blobs, trajectory
 
@@ -202,6 +203,149 @@ def test_relations_are_decided_from_the_cells(
     assert verdict is not None and verdict.held is held
 
 
+# With three seeds the interval of the paired difference decides.
+
+
+def seeded(settings: dict[str, dict[str, dict[str, list[float | None]]]]) -> dict[str, Findings]:
+    """A part whose runs had so many seeds; the tables hold the mean alone."""
+    for by_row in settings.values():
+        for quantities in by_row.values():
+            quantities["seed"] = list(range(len(next(iter(quantities.values())))))
+    facts = {BY_SEED: {"usual": "accuracy", "settings": settings}}
+    return {"main": Findings([Table("t", ["method"], [["a"], ["b"]])], facts=facts)}
+
+
+def compared(
+    a: list[float | None], b: list[float | None], sign: str = ">", slack: float = 0.0
+) -> tuple[str, str]:
+    parts = seeded({"even": {"a": {"accuracy": a}, "b": {"accuracy": b}}})
+    places = [Place("main", name, "even") for name in "ab"]
+    verdict = Relation("?", places[0], sign, places[1], slack).decide(parts)
+    return spoken(verdict), "" if verdict is None else verdict.numbers
+
+
+def test_an_interval_beyond_the_margin_is_seen_within_undecided_and_before_it_refuted() -> None:
+    # Differences 4, 5, 6: mean 5, deviation 1, and Student's t for two degrees is 4.303.
+    half = 4.3027 / 3**0.5
+    low, high = f"+{5 - half:.2f}", f"+{5 + half:.2f}"
+    a, b = [14.0, 25.0, 36.0], [10.0, 20.0, 30.0]
+    assert compared(a, b) == ("seen", f"+5.00 ({low} to {high}), claimed > 0")
+    assert compared(a, b, ">", 2.4)[0] == "seen"
+    assert compared(a, b, ">", 2.6) == (
+        "undecided",
+        f"+5.00 ({low} to {high}), claimed > 2.6; could have told {half:.3g} apart",
+    )
+    assert compared(a, b, ">", 7.6)[0] == "refuted"
+    assert compared(b, a)[0] == "refuted" and compared(b, a, "<")[0] == "seen"
+    assert compared(b, a, ">=", -7.6)[0] == "seen", "not more than so much below"
+    assert compared(a, b, "=", 7.6)[0] == "seen" and compared(a, b, "=", 2.0)[0] == "refuted"
+    assert compared(a, b, "=", 5.0)[0] == "undecided"
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    """The seeds differ by far more than the methods."""
+    assert compared([10.5, 50.6, 90.7], [10.0, 50.0, 90.0])[0] == "seen"
+    assert compared([10.5, 90.7, 50.6], [10.0, 50.0, 90.0])[0] == "undecided"
+
+
+def test_two_seeds_decide_nothing_and_an_infinite_one_is_not_left_out() -> None:
+    for values in ([14.0, 25.0], [14.0, 25.0, None]):
+        assert compared(values, [10.0, 20.0, 30.0][: len(values)]) == ("not measured", "")
+
+
+def test_two_differences_can_be_compared_and_any_quantity() -> None:
+    parts = seeded(
+        {
+            "skewed": {"a": {"accuracy": [9.0, 9.1, 9.2], "c": [0.9, 1.0, 1.0]},
+                       "b": {"accuracy": [1.0, 1.2, 1.1], "c": [0.0, 0.0, 0.1]}},
+            "even": {"a": {"accuracy": [5.0, 5.1, 5.2], "c": [0.1, 0.0, 0.0]},
+                     "b": {"accuracy": [4.0, 4.2, 4.1], "c": [0.0, 0.0, 0.1]}},
+        }
+    )  # fmt: skip
+    table = {"says": "grows", "part": "main", "left": "a", "sign": ">", "right": "b"}
+    table |= {"column": "other | skewed", "than": {"column": "even"}}
+    grows = relation(table, "here", ["main"])
+    verdict = grows.decide(parts)
+    assert verdict is not None and spoken(verdict) == "seen"
+    assert verdict.numbers.startswith("+7.00 ")
+    assert grows.rule == "(a − b, other) > (a − b, even)"
+    moved = {key: value for key, value in table.items() if key != "than"}
+    moved |= {"right": "a", "right_column": "even", "measure": "c", "slack": 0.5}
+    nearer = relation(moved, "here", ["main"])
+    assert spoken(nearer.decide(parts)) == "seen"
+    assert nearer.rule == "c, other: a > a at even + 0.5"
+    with pytest.raises(InputError, match="right must be the name of a row"):
+        relation({**table, "right": 3}, "here", ["main"])
+
+
+def test_quantities_of_every_seed_are_kept_with_the_findings(tmp_path: Path) -> None:
+    found = read(written(tmp_path, TINY.replace("workers = 0", "workers = 0\nseeds = 3")))
+    records = run(Order(found, found.sizes["laptop"], tmp_path / "out"), unwatched, lambda _: None)
+    findings = Findings.of(json.loads(json.dumps(records["main"]["findings"])))
+    kept = findings.by_seed("fedavg", "dirichlet 0.1")
+    assert list(kept) == [0, 1, 2] and all(0 <= (v or 0) <= 100 for v in kept.values())
+    mean = value_of(findings.tables[0].cell("fedavg", "dirichlet 0.1"), 0.0)
+    assert mean == pytest.approx(sum(v or 0 for v in kept.values()) / 3, abs=0.01)
+    for measure in ("best", "loss", "rounds to target"):
+        assert len(findings.by_seed("fedavg", "dirichlet 1", measure)) == 3
+    assert findings.by_seed("fedavg", "dirichlet 7") == {}
+    verdict = found.relations[0].decide({"main": findings})
+    assert spoken(verdict, certain=True) == "held", "hashes are no quantities"
+
+
+# Sizes.
+
+
+def test_an_evening_is_a_size_of_its_own_and_laptop_the_usual_one(tmp_path: Path) -> None:
+    evening = TINY.replace("[full]", "[evening]", 1) + "\n[full]" + TINY.split("[full]")[1]
+    evening = evening.replace("[[full.parts]]", "[[evening.parts]]", 1)
+    found = read(written(tmp_path, evening))
+    assert list(found.sizes) == ["laptop", "evening", "full"]
+    order = Order(found, found.size("evening"), tmp_path)
+    assert order.command == "fedrift preset run tiny --size evening"
+    assert folder_of(found, found.size("evening")).name == "tiny-evening"
+    assert folder_of(found, found.size("laptop")).name == "tiny"
+    plain_one = read(written(tmp_path))
+    with pytest.raises(InputError, match=r"unknown size of preset 'tiny' 'evening'"):
+        plain_one.size("evening")
+    with pytest.raises(InputError, match="lacks the key 'laptop'"):
+        read(
+            written(tmp_path, TINY.replace("[laptop]", "[evening]").replace("laptop.", "evening."))
+        )
+
+
+def test_the_old_flag_and_the_size_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    from fedrift.cli import code_of
+
+    shown: list[str] = []
+    for words in (["--full"], ["--size", "full"]):
+        assert code_of(["preset", "show", "fedopt-servers", *words]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert code_of(["preset", "show", "fedopt-servers", "--full", "--size", "laptop"]) == 2
+    assert "say two things" in capsys.readouterr().err
+    assert code_of(["preset", "show", "fedopt-servers", "--size", "night"]) == 2
+
+
+def test_cells_of_a_published_table_stand_beside_ours(tmp_path: Path) -> None:
+    table = """[[published_tables]]
+setting = "their task"
+part = "main"
+columns = [{ says = "α = 1", column = "x | dirichlet 1" }, { says = "α = 2", column = "none" }]
+rows = [{ what = "FedAvg", row = "fedavg", figures = ["50.1", "X"] }]
+
+"""
+    text = TINY.replace("[[relations]]", table + "[[relations]]", 1)
+    found = read(written(tmp_path, text))
+    findings = Findings([Table("t", ["method", "dirichlet 1"], [["fedavg", 61.5]])])
+    record = {**RECORD, "findings": findings.record()}
+    shown = preset_page([Measured(found, "laptop", {"main": record})], "")
+    assert "### Published and, in bold, ours: their task" in shown
+    assert "| FedAvg | 50.1 **61.50** | X |" in shown
+    with pytest.raises(InputError, match="'FedAvg' has 1 figures for 2 heads"):
+        read(written(tmp_path, text.replace(', "X"]', "]")))
+
+
 def test_a_relation_without_its_numbers_is_not_decided() -> None:
     relation = Relation("?", Place("main", "a", "accuracy"), ">", Place("main", "c", "accuracy"))
     assert relation.decide(tables(a=1.0)) is None
@@ -217,7 +361,8 @@ def test_a_run_that_learned_too_little_decides_nothing() -> None:
         assert verdict is not None and verdict.held is held
         assert ("not above 20" in verdict.numbers) is (held is None)
     diverged = asked.decide(tables(a=30.0, b="diverged (1 of 1 seeds)"))
-    assert diverged is not None and spoken(diverged) == "this size cannot say"
+    assert diverged is not None
+    assert spoken(diverged) == "undecided: too few seeds (this size cannot say)"
     assert spoken(None) == "not measured"
 
 
@@ -227,7 +372,7 @@ def test_every_expected_trend_is_asked_for_and_stands_on_the_page() -> None:
     }
     assert asked - {""} == set(TRENDS)
     text = (DOCS / "results.md").read_text(encoding="utf-8")
-    table = text.split("## Trends")[1].split("<a id=")[0]
+    table = text.split("## Trends")[1]
     for words in TRENDS.values():
         assert f"| {plain(words)} |" in table
 
@@ -237,6 +382,7 @@ def test_what_was_expected_only_afterwards_is_marked(tmp_path: Path) -> None:
     found = read(written(tmp_path, text))
     shown = section(Measured(found, "laptop", {"main": RECORD}))
     assert "| the ablation is FedAvg (added when the figures were known) |" in shown
+    assert "| weights: ablation = fedavg:weights=uniform |" in shown, "the rule stands beside it"
     with pytest.raises(InputError, match="afterwards must be true or false, not 'yes'"):
         read(written(tmp_path, text.replace("afterwards = true", 'afterwards = "yes"')))
     with pytest.raises(InputError, match=r"unknown trend .*did you mean 'alpha'"):
@@ -261,9 +407,13 @@ def test_what_is_true_by_definition_is_marked_and_counted_apart(tmp_path: Path) 
     head, rest = TINY.split("[[relations]]", 1)
     text = f"{head}{more}[laptop]{rest.split('[laptop]', 1)[1]}"
     one = Measured(read(written(tmp_path, text)), "laptop", {"main": record})
-    assert "| sure (true by definition) | 60 \\> 50 | held |" in section(one)
+    line = next(s for s in section(one).split("\n") if s.startswith("| sure (true by definition)"))
+    assert line.endswith("| 60 \\> 50 | **held** |")
     assert "later" not in section(one)
-    assert page([one], "").split("| ---: |\n")[1].split("\n")[0].endswith("| 1 | 1 | 1 | 1 of 1 |")
+    text = overview([one], "")
+    assert text.split("| ---: |\n")[1].split("\n")[0].endswith("| 0 | 0 | 3 | 1 of 1 |")
+    assert "Of 2 claims: 0 seen, 0 refuted, 2 undecided." in text, "one seed decides nothing"
+    assert "(60 \\> 50: held, with too few seeds)" in text
 
 
 def test_a_figure_of_another_task_is_not_put_beside_the_published_one(tmp_path: Path) -> None:
@@ -397,8 +547,11 @@ def maker() -> Any:
     return module
 
 
-def test_the_page_of_results_is_what_the_kept_figures_give() -> None:
-    assert (DOCS / "results.md").read_text(encoding="utf-8") == maker().made()
+def test_the_pages_of_results_are_what_the_kept_figures_give() -> None:
+    made = maker().made()
+    for path, text in made.items():
+        assert path.read_text(encoding="utf-8") == text, path
+    assert {p for p in made if p.parent == DOCS / "results"} == set((DOCS / "results").glob("*.md"))
 
 
 @pytest.mark.parametrize("file", sorted((DOCS / "results" / "data").glob("*.json")))
@@ -412,9 +565,8 @@ def test_kept_figures_are_of_the_preset_as_it_is_now(file: Path) -> None:
 
 
 def test_every_picture_of_the_page_is_there_and_no_other() -> None:
-    text = (DOCS / "results.md").read_text(encoding="utf-8")
-    lines = [line for line in text.split("\n") if "](results/" in line]
-    shown = {line.split("(results/")[1].rstrip(")") for line in lines}
+    pages = [p.read_text(encoding="utf-8") for p in (DOCS / "results").glob("*.md")]
+    shown = {name for text in pages for name in re.findall(r"\]\(([^)]+\.png)\)", text)}
     assert shown == {file.name for file in (DOCS / "results").glob("*.png")}
 
 

@@ -1,4 +1,4 @@
-"""The page of results: what was published, what was measured, what agrees and what does not."""
+"""The pages of results: one table of all claims, and for each preset what was measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ from dataclasses import dataclass
 
 from fedrift.presets.findings import Cell, Findings, Table
 from fedrift.presets.preset import Preset
-from fedrift.presets.relations import TRENDS, Relation, Verdict, shown, spoken, value_of
+from fedrift.presets.relations import (
+    HELD,
+    OPEN,
+    REFUTED,
+    SEEN,
+    TRENDS,
+    UNDECIDED,
+    Relation,
+    Verdict,
+    shown,
+    spoken,
+    value_of,
+)
 from fedrift.report.numbers import seconds_text
 from fedrift.storage.jsonl import Record
 
@@ -29,7 +41,12 @@ class Measured:
 
     @property
     def anchor(self) -> str:
+        """Begins the names of its files."""
         return self.preset.name if self.size == "laptop" else f"{self.preset.name}-{self.size}"
+
+    @property
+    def pictures(self) -> list[str]:
+        return [picture(self, part, f) for part, one in self.findings.items() for f in one.figures]
 
     def verdicts(self) -> list[tuple[Relation, Verdict | None]]:
         """Of the relations that this size has a part for."""
@@ -37,35 +54,66 @@ class Measured:
         return [(one, one.decide(findings)) for one in self.preset.asked(self.size)]
 
 
-def page(measured: Sequence[Measured], head: str) -> str:
-    """The whole page: an overview, then a section for each preset."""
-    return "\n".join(
-        [head, _overview(measured), _trends(measured), *(section(one) for one in measured)]
-    )
+def overview(measured: Sequence[Measured], head: str) -> str:
+    """Every claim with its verdict, then the presets, then the trends."""
+    return "\n".join([head, _claims(measured), _presets(measured), _trends(measured)])
 
 
-def _overview(measured: Sequence[Measured]) -> str:
+def _claims(measured: Sequence[Measured]) -> str:
+    rows: list[list[str]] = []
+    counts: dict[str, int] = dict.fromkeys((SEEN, REFUTED, UNDECIDED), 0)
+    for one in measured:
+        asked = [(r, v) for r, v in one.verdicts() if v is not None and not r.certain]
+        for number, (relation, verdict) in enumerate(asked):
+            word = _word(verdict)
+            counts[word] += 1
+            source = "" if number else f"[{plain(one.preset.title)}]({_link(one)}), {one.size}"
+            why = f"; {verdict.seeds} seeds"
+            if not verdict.seeds:
+                why = f": {HELD[verdict.held]}, with too few seeds"
+            why = f" ({plain(verdict.numbers)}{why})"
+            cells = [plain(relation.words), source, f"**{word}**{why}"]
+            rows.append([*cells, "" if number else _thumbnail(one)])
+    total = ", ".join(f"{count} {word}" for word, count in counts.items())
+    words = f"Of {sum(counts.values())} claims: {total}.\n\n"
+    return "## All claims\n\n" + words + _lines(("claim", "source", "verdict", ""), rows)
+
+
+def _word(verdict: Verdict | None) -> str:
+    return spoken(verdict).partition(":")[0]
+
+
+def _link(one: Measured) -> str:
+    return f"results/{one.preset.name}.md" + (f"#{one.size}" if one.size != "laptop" else "")
+
+
+def _thumbnail(one: Measured) -> str:
+    if not one.pictures:
+        return ""
+    return f"[![{one.preset.name}](results/{one.pictures[0]}){{ width=160 }}]({_link(one)})"
+
+
+def _presets(measured: Sequence[Measured]) -> str:
     rows: list[list[str]] = []
     for one in measured:
-        link = f"[`{one.preset.name}`](#{one.anchor})"
+        link = f"[`{one.preset.name}`]({_link(one)})"
         rows.append([link, plain(one.preset.question), one.size, _took(one), *_counts(one)])
-    heads = ("preset", "question", "size", "took", "held", "failed", "open", "by definition")
+    heads = ("preset", "question", "size", "took", SEEN, REFUTED, UNDECIDED, "by definition")
     words = (
-        "Of the relations that each preset expects: how many held, failed, and were left open "
-        "because this size cannot say or did not measure them; and how many of those that must "
-        "hold by definition, such as equal bytes, did.\n\n"
+        "Of the claims that each preset asks: how many were seen, refuted and left undecided, or "
+        "not measured; and how many of those that must hold by definition, such as equal bytes, "
+        "did.\n\n"
     )
-    return "## Overview\n\n" + words + _lines(heads, rows, numbers=range(3, 8))
+    return "## All presets\n\n" + words + _lines(heads, rows, numbers=range(3, 8))
 
 
 def _counts(one: Measured) -> list[str]:
-    """Relations that held, failed and are open; and of the certain ones that were decided."""
-    verdicts = [
-        (relation.certain, verdict and verdict.held) for relation, verdict in one.verdicts()
-    ]
-    asked = [holds for certain, holds in verdicts if not certain]
-    sure = [holds for certain, holds in verdicts if certain and holds is not None]
-    counts = [str(asked.count(case)) for case in (True, False, None)]
+    """Claims that were seen, refuted and are undecided; and of the certain ones those decided."""
+    verdicts = one.verdicts()
+    said = [_word(verdict) for relation, verdict in verdicts if not relation.certain]
+    sure = [v.held for r, v in verdicts if r.certain and v is not None and v.held is not None]
+    open_ones = said.count(UNDECIDED) + said.count(OPEN)
+    counts = [str(said.count(SEEN)), str(said.count(REFUTED)), str(open_ones)]
     return [*counts, f"{sum(sure)} of {len(sure)}" if sure else "–"]
 
 
@@ -82,38 +130,42 @@ def _trends(measured: Sequence[Measured]) -> str:
         if not asked:
             rows.append([plain(words), "–", "–", spoken(None)])
         for number, (one, relation, verdict) in enumerate(asked):
-            case = f"[`{one.anchor}`](#{one.anchor}): {plain(relation.words)}"
-            cells = [case, plain(verdict.numbers), spoken(verdict)]
+            case = f"[`{one.anchor}`]({_link(one)}): {plain(relation.words)}"
+            cells = [case, plain(verdict.numbers), spoken(verdict, relation.certain)]
             rows.append(["" if number else plain(words), *cells])
     return "## Trends that small runs can be asked for\n\n" + _lines(
         ("expected", "asked in", "measured", ""), rows
     )
 
 
-def section(one: Measured) -> str:
-    """One preset."""
-    preset, size = one.preset, one.preset.sizes[one.size]
-    texts = [
-        f'<a id="{one.anchor}"></a>\n\n## {preset.title}\n',
-        f"{preset.question}\n",
-        f"**Source.** {preset.source}\n",
-    ]
+def preset_page(measured: Sequence[Measured], head: str) -> str:
+    """One preset, in all sizes that were run."""
+    preset = measured[0].preset
+    texts = [head, f"# {preset.title}\n", f"{preset.question}\n", f"**Source.** {preset.source}\n"]
     texts += [f"**How far it can be trusted.** {preset.caveat}\n"] if preset.caveat else []
-    texts += [f"**Size: {one.size}.** {size.note}\n", _provenance(one)]
-    texts += [_published(one)] if preset.published else []
+    return "\n".join([*texts, *(section(one) for one in measured)])
+
+
+def section(one: Measured) -> str:
+    """One size of a preset: verdicts first, then what they rest on."""
+    preset, size = one.preset, one.preset.sizes[one.size]
+    head = f'<a id="{one.size}"></a>\n\n## Size: {one.size}\n'
+    texts = [head, f"{size.note}\n", _provenance(one)]
+    texts += [_relations(one)] if preset.asked(one.size) else []
+    if size.remarks:
+        texts.append("### What agrees, what does not, and why\n")
+        texts += [f"- {remark}" for remark in size.remarks]
+        texts.append("")
+    texts += [_published(one)] if any(not p.table for p in preset.published) else []
+    texts += _published_tables(one)
     for name, findings in one.findings.items():
         texts += [f"### Measured: {name}\n"] if len(one.parts) > 1 else ["### Measured\n"]
         texts += [table_text(table) for table in findings.tables]
         texts += [f"- {plain(note)}\n" for note in findings.notes]
         texts += [
-            f"![{preset.name}, {name}: {figure}](results/{picture(one, name, figure)})\n"
+            f"![{preset.name}, {name}: {figure}]({picture(one, name, figure)})\n"
             for figure in findings.figures
         ]
-    texts += [_relations(one)] if preset.relations else []
-    if size.remarks:
-        texts.append("### What agrees, what does not, and why\n")
-        texts += [f"- {remark}" for remark in size.remarks]
-        texts.append("")
     return "\n".join(texts)
 
 
@@ -150,7 +202,7 @@ def _took(one: Measured) -> str:
 def _published(one: Measured) -> str:
     findings = one.findings
     rows: list[list[str]] = []
-    for row in one.preset.published:
+    for row in (p for p in one.preset.published if not p.table):
         cell = row.ours(findings, one.size)
         ours = _inline(cell) if cell is not None else "–"
         rows.append([plain(row.what), plain(row.setting), plain(row.figure), ours])
@@ -158,12 +210,33 @@ def _published(one: Measured) -> str:
     return "### Published, and ours beside it\n\n" + _lines(heads, rows, numbers=(2, 3))
 
 
+def _published_tables(one: Measured) -> list[str]:
+    """Methods × settings: the published figure, then ours where that cell was run."""
+    findings, texts = one.findings, list[str]()
+    for title in dict.fromkeys(p.table for p in one.preset.published if p.table):
+        cells = [p for p in one.preset.published if p.table == title]
+        heads = list(dict.fromkeys(p.setting for p in cells))
+        rows: list[list[str]] = []
+        for what in dict.fromkeys(p.what for p in cells):
+            row = {p.setting: p for p in cells if p.what == what}
+            both = [(row[h].figure, row[h].ours(findings, one.size)) for h in heads]
+            rows.append([plain(what), *(_beside(*pair) for pair in both)])
+        words = f"### Published and, in bold, ours: {plain(title)}\n\n"
+        texts.append(words + _lines(("method", *map(plain, heads)), rows, range(1, len(heads) + 1)))
+    return texts
+
+
+def _beside(published: str, ours: Cell) -> str:
+    return plain(published) if ours is None else f"{plain(published)} **{_inline(ours)}**"
+
+
 def _relations(one: Measured) -> str:
     rows: list[list[str]] = []
     for relation, verdict in one.verdicts():
         numbers = "–" if verdict is None else plain(verdict.numbers)
-        rows.append([plain(relation.words), numbers, spoken(verdict)])
-    return "### Relations\n\n" + _lines(("expected", "measured", ""), rows)
+        said = f"**{plain(spoken(verdict, relation.certain))}**"
+        rows.append([plain(relation.words), plain(relation.rule), numbers, said])
+    return "### Verdicts\n\n" + _lines(("claim", "rule", "measured", ""), rows)
 
 
 def table_text(table: Table) -> str:

@@ -127,12 +127,17 @@ class Relation:
         if self.sign == "=":
             margin = f" ± {self.slack:g}" if self.slack else ""
         right = self.right.row if isinstance(self.right, Place) else f"{self.right:g}"
-        measure = f"{self.left.measure or 'accuracy'}: "
         if self.than is None:
-            return f"{measure}{self.left.row} {self.sign} {right}{margin}"
+            at = [self.left.measure, self.left.columns[0]]
+            there = ""
+            if isinstance(self.right, Place) and self.right.column != self.left.column:
+                there = f" at {self.right.columns[0]}"
+            said = f"{self.left.row} {self.sign} {right}{there}{margin}"
+            return f"{', '.join(filter(None, at))}: {said}"
         one, other = self.than
         there = f"({one.row} {MINUS} {other.row}, {one.columns[0]})"
         here = f"({self.left.row} {MINUS} {right}, {self.left.columns[0]})"
+        measure = f"{self.left.measure}: " if self.left.measure else ""
         return f"{measure}{here} {self.sign} {there}{margin}"
 
     def decide(self, parts: Mapping[str, Findings]) -> Verdict | None:
