@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -206,7 +207,7 @@ def test_relations_are_decided_from_the_cells(
 # With three seeds the interval of the paired difference decides.
 
 
-def seeded(settings: dict[str, dict[str, dict[str, list[float | None]]]]) -> dict[str, Findings]:
+def seeded(settings: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Findings]:
     """A part whose runs had so many seeds; the tables hold the mean alone."""
     for by_row in settings.values():
         for quantities in by_row.values():
@@ -216,7 +217,7 @@ def seeded(settings: dict[str, dict[str, dict[str, list[float | None]]]]) -> dic
 
 
 def compared(
-    a: list[float | None], b: list[float | None], sign: str = ">", slack: float = 0.0
+    a: Sequence[float | None], b: Sequence[float | None], sign: str = ">", slack: float = 0.0
 ) -> tuple[str, str]:
     parts = seeded({"even": {"a": {"accuracy": a}, "b": {"accuracy": b}}})
     places = [Place("main", name, "even") for name in "ab"]
@@ -249,7 +250,8 @@ def test_differences_are_taken_seed_by_seed() -> None:
 
 
 def test_two_seeds_decide_nothing_and_an_infinite_one_is_not_left_out() -> None:
-    for values in ([14.0, 25.0], [14.0, 25.0, None]):
+    cases: tuple[Sequence[float | None], ...] = ([14.0, 25.0], [14.0, 25.0, None])
+    for values in cases:
         assert compared(values, [10.0, 20.0, 30.0][: len(values)]) == ("not measured", "")
 
 
@@ -262,7 +264,13 @@ def test_two_differences_can_be_compared_and_any_quantity() -> None:
                      "b": {"accuracy": [4.0, 4.2, 4.1], "c": [0.0, 0.0, 0.1]}},
         }
     )  # fmt: skip
-    table = {"says": "grows", "part": "main", "left": "a", "sign": ">", "right": "b"}
+    table: dict[str, Any] = {
+        "says": "grows",
+        "part": "main",
+        "left": "a",
+        "sign": ">",
+        "right": "b",
+    }
     table |= {"column": "other | skewed", "than": {"column": "even"}}
     grows = relation(table, "here", ["main"])
     verdict = grows.decide(parts)
