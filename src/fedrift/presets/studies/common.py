@@ -228,17 +228,14 @@ def over_rounds(result: Result) -> Curve:
     return result.rounds, [100 * a for a in result.accuracy]
 
 
-def bars(
-    figure: Figure, shown: Mapping[str, Mapping[str, float]], y: str, *, log: bool = False
-) -> None:
-    """A panel for each title, a bar for each label."""
+def dots(figure: Figure, shown: Mapping[str, Mapping[str, float]], y: str) -> None:
+    """A panel for each title, a dot for each label: on a logarithmic axis bars have no foot."""
     axes = panels(figure, len(shown))
     for axis, (title, values) in zip(axes, shown.items(), strict=True):
         places = range(len(values))
-        axis.bar(places, list(values.values()), 0.65, color=[colour_of(i) for i in places])
+        axis.scatter(places, list(values.values()), s=40, color=[colour_of(i) for i in places])
         name_ticks(axis, list(values))
         axis.set_title(title, fontsize=10, parse_math=False)
         axis.grid(axis="x", visible=False)
-        if log:
-            axis.set_yscale("log")
+        axis.set_yscale("log")
     axes[0].set_ylabel(y)

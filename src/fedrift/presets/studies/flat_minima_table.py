@@ -26,8 +26,8 @@ from fedrift.presets.findings import Cell, Findings, Table, Tell
 from fedrift.presets.studies.common import (
     Curve,
     accuracies,
-    bars,
     case_of,
+    dots,
     draw,
     from_spec,
     mean,
@@ -115,7 +115,7 @@ def findings(
             draw(
                 folder,
                 "flat-minima-eigenvalues",
-                partial(bars, shown=tops, y="top Hessian eigenvalue", log=True),
+                partial(dots, shown=tops, y="top Hessian eigenvalue"),
             ),
         ],
         notes=[
