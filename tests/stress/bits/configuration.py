@@ -93,6 +93,7 @@ def draw(seed: int, number: int) -> Configuration:
     algorithm = _algorithm(r, kind)
     shape = models.takes(kind)
     clients = r.randint(3, 6)
+    options = _options(r, algorithm, shape, clients, kind)
     config: Configuration = {
         "model": _model(r, kind, algorithm),
         "module": r.random() < 0.3 and kind not in UNPICKLED,
@@ -106,14 +107,14 @@ def draw(seed: int, number: int) -> Configuration:
             "test": r.choice((0, 20, 300, 300)),
         },
         "algorithm": algorithm,
-        "options": _options(r, algorithm, shape, clients, kind),
+        "options": options,
         "torch": {},
-        "ways": _ways(r),
+        "ways": _ways(r, options["rounds"]),
     }
     if _moves(config["model"]):  # running statistics are neither robust nor private
         for name in ("aggregate", "privacy"):
             config["options"].pop(name, None)
-    if r.random() < 0.2:
+    if r.random() < 0.2 or kind == "watchful":
         name = r.choice(list(SWITCHES))
         config["torch"] = {name: SWITCHES[name]}
     return json.loads(json.dumps(config))
@@ -219,11 +220,11 @@ def _sane(some: dict[str, Any], algorithm: str, shape: str, kind: str) -> dict[s
     return {name: value for name, value in some.items() if name not in drop}
 
 
-def _ways(r: random.Random) -> list[str]:
+def _ways(r: random.Random, rounds: int) -> list[str]:
     """At most one in ten starts workers by importing torch anew, which takes seconds."""
     start = "spawn" if r.random() < 0.1 else "forkserver"
     workers = 1 if start == "spawn" else r.randint(1, 3)
-    stop = f"{r.choice(SIGNALS)},{r.randint(1, 3)},{r.choice((0, 0, 3, 15))}"
+    stop = f"{r.choice(SIGNALS)},{r.randint(1, rounds - 1)},{r.choice((0, 0, 3, 15))}"
     before, after = r.choice((0, 0, 0, 0, 0, 2)), r.choice((0, 0, 1, 2))
     return [
         "shifted",

@@ -228,6 +228,27 @@ class Noise(nn.Module):
         return self.layer(x) + 0.1 * shift
 
 
+class Watchful(nn.Module):
+    """What it computes depends on the settings of torch, as kernels do for larger models."""
+
+    takes: ClassVar = "vector"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        small = torch.full((1,), 1e-40, dtype=torch.float32).mul(0.5)
+        settings = (
+            torch.backends.mkldnn.enabled,
+            torch.backends.mha.get_fastpath_enabled(),
+            torch.get_default_dtype() is torch.float32,
+            torch.are_deterministic_algorithms_enabled(),
+            bool(small.item() == 0.0),
+        )
+        return self.layer(x) * (1.0 + 0.01 * sum(map(bool, settings)))
+
+
 class InPlace(nn.Module):
     """Writes to what it is given."""
 
@@ -406,7 +427,7 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
             OwnGenerator,
         ),
         *(Noise, InPlace, Vae, Regression, Conv, FlatConv, Strided, Lstm, Gru, Bag, Transformer),
-        Two,
+        *(Two, Watchful),
     )
 }
 CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {

@@ -67,7 +67,8 @@ def switched(changes: dict[str, Any]) -> Generator[None]:
             SWITCHES[name][1](getattr(torch, value) if isinstance(value, str) else value)
         yield
     finally:
-        before.apply()
+        for name in changes:
+            SWITCHES[name][1](before.values[name])
 
 
 @contextmanager
