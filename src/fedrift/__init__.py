@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedrift.core.local import Local
     from fedrift.data.arrays import split
     from fedrift.data.split import Split
-    from fedrift.engine.callbacks import Callback, RoundReport
+    from fedrift.engine.callbacks import Callback, Plan, RoundReport
     from fedrift.engine.result import Result
     from fedrift.errors import InputError, RunError
     from fedrift.merging import Merged, merge
@@ -32,6 +32,7 @@ __all__ = [
     "InputError",
     "Local",
     "Merged",
+    "Plan",
     "Result",
     "RoundReport",
     "RunError",
@@ -53,6 +54,7 @@ _HOMES = {
     "InputError": "fedrift.errors",
     "Local": "fedrift.core.local",
     "Merged": "fedrift.merging",
+    "Plan": "fedrift.engine.callbacks",
     "Result": "fedrift.engine.result",
     "RoundReport": "fedrift.engine.callbacks",
     "RunError": "fedrift.errors",

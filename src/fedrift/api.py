@@ -161,7 +161,7 @@ def run(
 def _live(
     analyse: str | LivePlan | None, made: Task, out: Path | None, measuring: Watch | None = None
 ) -> list[Callback]:
-    """Who measures during the run; what is found goes to the run's folder."""
+    """Who measures during the run; what is found goes to the run folder."""
     if analyse is None:
         return []
     if out is None:
@@ -187,8 +187,8 @@ def task_of(algorithm: AlgorithmLike, settings: Mapping[str, Any]) -> Task:
         if settings.get(key) is None:
             raise InputError(f"{key} is missing")
     objects = {key: value for key, value in settings.items() if key in OBJECTS}
-    said = {key: value for key, value in settings.items() if key not in OBJECTS}
-    spec = task.spec_from_call(algorithm, said)
+    options = {key: value for key, value in settings.items() if key not in OBJECTS}
+    spec = task.spec_from_call(algorithm, options)
     return task.make_task(spec, task.objects_from_call(algorithm, spec.dtype, **objects))
 
 
@@ -300,14 +300,14 @@ def named(algorithms: Any) -> dict[str, AlgorithmLike]:
             if not isinstance(label, str) or not label.strip():
                 raise InputError(f"algorithms: the label {label!r} must be a text")
             _ = one if isinstance(one, str) else instance(one)
-        found: dict[str, AlgorithmLike] = dict(algorithms)  # type: ignore[reportUnknownArgumentType]
+        labelled: dict[str, AlgorithmLike] = dict(algorithms)  # type: ignore[reportUnknownArgumentType]
     else:
         listed = algorithms if isinstance(algorithms, (list, tuple)) else [algorithms]
         made = [one if isinstance(one, str) else instance(one) for one in listed]
-        found = dict(zip(_labels(made), made, strict=True))
-    if not found:
+        labelled = dict(zip(_labels(made), made, strict=True))
+    if not labelled:
         raise InputError("algorithms is empty: name at least one")
-    return found
+    return labelled
 
 
 def _labels(algorithms: Sequence[Any]) -> list[str]:

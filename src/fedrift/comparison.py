@@ -140,7 +140,7 @@ class Comparison:
         for label in dict.fromkeys(o.item.label for o in self.outcomes):
             runs, made = self.of(label), [o for o in self.outcomes if o.item.label == label]
             measure = "accuracy" if any(r.accuracy for r in runs) else "loss"
-            ends = [found[-1] for r in runs if (found := getattr(r, measure))]
+            ends = [curve[-1] for r in runs if (curve := getattr(r, measure))]
             words = [f"{len(runs)} of {len(made)} made" if len(runs) < len(made) else ""]
             words += [f"{measure} {sum(ends) / len(ends):.4g} on average"] if ends else []
             words += [f"failed: {o.error}" for o in made if o.result is None][:1]

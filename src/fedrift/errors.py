@@ -6,6 +6,7 @@ import difflib
 import os
 from collections.abc import Iterable
 
+DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130  # exit codes
 CLOSE = 0.65  # how alike a name must be to be what was meant
 
 
@@ -60,10 +61,10 @@ def bytes_text(count: float) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Python's own error, or what torch's allocators say."""
-    said = str(error)
+    text = str(error)
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError)
-        and ("can't allocate memory" in said or "not enough memory" in said)
+        and ("can't allocate memory" in text or "not enough memory" in text)
     )
 
 

@@ -48,12 +48,12 @@ def parse(text: str, field: str) -> Named:
 
 
 def _parse(text: str, field: str, depth: int) -> Named:
-    found = NAME.match(text)
-    if found is None:
+    name_match = NAME.match(text)
+    if name_match is None:
         raise InputError(f"{field} '{text}' does not start with a name; write name[:value]")
     if depth > DEEPEST:
         raise InputError(f"{field} has more than {DEEPEST} algorithms inside one another")
-    name, rest = found.group(), text[found.end() :].lstrip()
+    name, rest = name_match.group(), text[name_match.end() :].lstrip()
     inner = None
     if rest.startswith("("):
         end = _closing(rest, text, field)
@@ -139,15 +139,15 @@ def number(
 ) -> int | float:
     """A finite number within bounds, or one sentence that names the field and the value."""
     try:
-        found = kind(text)
+        value = kind(text)
     except (ValueError, OverflowError):
-        found = math.nan
-    too_low = low is not None and (found <= low if low_open else found < low)
-    too_high = high is not None and found > high
-    if not abs(found) < math.inf or too_low or too_high:
+        value = math.nan
+    too_low = low is not None and (value <= low if low_open else value < low)
+    too_high = high is not None and value > high
+    if not abs(value) < math.inf or too_low or too_high:
         expected = describe(kind, low=low, high=high, low_open=low_open)
         raise InputError(f"{field} must be {expected}, not '{text}'")
-    return found
+    return value
 
 
 def describe(

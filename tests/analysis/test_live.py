@@ -138,6 +138,8 @@ def test_curves_are_drawn_at_the_end(tmp_path: Path) -> None:
     small_run("scaffold", out=tmp_path / "run", analyse="every=2,what=drift,gradients")
     found = {path.name for path in (tmp_path / "run" / "analysis").iterdir()}
     assert {"during.json", "during-drift.svg", "during-gradients.png", "plan.txt"} <= found
+    record = json.loads((tmp_path / "run" / "analysis" / "during.json").read_text())
+    assert record["title"] == "During the run", "the heading of the report's section"
     assert "during-recency.svg" not in found
 
 

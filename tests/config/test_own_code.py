@@ -125,10 +125,10 @@ def test_a_folder_may_not_choose_code(beside: Path, capsys: pytest.CaptureFixtur
     Path("a/spec.toml").write_text(spec.to_toml())
     assert code_of(["resume", "a"]) == 2
     assert "'a' would use 'own_things:Mine'" in capsys.readouterr().err
-    charter = FederationConfig(Spec(), (1, 8, 8), 10, 3)
-    assert charter.with_changes({"algorithm": "scaffold"}).spec.algorithm == "scaffold"
-    with pytest.raises(fr.InputError, match="'own_things:Mine' is code that the charter"):
-        charter.with_changes({"algorithm": "own_things:Mine"})
+    config = FederationConfig(Spec(), (1, 8, 8), 10, 3)
+    assert config.with_changes({"algorithm": "scaffold"}).spec.algorithm == "scaffold"
+    with pytest.raises(fr.InputError, match="'own_things:Mine' is code that the config"):
+        config.with_changes({"algorithm": "own_things:Mine"})
 
 
 def test_in_a_comparison(beside: Path, capsys: pytest.CaptureFixture[str]) -> None:

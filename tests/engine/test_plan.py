@@ -68,7 +68,7 @@ def test_looking_for_room_does_not_walk_through_foreign_folders(
 ) -> None:
     """Client states of a run without a folder go to the folder for temporary files: a large one."""
     walked: list[Path] = []
-    monkeypatch.setattr(room, "held", walked.append)
+    monkeypatch.setattr(room, "bytes_in", walked.append)
     small_run("scaffold", rounds=1)
     assert walked == []
 

@@ -84,7 +84,7 @@ def test_a_model_is_told_how_samples_were_normalised(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", ["mean = [0.1]", "mean = [0.1]\nstd = [0.0]", "mean = 1\nstd = 2"])
-def test_a_charter_with_a_wrong_scale_is_refused(said: str, tmp_path: Path) -> None:
+def test_a_config_with_a_wrong_scale_is_refused(said: str, tmp_path: Path) -> None:
     text = f"[task]\nshape = [1, 8, 8]\nclasses = 10\nclients = 4\n{said}\n"
     (tmp_path / "fedrift.toml").write_text(text)
     with pytest.raises(fr.InputError, match="mean and std"):
@@ -379,7 +379,7 @@ def test_a_node_refuses_what_was_not_declared(what: str, tmp_path: Path) -> None
     def note(office: Office, kind: str, sent: Mapping[int, Envelope]) -> None:
         envelopes.extend(x for x in sent.values() if kind == VISIT and x.header["client"] == 1)
 
-    federation.charter = replace(federation.charter, spec=spec("scaffold", per_round=4, rounds=1))
+    federation.config = replace(federation.config, spec=spec("scaffold", per_round=4, rounds=1))
     federation.office.before = note
     federation.run()
     node = federation.maker(1)()

@@ -124,8 +124,8 @@ def test_init_writes_an_app_from_a_spec(tmp_path: Path, capsys: pytest.CaptureFi
     file = tmp_path / "spec.toml"
     file.write_text(spec("scaffold").to_toml())
     assert code_of(["flower", "init", str(tmp_path / "My App"), "--spec", str(file)]) == 0
-    charter = FederationConfig.read(tmp_path / "My App" / "federated" / "fedrift.toml")
-    assert charter.clients == 4 and charter.shape == (1, 8, 8) and charter.classes == 10
+    config = FederationConfig.read(tmp_path / "My App" / "federated" / "fedrift.toml")
+    assert config.clients == 4 and config.shape == (1, 8, 8) and config.classes == 10
     assert 'name = "my-app"' in (tmp_path / "My App" / "pyproject.toml").read_text()
     capsys.readouterr()
     assert code_of(["flower", "init", str(tmp_path / "My App"), "--spec", str(file)]) == 2
@@ -141,8 +141,8 @@ def test_data_that_only_the_sites_know_are_not_made_up(tmp_path: Path) -> None:
     from fedrift.federation.sources import site_samples, test_samples
     from fedrift.federation.task import make_server_task
 
-    charter = FederationConfig(spec("fedavg"), (1, 8, 8), 10, 4, named=False)
-    (tmp_path / "fedrift.toml").write_text(charter.to_toml())
+    config = FederationConfig(spec("fedavg"), (1, 8, 8), 10, 4, named=False)
+    (tmp_path / "fedrift.toml").write_text(config.to_toml())
     again = FederationConfig.read(tmp_path / "fedrift.toml")
     assert test_samples(again, {"test": ""}) is None
     with pytest.raises(fr.InputError, match="put a loader into federated"):

@@ -127,13 +127,13 @@ from fedrift.federation.apps import client_app
 from fedrift.federation.sources import site_samples
 
 
-def load(charter, node):
+def load(config, node):
     hold = Path(node["state-dir"]).with_suffix(".hold")
     if hold.exists():
         hold.with_suffix(".holding").touch()
     while hold.exists():
         time.sleep(0.1)
-    return site_samples(charter, node)
+    return site_samples(config, node)
 
 
 app = client_app(Path(__file__).parent, load)

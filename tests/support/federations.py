@@ -90,28 +90,28 @@ class Federation:
     spec: Spec
     folder: Path
     ready: Prepared = field(init=False)
-    charter: FederationConfig = field(init=False)
+    config: FederationConfig = field(init=False)
     office: Office = field(default_factory=Office)
     notes: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
         self.ready = prepare(self.spec)
-        self.charter = FederationConfig.of(self.spec, self.ready)
+        self.config = FederationConfig.of(self.spec, self.ready)
 
     def maker(self, client: int) -> Callable[[], Node]:
         part = self.ready.partition.parts[client]
         x, y = self.ready.x[part], self.ready.data.y[part]
-        return lambda: make_node(self.charter, client, x, y, self.folder / f"site {client}")
+        return lambda: make_node(self.config, client, x, y, self.folder / f"site {client}")
 
     def everybody(self) -> Federation:
-        for client in range(self.charter.clients):
+        for client in range(self.config.clients):
             self.office.join(self.maker(client))
         return self
 
     def run(self, **options: Any) -> Result:
         data = self.ready.data
         return serve(
-            self.charter,
+            self.config,
             self.office,
             test=(data.x_test, data.y_test),
             note=self.notes.append,

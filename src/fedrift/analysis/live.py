@@ -66,7 +66,7 @@ class LiveAnalysis(Callback):
         self._file = folder / ANALYSIS / ROUNDS
 
     def on_start(self, plan: Plan) -> None:
-        """The run's folder stands; what it holds of later rounds will be measured again."""
+        """The run folder stands; what it holds of later rounds will be measured again."""
         self._is_on = not plan.is_origin  # another task's rounds
         if not self._is_on:
             return
@@ -94,9 +94,9 @@ class LiveAnalysis(Callback):
             return
         line: Record = {"round": report.round}
         for what in self.plan.what:
-            found = self._measured(what, report)
-            if found:
-                line[what] = encode(found)
+            numbers = self._measured(what, report)
+            if numbers:
+                line[what] = encode(numbers)
         with self._file.open("a", encoding="utf-8", newline="\n") as file:
             file.write(dump(line) + "\n")
 
@@ -120,28 +120,28 @@ class LiveAnalysis(Callback):
 
     def _drift(self, report: RoundReport) -> Record:
         running = self._running.pop(report.round, None)
-        found: Record = {} if running is None else dict(running.summary())
+        numbers: Record = {} if running is None else dict(running.summary())
         case = self._case(report)
         controls = server_lengths(case)
         controls |= {f"{k}_i": v for k, v in client_lengths(case, report.cohort).items()}
-        return found | ({"controls": controls} if controls else {})
+        return numbers | ({"controls": controls} if controls else {})
 
     def _classes(self, report: RoundReport) -> Record:
         accuracy = report.metrics.get("classes")
         norms = classes.head_norms(self.task.problem, report.weights)
-        found: Record = {"norms": norms} if norms else {}
+        numbers: Record = {"norms": norms} if norms else {}
         if not accuracy:
-            return found
-        found["accuracy"] = accuracy
+            return numbers
+        numbers["accuracy"] = accuracy
         history = np.array([row["classes"] for row in self._rows if "classes" in row])
-        found["forgetting"] = float(classes.forgetting(history).mean())
+        numbers["forgetting"] = float(classes.forgetting(history).mean())
         if self._counts is not None:
             share = classes.presence([report.cohort], self._counts)
-            found["presence"] = share[0].tolist()
-            found["lift"] = classes.recency(np.array([accuracy]), classes.held_classes(share))[
+            numbers["presence"] = share[0].tolist()
+            numbers["lift"] = classes.recency(np.array([accuracy]), classes.held_classes(share))[
                 "lift"
             ]
-        return found
+        return numbers
 
     def _case(self, report: RoundReport) -> Case:
         return Case(
@@ -183,10 +183,10 @@ def update_of(up: Any) -> Vec | None:
 def summary(name: str, rows: Sequence[Record], plan: LivePlan) -> Finding:
     """What was measured during a run, as curves."""
     numbers: Record = {"round": rows[-1]["round"], "every": plan.every, "rows": list(rows)}
-    said = [f"Measured in {len(rows)} rounds while the run was going on ({plan})."]
+    sentences = [f"Measured in {len(rows)} rounds while the run was going on ({plan})."]
     drift = [row["drift"] for row in rows if "distance" in row.get("drift", {})]
     if drift:
-        said.append(
+        sentences.append(
             f"Local models ended {drift[0]['distance']:.4g} away from the global one in the first "
             f"and {drift[-1]['distance']:.4g} in the last of these rounds."
         )
@@ -196,4 +196,4 @@ def summary(name: str, rows: Sequence[Record], plan: LivePlan) -> Finding:
         if pictures.has_numbers_for(key, rows)
     }
     figures = {key: partial(draw, runs={name: numbers}) for key, draw in drawn.items()}
-    return replace(Finding("LivePlan the run", tuple(said), numbers), figures=figures)
+    return replace(Finding("During the run", tuple(sentences), numbers), figures=figures)

@@ -74,11 +74,11 @@ def rehearse(
     An algorithm that asks twice tells its clients in between what all of the `cohort` have said,
     so that all of them are rehearsed then.
     """
-    found, exchanges = _rehearsed(task, state, buffers, store, round, clients, watch)
+    visited, exchanges = _rehearsed(task, state, buffers, store, round, clients, watch)
     whole = sorted({*clients, *cohort})
     if exchanges > 1 and len(whole) > len(clients):
-        found, _ = _rehearsed(task, state, buffers, store, round, whole, watch)
-    return {client: seen for client, seen in found.items() if client in clients}
+        visited, _ = _rehearsed(task, state, buffers, store, round, whole, watch)
+    return {client: seen for client, seen in visited.items() if client in clients}
 
 
 def _rehearsed(

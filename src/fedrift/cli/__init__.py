@@ -14,7 +14,7 @@ import typer
 from fedrift.cli.analyse import analyse
 from fedrift.cli.compare import compare
 from fedrift.cli.conform import conform
-from fedrift.cli.console import BAD_INPUT, DONE, FAILED, INTERRUPTED, complain
+from fedrift.cli.console import complain
 from fedrift.cli.explain import explain
 from fedrift.cli.flower import app as flower
 from fedrift.cli.listing import list_names
@@ -25,7 +25,16 @@ from fedrift.cli.report import report
 from fedrift.cli.resume import fork, resume
 from fedrift.cli.run import run
 from fedrift.cli.verify import verify
-from fedrift.errors import InputError, RunError, describe, is_out_of_memory
+from fedrift.errors import (
+    BAD_INPUT,
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    InputError,
+    RunError,
+    describe,
+    is_out_of_memory,
+)
 
 app = typer.Typer(
     name="fedrift",

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedrift.cli.console import INTERRUPTED
 from fedrift.cli.launch import check_trust
 from fedrift.cli.resume import TRUST
 from fedrift.config.analyses import WHAT, parse_names
 from fedrift.config.grid import COMPARISON, RUNS
-from fedrift.errors import InputError
+from fedrift.errors import INTERRUPTED, InputError
 from fedrift.storage import run_folder
 
 if TYPE_CHECKING:

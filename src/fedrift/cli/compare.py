@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedrift.cli.compare_view import findings, remarks, table, watcher
-from fedrift.cli.console import INTERRUPTED, console
-from fedrift.cli.run import TRACK, said, with_settings
+from fedrift.cli.console import console
+from fedrift.cli.run import TRACK, given_flags, with_settings
 from fedrift.config.backends import starts_workers
 from fedrift.config.grid import COMPARISON, Entrant, Grid, from_toml, seeds_of
 from fedrift.config.spec import FIELDS, Spec
 from fedrift.config.tuning import searches
 from fedrift.engine.trackers import tracks
-from fedrift.errors import InputError
+from fedrift.errors import INTERRUPTED, InputError
 from fedrift.report.statistics.findings import as_records
 from fedrift.storage.jsonl import dump, replace_text
 
@@ -60,7 +60,7 @@ def seeds_of_text(text: str) -> tuple[int, ...]:
     return seeds_of(numbers if "," in text else numbers[0])
 
 
-def contest(
+def run_comparison(
     grid: Grid,
     tune: Sequence[str],
     out: str | None,
@@ -120,21 +120,21 @@ def _budget(text: str | None, tune: Sequence[str]) -> int | None:
 
 
 def _show(made: Comparison, *, as_json: bool) -> None:
-    found = findings(made)
+    summary = findings(made)
     if as_json:
         runs = [
             {"label": o.item.label, **o.item.axes, **o.result.summary()}
             for o in made.outcomes
             if o.result is not None
         ]
-        compared = (
-            {} if found is None else {"baseline": found.baseline, "results": as_records(found)}
-        )
+        compared: dict[str, Any] = {}
+        if summary is not None:
+            compared = {"baseline": summary.baseline, "results": as_records(summary)}
         typer.echo(dump({"runs": runs, **compared}))
         return
-    if found is not None:
-        console().print(table(found))
-        for remark in remarks(found):
+    if summary is not None:
+        console().print(table(summary))
+        for remark in remarks(summary):
             console().print(remark)
     if made.folder is not None:
         console().print(f"runs in {made.folder}; a page of it: fedrift report {made.folder}")
@@ -200,8 +200,8 @@ def compare(
     [cyan]fedrift compare fedavg fedprox:mu=0.3 --partition dirichlet --alpha 0.1,1[/cyan]
     [cyan]fedrift compare fedavg fedsam --tune lr=0.01,0.03,0.1 --seeds 3 --out runs/tuned[/cyan]
     """
-    grid = gathered(algorithms or [], said(options), seeds, spec)
-    contest(
+    grid = gathered(algorithms or [], given_flags(options), seeds, spec)
+    run_comparison(
         grid,
         tune or [],
         out,

@@ -167,7 +167,7 @@ class Watcher:
             if "accuracy" in report.metrics:
                 self.last[key] = float(report.metrics["accuracy"])
 
-    def finished(self, item: Item, said: str) -> None:
+    def finished(self, item: Item, outcome: str) -> None:
         group = _group(item)
         with self._lock:
             if (group, item.seed) not in self.rounds:  # it was read, not made
@@ -176,8 +176,8 @@ class Watcher:
             self.done[group] = self.done.get(group, 0) + 1
             done, left = sum(self.done.values()), self._left()
         if self._shows and self._live is None:
-            line = f"{done} of {self.runs}: {_name(item)}: {said}{left if done < self.runs else ''}"
-            console(errors=True).print(line)
+            more = left if done < self.runs else ""
+            console(errors=True).print(f"{done} of {self.runs}: {_name(item)}: {outcome}{more}")
 
     def _left(self) -> str:
         """How long the rest will take, from the rounds made here so far."""

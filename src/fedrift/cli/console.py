@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130  # exit codes
 WIDE = 160  # columns when nobody says otherwise, so that lines in a pipe stay whole
 
 

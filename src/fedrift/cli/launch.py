@@ -11,14 +11,14 @@ from typing import Any
 
 import typer
 
-from fedrift.cli.console import INTERRUPTED, console, loss_text
+from fedrift.cli.console import console, loss_text
 from fedrift.cli.progress import Watcher, watcher
 from fedrift.config.analyses import LivePlan, parse_live_plan
 from fedrift.config.backends import starts_workers
 from fedrift.config.own_code import IN_PYTHON, foreign_code
 from fedrift.config.spec import FIELDS, Spec, read_toml, replaced_by
 from fedrift.engine.trackers import tracks
-from fedrift.errors import InputError
+from fedrift.errors import INTERRUPTED, InputError
 from fedrift.report.numbers import bytes_text, seconds_text
 from fedrift.storage.fork import Origin, read_origin
 from fedrift.storage.jsonl import dump

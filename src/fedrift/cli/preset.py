@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrift.cli.console import INTERRUPTED, console
-from fedrift.errors import InputError, unknown
+from fedrift.cli.console import console
+from fedrift.errors import INTERRUPTED, InputError, unknown
 from fedrift.presets.findings import Findings, Table
 from fedrift.presets.preset import Preset, Size, published_lines
 from fedrift.presets.relations import shown, spoken

@@ -48,7 +48,7 @@ def with_settings(
     command.__annotations__ = hints
 
 
-def said(options: Mapping[str, Any]) -> dict[str, Any]:
+def given_flags(options: Mapping[str, Any]) -> dict[str, Any]:
     """The flags that were given."""
     return {key: value for key, value in options.items() if value not in (None, [], False)}
 
@@ -107,7 +107,7 @@ def run(
     from fedrift.cli.launch import chosen, start
 
     start(
-        chosen(said({**options, "algorithm": algorithm}), spec),
+        chosen(given_flags({**options, "algorithm": algorithm}), spec),
         as_json=as_json,
         quiet=quiet,
         track=track or [],

@@ -342,22 +342,22 @@ def check(named: Named, field: str = "algorithm", package: Path = PACKAGE) -> di
                 f"{field} '{named}': write options of your own as {named.code},key=value"
             )
         return {}
-    found = entry(named.name, package)
+    listed = entry(named.name, package)
     if named.value is not None:
         raise InputError(
             f"{field} '{named}' has the value '{named.value}'; options are written key=value: "
-            f"{found.usage}"
+            f"{listed.usage}"
         )
-    if found.is_wrapper and named.inner is None:
+    if listed.is_wrapper and named.inner is None:
         raise InputError(
             f"{field} '{named}' wraps another algorithm; name it in parentheses: "
             f"{named.name}(fedavg)"
         )
     if named.inner is not None:
-        if not found.is_wrapper:
+        if not listed.is_wrapper:
             raise InputError(f"{field} '{named}': {named.name} wraps no other algorithm; remove it")
         check(named.inner, field, package)
-    return _typed(named, found, field)
+    return _typed(named, listed, field)
 
 
 def is_own(named: Named, package: Path = PACKAGE) -> bool:
@@ -380,8 +380,8 @@ def with_weights(named: Named, weights: str) -> Named:
     return replace(named, options={**named.options, "weights": weights})
 
 
-def _typed(named: Named, found: Entry, field: str) -> dict[str, Scalar]:
-    options = {option.name: option for option in found.options}
+def _typed(named: Named, entry: Entry, field: str) -> dict[str, Scalar]:
+    options = {option.name: option for option in entry.options}
     typed: dict[str, Scalar] = {}
     for key, text in named.options.items():
         if key not in options:
@@ -391,10 +391,10 @@ def _typed(named: Named, found: Entry, field: str) -> dict[str, Scalar]:
                 )
             raise unknown(f"option of {named.name}", key, options)
         typed[key] = options[key].kind.read(text, f"option {key} of {named.name}")
-    missing = [option.name for option in found.options if option.required]
+    missing = [option.name for option in entry.options if option.required]
     for name in missing:
         if name not in typed:
-            raise InputError(f"{field} '{named}' needs option '{name}'; write {found.usage}")
+            raise InputError(f"{field} '{named}' needs option '{name}'; write {entry.usage}")
     return typed
 
 

@@ -240,11 +240,11 @@ def check_length(work: object, field: str, clients: int) -> None:
 
 def uniform(text: str, field: str) -> tuple[int, int]:
     """The bounds of `uniform:2,5`."""
-    found = grammar.parse(text, field)
-    if found.name != "uniform":
-        raise unknown(f"draw in {field}", found.name, ["uniform"])
-    ends = re.fullmatch(r"(\d{1,9}) *, *(\d{1,9})", found.value or "")
-    low, high = (int(ends[1]), int(ends[2])) if ends and not found.options else (1, 0)
+    parsed = grammar.parse(text, field)
+    if parsed.name != "uniform":
+        raise unknown(f"draw in {field}", parsed.name, ["uniform"])
+    ends = re.fullmatch(r"(\d{1,9}) *, *(\d{1,9})", parsed.value or "")
+    low, high = (int(ends[1]), int(ends[2])) if ends and not parsed.options else (1, 0)
     if not (low <= high <= MOST and high >= 1):
         raise refuse(text, field, "uniform:LOW,HIGH with LOW not above HIGH")
     return low, high
@@ -282,15 +282,15 @@ WHOLE = {"every"}
 
 def schedule_of(text: str, field: str = "schedule") -> tuple[str, dict[str, float]]:
     """The name and the numbers of a rate schedule: `exp:0.9` → ("exp", {"factor": 0.9})."""
-    found = grammar.parse(text, field)
-    if found.name not in SCHEDULES:
-        raise unknown(field, found.name, SCHEDULES)
-    form = SCHEDULES[found.name]
-    given = dict(found.options)
+    parsed = grammar.parse(text, field)
+    if parsed.name not in SCHEDULES:
+        raise unknown(field, parsed.name, SCHEDULES)
+    form = SCHEDULES[parsed.name]
+    given = dict(parsed.options)
     if given.pop("per", "round") not in ("round", "step"):
         raise InputError(f"{field} '{text}': per must be round or step")
-    if found.value is not None:
-        given = {next(iter(form.defaults), "value"): found.value, **given}
+    if parsed.value is not None:
+        given = {next(iter(form.defaults), "value"): parsed.value, **given}
     numbers: dict[str, float] = {}
     for key, default in form.defaults.items():
         if key in given:
@@ -304,7 +304,7 @@ def schedule_of(text: str, field: str = "schedule") -> tuple[str, dict[str, floa
     if given:
         key = next(iter(given))
         raise InputError(f"{field} '{text}' has no {key}; write for example {form.example}")
-    return found.name, numbers
+    return parsed.name, numbers
 
 
 def is_per_step(text: str) -> bool:
@@ -334,19 +334,19 @@ OPTIMIZERS = {
 
 def optimizer_of(text: str, field: str = "optimizer") -> tuple[str, dict[str, Any]]:
     """The name, and what is said of its options: `adam:eps=1e-6` → ("adam", {"eps": 1e-6})."""
-    found = grammar.parse(text, field)
-    if found.name not in OPTIMIZERS:
-        raise unknown(field, found.name, OPTIMIZERS)
-    known = OPTIMIZERS[found.name].split()
-    if found.value is not None or found.inner is not None:
+    parsed = grammar.parse(text, field)
+    if parsed.name not in OPTIMIZERS:
+        raise unknown(field, parsed.name, OPTIMIZERS)
+    known = OPTIMIZERS[parsed.name].split()
+    if parsed.value is not None or parsed.inner is not None:
         raise InputError(f"{field} '{text}': options are written key=value: {', '.join(known)}")
     options: dict[str, Any] = {}
-    for key, value in found.options.items():
+    for key, value in parsed.options.items():
         if key not in known:
             own = " (the run's own setting)" if key == "lr" else ""
-            raise unknown(f"option of {field} '{found.name}'{own}", key, known)
+            raise unknown(f"option of {field} '{parsed.name}'{own}", key, known)
         options[key] = _option(key, value, f"{field} '{text}': {key}")
-    return found.name, options
+    return parsed.name, options
 
 
 def _option(key: str, text: str, field: str) -> object:

@@ -368,13 +368,13 @@ class ClientMethod(NamedTuple):
 
 def client_methods(root: Algorithm[Any, Any]) -> list[ClientMethod]:
     """The client methods of an algorithm and of everything it wraps."""
-    found: list[ClientMethod] = []
+    methods: list[ClientMethod] = []
     for _, node in parts(root):
         for name, function in inspect.getmembers(type(node), inspect.isfunction):
             first = list(inspect.signature(function).parameters)[1:4]
             if not name.startswith("_") and first == ["site", "down", "mine"]:
-                found.append(ClientMethod(node, function, signature(getattr(node, name))))
-    return found
+                methods.append(ClientMethod(node, function, signature(getattr(node, name))))
+    return methods
 
 
 def address(root: Algorithm[Any, Any], fn: Callable[..., Any]) -> str:

@@ -55,21 +55,21 @@ class RobustReducer:
         chosen = self._chosen()
         reduced: dict[str, Any] = {}
         for name, how in reductions(self.cls).items():
-            held = [values[name] for values in chosen if values.get(name) is not None]
-            if not held:
+            column = [values[name] for values in chosen if values.get(name) is not None]
+            if not column:
                 continue
-            is_tensor = isinstance(held[0], Tensor)
+            is_tensor = isinstance(column[0], Tensor)
             if how == "gather":
-                reduced[name] = torch.stack(held if is_tensor else _numbers(held))
+                reduced[name] = torch.stack(column if is_tensor else _numbers(column))
                 continue
             scale = 1 if how == "mean" else self.replies
-            flat = [v.reshape(-1) for v in (held if is_tensor else _numbers(held))]
+            flat = [v.reshape(-1) for v in (column if is_tensor else _numbers(column))]
             # Some coordinates at a time: all replies at once, in float64 and sorted, are many.
             pieces = zip(*(v.split(COORDINATES) for v in flat), strict=True)
-            found = [self._centre(torch.stack([v.double() for v in p])) * scale for p in pieces]
-            value = torch.cat(found) if found else torch.zeros(0)
+            centres = [self._centre(torch.stack([v.double() for v in p])) * scale for p in pieces]
+            value = torch.cat(centres) if centres else torch.zeros(0)
             reduced[name] = (
-                value.reshape(held[0].shape).to(held[0].dtype) if is_tensor else float(value)
+                value.reshape(column[0].shape).to(column[0].dtype) if is_tensor else float(value)
             )
         return rebuilt(self.cls, reduced)
 

@@ -74,13 +74,13 @@ def kinds(target: Any) -> dict[str, Kind]:
         hints: Mapping[str, Any] = typing.get_type_hints(target, include_extras=True)
     except (NameError, TypeError):  # names that only the type checker knows
         hints = {}
-    found: dict[str, Kind] = {}
+    options: dict[str, Kind] = {}
     for name, parameter in inspect.signature(target).parameters.items():
         default = parameter.default
         kind = kind_of(hints.get(name, type(default)))
         if kind is not None:
-            found[name] = kind
-    return found
+            options[name] = kind
+    return options
 
 
 def kind_of(hint: Any) -> Kind | None:
@@ -164,13 +164,13 @@ def _optimizer(default: Optimizer, given: Mapping[str, Any]) -> Optimizer:
 
 def build(named: Named | str, given: Mapping[str, Any], rounds: int) -> Algorithm[Any, Any]:
     """The algorithm a text names, with the run's local settings inside."""
-    found = parse(named, "algorithm") if isinstance(named, str) else named
-    if algorithms.is_own(found):
-        return filled(make(found), given, rounds)
-    options = algorithms.check(found)
-    target = NAMES[found.name]
-    if found.inner is not None:
-        return target(inner=build(found.inner, given, rounds), **options)
+    parsed = parse(named, "algorithm") if isinstance(named, str) else named
+    if algorithms.is_own(parsed):
+        return filled(make(parsed), given, rounds)
+    options = algorithms.check(parsed)
+    target = NAMES[parsed.name]
+    if parsed.inner is not None:
+        return target(inner=build(parsed.inner, given, rounds), **options)
     parameters = inspect.signature(target).parameters
     if "local" not in parameters:  # no local training: its settings have nothing to say
         return target(**options)
@@ -185,28 +185,28 @@ def checked(made: Algorithm[Any, Any]) -> Algorithm[Any, Any]:
 
 def filled(made: Algorithm[Any, Any], given: Mapping[str, Any], rounds: int) -> Algorithm[Any, Any]:
     """An object with the run's local settings, which only fill what it leaves unsaid."""
-    said = [key for key, value in given.items() if value is not None or key == "batch_size"]
-    if not said:
+    settings = [key for key, value in given.items() if value is not None or key == "batch_size"]
+    if not settings:
         return checked(made)
-    _check_local(checked(made), said[0], given[said[0]])
+    _check_local(checked(made), settings[0], given[settings[0]])
     return map_local(made, lambda old: local(old, given, rounds))
 
 
 def _check_local(made: Algorithm[Any, Any], key: str, value: object) -> None:
     """A setting of the run may fill the local settings only where the object says nothing."""
-    found = False
+    has_local = False
     for _, node in parts(made):
         for field in fields(node):  # type: ignore[arg-type]
             own = getattr(node, field.name)
             if not isinstance(own, Local):
                 continue
-            found = True
+            has_local = True
             if own != default_of(field):
                 raise InputError(
                     f"{key}={value!r} and {type(node).__name__}({field.name}=Local(…)) are both "
                     f"given; keep one of the two"
                 )
-    if not found and not type(made).__module__.startswith("fedrift."):
+    if not has_local and not type(made).__module__.startswith("fedrift."):
         name = type(made).__name__
         raise InputError(
             f"{key}={value!r}: {name} has no field for it; write local: Local = Local() in {name} "

@@ -50,22 +50,22 @@ def gaps(y: np.ndarray, classes: int) -> tuple[str, ...]:
     """A remark if the labels leave numbers out: 3, 7 and 100 make 101 classes."""
     if y.dtype.kind == "f" or y.ndim > 1:  # numbers, or the tokens of a text
         return ()
-    found = np.unique(y)
-    if len(found) == classes or int(found[-1]) + 1 < classes:  # named classes may have no sample
+    labels = np.unique(y)
+    if len(labels) == classes or int(labels[-1]) + 1 < classes:  # named classes may have no sample
         return ()
-    return (f"labels are not 0 to {len(found) - 1}: {len(found)} of them make {classes} classes",)
+    return (f"labels are not 0 to {len(labels) - 1}: {len(labels)} of them make {classes} classes",)
 
 
 def measured(name: str, measure: Callable[[Any, Any], Any]) -> Callable[[Any, Any], float]:
     """The reader's metric, which must give one number."""
 
     def scalar(output: Any, target: Any) -> float:
-        found = measure(output, target)
+        value = measure(output, target)
         try:
-            return float(found)
+            return float(value)
         except (TypeError, ValueError, RuntimeError):
-            shape = getattr(found, "shape", None)
-            what = type(found).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
+            shape = getattr(value, "shape", None)
+            what = type(value).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
             raise InputError(
                 f"metrics['{name}'] gave a {what}; one number is wanted, such as its mean()"
             ) from None
@@ -93,11 +93,13 @@ def has_labels(y: Any) -> bool:
     return isinstance(y, Tensor) and not y.is_floating_point()
 
 
-def check_labels(problem: Problem, held: Split, test: tuple[Any, Any] | None, strict: bool) -> None:
+def check_labels(
+    problem: Problem, split: Split, test: tuple[Any, Any] | None, strict: bool
+) -> None:
     """Whether targets and output suit the default loss; with a loss of one's own anything may."""
     if not strict:
         return
-    sides = (("clients", held.y), ("test", None if test is None else test[1]))
+    sides = (("clients", split.y), ("test", None if test is None else test[1]))
     for name, y in sides:
         if isinstance(y, Tensor) and y.is_floating_point():
             raise InputError(
@@ -118,18 +120,18 @@ def check_labels(problem: Problem, held: Split, test: tuple[Any, Any] | None, st
             bad = ((y >= problem.classes) | ((y < 0) & (y != -100))).nonzero()
             if len(bad):
                 sample, wrong = int(bad[0, 0]), int(y[tuple(bad[0])])
-                whose = name if y is not held.y else _owner(held, sample)
+                whose = name if y is not split.y else _owner(split, sample)
                 more = f", or the model {wrong + 1} outputs" if wrong > 0 else ""
                 raise InputError(
                     f"{whose}: label {wrong} is outside the model's {problem.classes} classes "
-                    f"(0 to {problem.classes - 1}){classes_axis(problem, held.x)}; give labels "
+                    f"(0 to {problem.classes - 1}){classes_axis(problem, split.x)}; give labels "
                     f"that count from 0{more}"
                 )
 
 
-def _owner(held: Split, sample: int) -> str:
+def _owner(split: Split, sample: int) -> str:
     """The client that a sample of the block belongs to, as errors name it."""
-    client = next((i for i, part in enumerate(held.parts) if sample in part), None)
+    client = next((i for i, part in enumerate(split.parts) if sample in part), None)
     return "clients" if client is None else f"clients[{client}]"
 
 
@@ -149,7 +151,7 @@ def try_loss(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
     """Refuse, before the first round, a model, targets and a loss that do not fit together."""
     try:
         model = problem.model
-        held = model.buffers()
+        buffers = model.buffers()
         model.w.copy_(problem.w0)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Using a target size")  # broadcast by mistake
@@ -157,7 +159,7 @@ def try_loss(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
                 model.loss(problem.w0, probe)
             else:
                 model.gradients(probe)
-        model.load_buffers(held)
+        model.load_buffers(buffers)
     except (RuntimeError, TypeError, ValueError, IndexError, UserWarning) as error:
         labels = probe[1].tolist() if isinstance(probe[1], Tensor) else "…"
         raise InputError(
@@ -204,26 +206,26 @@ def check_isolated(problem: Problem, batch: Batch, other: Batch) -> None:
 
 def bind(
     describe: Callable[..., Problem],
-    held: Split,
+    split: Split,
     test: tuple[Any, Any] | None,
     check: Callable[[Problem, Split, tuple[Any, Any] | None], None],
     device: str,
 ) -> tuple[Problem, Split, tuple[Any, Any] | None, tuple[str, ...]]:
     """Try the model on two samples: channels-last images first, then as they came."""
-    first = held.first(2)
+    first = split.first(2)
     try:
-        return *_bound(describe, held, test, check, first, device, arrays.channels_last), ()
+        return *_bound(describe, split, test, check, first, device, arrays.channels_last), ()
     except InputError:
-        if not arrays.has_images(held.x):
+        if not arrays.has_images(split.x):
             raise
     notes = ("the model takes no channels-last images: slower convolutions",)
-    return *_bound(describe, held, test, check, first, device, arrays.contiguous), notes
+    return *_bound(describe, split, test, check, first, device, arrays.contiguous), notes
 
 
 @borrowed_generators()
 def _bound(
     describe: Callable[..., Problem],
-    held: Split,
+    split: Split,
     test: tuple[Any, Any] | None,
     check: Callable[[Problem, Split, tuple[Any, Any] | None], None],
     first: np.ndarray,
@@ -233,13 +235,13 @@ def _bound(
     def placed(tree: Any) -> Any:
         return map_tree(lambda t: t.to(device), tree)
 
-    data = held.with_data(placed(arrange(held.x)), placed(held.y))
+    data = split.with_data(placed(arrange(split.x)), placed(split.y))
     probe = take(data.x, first), take(data.y, first)
-    more = take(data.x, held.first(SEVERAL))
+    more = take(data.x, split.first(SEVERAL))
     problem = describe(probe=map_tree(lambda t: t.cpu(), probe), more=map_tree(Tensor.cpu, more))
     check(problem, data, test)
     try_loss(problem, probe, "loss")
-    check_isolated(problem, (more, take(data.y, held.first(SEVERAL))), probe)
+    check_isolated(problem, (more, take(data.y, split.first(SEVERAL))), probe)
     if test is None or not count(test[0]):
         return problem, data, None
     test = placed(arrange(test[0])), placed(test[1])

@@ -242,12 +242,12 @@ def _execute(
     evaluator = None
     if task.test is not None:
         evaluator = Evaluator(problem, *task.test, evaluation.evaluate_chunk, bool(task.metrics))
-    progress, said = resume(task, store, folder, again)
+    progress, remarks = resume(task, store, folder, again)
     has_diverged = progress.diverged_at is not None
     if is_origin and until is not None and progress.round >= until and not has_diverged:
         store.close()
         return None
-    planned = replace(plan(task, store, number, progress.round, said), is_origin=is_origin)
+    planned = replace(plan(task, store, number, progress.round, remarks), is_origin=is_origin)
     try:
         check_fits(planned, Path(store.scratch), folder is not None)
     except InputError:

@@ -87,16 +87,16 @@ def defer_interrupts() -> Generator[None]:
         yield
         return
     both = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) == usual]
-    held: list[Any] = []
+    pending: list[Any] = []
     for one in both:
-        signal.signal(one, lambda *details: held.append(details))
+        signal.signal(one, lambda *details: pending.append(details))
     try:
         yield
     finally:
         for one in both:
             signal.signal(one, usual)
-        if held:
-            usual(*held[-1])
+        if pending:
+            usual(*pending[-1])
 
 
 @dataclass

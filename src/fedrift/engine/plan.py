@@ -165,8 +165,8 @@ def passes(problem: Problem, batch: tuple[Any, Any]) -> tuple[float, float]:
     model, kept, widest = problem.model, dict[int, int](), [0]
 
     def keep(tensor: Tensor) -> Tensor:
-        held = tensor.untyped_storage()
-        kept[held.data_ptr()] = held.nbytes()
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     def look(_: nn.Module, given: Any, output: Any) -> None:
@@ -217,8 +217,8 @@ class Task:
     def deciding(self) -> dict[str, Any]:
         """What decides the result beside algorithm, model and client data, in a stable form."""
         stack = None if self.problem.stack == "auto" else self.problem.stack
-        said = {"faults": self.faults, "aggregation": self.aggregation, "stack": stack}
-        return {k: v for k, v in said.items() if v is not None} | {
+        options = {"faults": self.faults, "aggregation": self.aggregation, "stack": stack}
+        return {k: v for k, v in options.items() if v is not None} | {
             "rounds": self.rounds,
             "seed": self.seed,
             "eval_every": self.eval_every,
@@ -290,7 +290,7 @@ def cost_of(task: Task) -> Callable[[int, int], float]:
 
 
 def plan(
-    task: Task, store: States, workers: int, resumed_from: int, said: tuple[str, ...] = ()
+    task: Task, store: States, workers: int, resumed_from: int, remarks: tuple[str, ...] = ()
 ) -> Plan:
     """What the run will hold in memory and on disk."""
     who = task.participation
@@ -314,7 +314,7 @@ def plan(
         memory_bytes=work.total(),
         disk_bytes=store.row_bytes() * rows_of(task),
         resumed_from=resumed_from,
-        notes=(*task.notes, *said),
+        notes=(*task.notes, *remarks),
         states=store if isinstance(store, Store) else None,
     )
 
@@ -350,17 +350,17 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def free_memory() -> int | None:
     """Bytes of memory that processes may still take, by the system and by a container's limit."""
-    found: list[int] = []
+    limits: list[int] = []
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found += [int(s.split()[1]) * 1024 for s in lines if s.startswith("MemAvailable:")]
+        limits += [int(s.split()[1]) * 1024 for s in lines if s.startswith("MemAvailable:")]
     with suppress(OSError, ValueError):
         limit = (CGROUP / "memory.max").read_text().strip()
         used = int((CGROUP / "memory.current").read_text())
         stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
         if limit != "max":  # what files occupy in memory can be had back
-            found.append(int(limit) - used + int(stat.get("file", "0")))
-    return min(found) if found else None
+            limits.append(int(limit) - used + int(stat.get("file", "0")))
+    return min(limits) if limits else None
 
 
 def free_disk(place: Path) -> int:
@@ -369,7 +369,7 @@ def free_disk(place: Path) -> int:
     return shutil.disk_usage(there).free
 
 
-def held(folder: Path) -> int:
+def bytes_in(folder: Path) -> int:
     """Bytes that a folder holds already."""
     total = 0
     for root, _, names in os.walk(folder):
@@ -390,7 +390,7 @@ def check_fits(plan: Plan, place: Path, out: bool) -> None:
         )
     disk = free_disk(place) if plan.disk_bytes else 0
     if out and plan.disk_bytes > disk:  # what the run has written already is its own
-        disk += held(place)
+        disk += bytes_in(place)
     if plan.disk_bytes > disk:
         fix = "name an out folder on a larger disk" if out else "set TMPDIR to a larger disk"
         raise InputError(

@@ -28,7 +28,7 @@ SHARE = 0.02  # of a run's time that checkpoints may take
 
 
 class RunRecorder:
-    """Writes a run's folder: lines as rounds end, checkpoints as often as they are cheap."""
+    """Writes a run folder: lines as rounds end, checkpoints as often as they are cheap."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -108,15 +108,15 @@ def clients(split: Split, classes: int | None) -> dict[str, Any]:
     counts = None
     labels = isinstance(split.y, Tensor) and split.y.dim() == 1 and not split.y.is_floating_point()
     # Neither made when they are visited, nor held elsewhere.
-    held = split.make is None and len(split.parts) == len(split)
-    held = held and all(len(p) == n for p, n in zip(split.parts, split.sizes, strict=True))
-    if held and classes and labels and len(split) * classes <= MOST_COUNTS:
+    is_here = split.make is None and len(split.parts) == len(split)
+    is_here = is_here and all(len(p) == n for p, n in zip(split.parts, split.sizes, strict=True))
+    if is_here and classes and labels and len(split) * classes <= MOST_COUNTS:
         y = split.y.cpu().numpy()
         counts = [np.bincount(y[p][y[p] >= 0], minlength=classes).tolist() for p in split.parts]
     return {"sizes": split.sizes.tolist(), "counts": counts, "scheme": split.note}
 
 
-IN_PYTHON = dict.fromkeys(("data", "model"), own_code.IN_PYTHON)
+GIVEN_AS_OBJECTS = dict.fromkeys(("data", "model"), own_code.IN_PYTHON)
 """Stands in the spec of a run whose data and model were given as objects."""
 
 

@@ -131,8 +131,8 @@ class Result:
 
         if self.config is not None:
             return replace(self.config, out=None)
-        said = {k: v for k, v in self.info.items() if v is not None}
-        return Spec.of({"rounds": len(self.rounds) or 1} | recorder.IN_PYTHON | said)
+        known = {k: v for k, v in self.info.items() if v is not None}
+        return Spec.of({"rounds": len(self.rounds) or 1} | recorder.GIVEN_AS_OBJECTS | known)
 
     def record(self) -> RunRecord:
         """The run as it would be read from its folder."""

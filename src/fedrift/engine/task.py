@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedrift import models
 from fedrift.backends.stacking.scheduler import scheduler_for
 from fedrift.config import models as model_names
+from fedrift.config.own_code import IN_PYTHON
 from fedrift.config.privacy import Stretch, parse_privacy
 from fedrift.config.spec import FIELDS, Spec
 from fedrift.core.algorithm import Algorithm, local_of
@@ -33,7 +34,7 @@ from fedrift.engine import build, check_objects
 from fedrift.engine.check_objects import bind
 from fedrift.engine.plan import Task, UserMetric
 from fedrift.engine.prepare import Prepared
-from fedrift.engine.recorder import IN_PYTHON
+from fedrift.engine.recorder import GIVEN_AS_OBJECTS
 from fedrift.errors import InputError
 from fedrift.models import losses
 from fedrift.rng import torch_seed
@@ -61,19 +62,19 @@ class Tensors:
 
 
 def factory_of(
-    model: str | Callable[[], nn.Module] | nn.Module, held: Split, test: tuple[Any, Any] | None
+    model: str | Callable[[], nn.Module] | nn.Module, split: Split, test: tuple[Any, Any] | None
 ) -> Callable[[], nn.Module]:
     """What makes the model; one by name is fitted to the samples and to the labels that occur."""
     if isinstance(model, str):
-        targets = [held.y] if test is None else [held.y, test[1]]
+        targets = [split.y] if test is None else [split.y, test[1]]
         axes = 2 if model_names.choose_model(model).takes_tokens else 1
-        if not isinstance(held.x, Tensor) or not all(_are_labels(y, axes) for y in targets):
+        if not isinstance(split.x, Tensor) or not all(_are_labels(y, axes) for y in targets):
             raise InputError(
                 f"model='{model}': a model by name takes arrays of samples and of whole numbers "
                 "as their labels; give a module or a function that returns one"
             )
         classes = max(int(y.max()) for y in targets) + 1
-        return models.factory(model, tuple(held.x.shape[1:]), classes)
+        return models.factory(model, tuple(split.x.shape[1:]), classes)
     if isinstance(model, nn.Module):
         return partial(copied, model)
     if not callable(model):
@@ -119,14 +120,14 @@ def objects_from_call(
     """The user's objects, checked, in the run's dtype."""
     check_objects.check_functions(loss, metrics or {})
     given = None if isinstance(algorithm, str) else build.instance(algorithm)
-    held = arrays.gather(clients, DTYPES[dtype])
+    split = arrays.gather(clients, DTYPES[dtype])
     tried = None if test is None else arrays.pair(test, DTYPES[dtype], "test")
-    return Objects(factory_of(model, held, tried), held, tried, loss, metrics or {}, given)
+    return Objects(factory_of(model, split, tried), split, tried, loss, metrics or {}, given)
 
 
 def spec_from_call(algorithm: build.AlgorithmLike, settings: Mapping[str, Any]) -> Spec:
     """The settings of a call in Python as a spec; what is None was not said."""
-    said: dict[str, Any] = {**IN_PYTHON, "partition": IN_PYTHON["data"]}
+    options: dict[str, Any] = {**GIVEN_AS_OBJECTS, "partition": IN_PYTHON}
     for key, value in {**settings, "algorithm": algorithm}.items():
         value = plain(value)
         if key == "batch_size":
@@ -134,8 +135,8 @@ def spec_from_call(algorithm: build.AlgorithmLike, settings: Mapping[str, Any]) 
         if isinstance(value, str) and FIELDS[key].is_list:
             value = [value]
         if value is not None and (key != "algorithm" or isinstance(value, str)):
-            said[key] = value
-    return Spec.of(said)
+            options[key] = value
+    return Spec.of(options)
 
 
 USUAL = "default"  # the batch size that the algorithm has of its own
@@ -160,17 +161,22 @@ MOST_PARTICIPANTS = 20_000  # numbers; a longer schedule is left to the call
 def recorded(spec: Spec, objects: Objects, made: Algorithm[Any, Any], name: str) -> Spec:
     """The spec with what the objects tell, as far as one can hold it."""
     scheme, _, shift = objects.clients.note.partition(SHIFTED)
-    told = {"algorithm": name, "clients": len(objects.clients), "partition": scheme, "shift": shift}
-    told |= {"loss": losses.name_of(objects.loss)}
+    facts = {
+        "algorithm": name,
+        "clients": len(objects.clients),
+        "partition": scheme,
+        "shift": shift,
+    }
+    facts |= {"loss": losses.name_of(objects.loss)}
     if objects.algorithm is not None:
-        told = {**work(local_of(made)), **spec.local_work(), **told}
-    said: dict[str, Any] = {"weights": None}  # in the algorithm's text
-    for key, value in told.items():
+        facts = {**work(local_of(made)), **spec.local_work(), **facts}
+    changes: dict[str, Any] = {"weights": None}  # in the algorithm's text
+    for key, value in facts.items():
         with suppress(InputError):
-            said |= {key: FIELDS[key].read(value, key)} if value else {}
+            changes |= {key: FIELDS[key].read(value, key)} if value else {}
     if spec.participants is not None and sum(map(len, spec.participants)) > MOST_PARTICIPANTS:
-        said["participants"] = None
-    return replace(spec, **said)
+        changes["participants"] = None
+    return replace(spec, **changes)
 
 
 def where(spec: Spec, workers: object, backend: object) -> Spec:
@@ -225,11 +231,11 @@ def task_from_spec(
     spec: Spec, ready: Prepared, tensors: Tensors | None = None, origin: Origin | None = None
 ) -> Task:
     """The task a spec describes, on data that are loaded and divided; a fork has an origin."""
-    data, kind, held = ready.data, DTYPES[spec.dtype], tensors or Tensors()
+    data, kind, cache = ready.data, DTYPES[spec.dtype], tensors or Tensors()
     scheme = spec.partition if spec.alpha is None else f"{spec.partition}, alpha {spec.alpha:g}"
     choice = model_names.choose_model(ready.model)
     floats = choice.attribute is None and not choice.takes_tokens
-    x, y, lazy = held.of(ready.x, kind, floats), held.of(data.y, kind), data.generated
+    x, y, lazy = cache.of(ready.x, kind, floats), cache.of(data.y, kind), data.generated
     whole = Split(x, y, ready.partition.parts, scheme)
     if lazy is not None:
         whole = Split(x, y, (), scheme, lazy.make, lazy.sizes)
@@ -237,7 +243,7 @@ def task_from_spec(
     objects = Objects(
         models.factory(ready.model, ready.x.shape[1:], data.classes, was),
         whole,
-        (held.of(data.x_test, kind, floats), held.of(data.y_test, kind)),
+        (cache.of(data.x_test, kind, floats), cache.of(data.y_test, kind)),
         losses.loss_by_name(spec.loss),
         black=tuple(-m / s for m, s in zip(data.mean, data.std, strict=True)),
         notes=check_objects.gaps(data.y, data.classes),
@@ -252,65 +258,71 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
     A spec whose model is "python" gets what the objects tell. What is guaranteed of a fork counts
     the rounds of its origin.
     """
-    held, rounds = objects.clients, spec.rounds
-    spec.check_clients(len(held))
+    split, rounds = objects.clients, spec.rounds
+    spec.check_clients(len(split))
     check_objects.check_device(spec.device)
-    chosen = participation_of(spec, len(held))
+    chosen = participation_of(spec, len(split))
     changes = _augment(spec, objects)
     loss = objects.loss if objects.loss is not None else nn.functional.cross_entropy
     describe = partial(
         define,
         loss=mixed_loss(loss) if changes.mixup is not None else loss,
         init_seed=torch_seed(spec.seed, "init"),
-        population=len(held),
+        population=len(split),
         participation=chosen.share,
-        samples=int(held.sizes.sum()),
+        samples=int(split.sizes.sum()),
         is_full=chosen.is_full,
         rounds=rounds,
         dtype=DTYPES[spec.dtype],
         device=spec.device,
         stack=spec.stack,
         head=spec.head,
-        classification=check_objects.has_labels(held.y),
+        classification=check_objects.has_labels(split.y),
     )
     labels = partial(check_objects.check_labels, strict=objects.loss is None)
-    problem, held, test, notes = bind(
-        partial(describe, objects.model), held, objects.test, labels, spec.device
+    problem, split, test, notes = bind(
+        partial(describe, objects.model), split, objects.test, labels, spec.device
     )
 
     def describe_again(make: Callable[[], nn.Module], head: str) -> Problem:
-        first = held.first(2)
-        probe = map_tree(lambda t: t.cpu(), (take(held.x, first), take(held.y, first)))
+        first = split.first(2)
+        probe = map_tree(lambda t: t.cpu(), (take(split.x, first), take(split.y, first)))
         return describe(make, head=head, probe=probe)
 
-    made, name = build.build_algorithm(spec, objects.algorithm)
-    check_objects.check_local(local_of(made), len(held), problem)
-    problem = made.adapt(problem, describe_again)
-    made = made.prepare(problem)
+    algorithm, name = build.build_algorithm(spec, objects.algorithm)
+    check_objects.check_local(local_of(algorithm), len(split), problem)
+    problem = algorithm.adapt(problem, describe_again)
+    algorithm = algorithm.prepare(problem)
     if problem.stack == "on":
         scheduler_for(problem)  # refuses a model that is to be stacked and cannot be
-    trouble = parse_faults(spec.faults)
-    if trouble is not None:
-        guard.check_faults(trouble, made)
+    faults = parse_faults(spec.faults)
+    if faults is not None:
+        guard.check_faults(faults, algorithm)
     chosen, aggregation, promise = guard.check_protection(
-        spec.aggregate, spec.privacy, made, problem, chosen, rounds, _before(origin, len(held))
+        spec.aggregate,
+        spec.privacy,
+        algorithm,
+        problem,
+        chosen,
+        rounds,
+        _before(origin, len(split)),
     )
     about: dict[str, Any] = {"algorithm": name, "rounds": rounds, "seed": spec.seed}
     if promise is not None:
         about |= {"privacy": spec.privacy, "epsilon": promise.epsilon, "delta": promise.delta}
         notes = (*notes, f"privacy: {promise}")
     if objects.algorithm is not None:
-        about["algorithm_object"] = build.written(made)
-    if spec.model == IN_PYTHON["model"]:
-        kept = recorded(spec, objects, made, name)
+        about["algorithm_object"] = build.written(algorithm)
+    if spec.model == IN_PYTHON:
+        kept = recorded(spec, objects, algorithm, name)
     else:
         kept = spec
         about |= {k: getattr(spec, k) for k in ("data", "partition", "alpha", "model")}
-    said = (*objects.notes, *_unused(spec), *notes)
+    remarks = (*objects.notes, *_unused(spec), *notes)
     return Task(
-        algorithm=made,
+        algorithm=algorithm,
         problem=problem,
-        split=held,
+        split=split,
         test=test,
         participation=chosen,
         rounds=rounds,
@@ -320,8 +332,8 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
         about=about,
         augment=changes if changes else None,
         metrics={k: check_objects.measured(k, measure) for k, measure in objects.metrics.items()},
-        notes=said if test is not None else (*said, check_objects.UNSEEN),
-        faults=trouble,
+        notes=remarks if test is not None else (*remarks, check_objects.UNSEEN),
+        faults=faults,
         aggregation=aggregation,
         alphabet=objects.alphabet,
     )

@@ -30,9 +30,9 @@ except ImportError:
     raise InputError("flwr is incomplete; install it with: pip install 'fedrift[flower]'") from None
 
 Load = Callable[[FederationConfig, Mapping[str, Any]], tuple[Any, Any]]
-"""The charter and the node's own configuration → this site's samples and labels."""
+"""The config and the node's own configuration → this site's samples and labels."""
 LoadTest = Callable[[FederationConfig, Mapping[str, Any]], tuple[Any, Any] | None]
-"""The charter and what this start of the app says → samples and labels to evaluate on."""
+"""The config and what this start of the app says → samples and labels to evaluate on."""
 log = logging.getLogger("flwr").getChild("fedrift")
 
 

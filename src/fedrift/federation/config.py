@@ -40,7 +40,7 @@ class FederationConfig:
 
     @staticmethod
     def of(spec: Spec, ready: Prepared) -> FederationConfig:
-        """The charter of an experiment on named data."""
+        """The federation config of an experiment on named data."""
         data = ready.data
         without_paths = replace(spec, model=ready.model, **dict.fromkeys(("data_dir", "out")))
         shape = tuple(int(n) for n in ready.x.shape[1:])
@@ -53,7 +53,9 @@ class FederationConfig:
         values = read_toml(path)
         task = values.pop("task", None)
         if not isinstance(task, dict):
-            raise InputError(f"charter '{path}' has no table [task] with shape, classes, clients")
+            raise InputError(
+                f"federation config '{path}' has no table [task] with shape, classes, clients"
+            )
         spec = Spec.of(values)
         spec.validate()
         named: dict[str, Any] = task
@@ -71,8 +73,8 @@ class FederationConfig:
             )
         except (KeyError, TypeError, ValueError):
             raise InputError(
-                f"charter '{path}': [task] needs shape, a list of numbers, classes and clients; "
-                "mean and std, if there, are as many numbers each"
+                f"federation config '{path}': [task] needs shape, a list of numbers, classes and "
+                "clients; mean and std, if there, are as many numbers each"
             ) from None
 
     def to_toml(self) -> str:
@@ -103,7 +105,5 @@ class FederationConfig:
         spec.validate()
         new = [code for code in foreign_code(spec) if code not in foreign_code(self.spec)]
         if new:  # whoever starts the app must not choose what a site imports
-            raise InputError(
-                f"'{new[0]}' is code that the charter does not name; change the charter"
-            )
+            raise InputError(f"'{new[0]}' is code that the config does not name; change the config")
         return replace(self, spec=spec)

@@ -81,7 +81,7 @@ def serve(
     note: Callable[[str], None] = lambda text: None,
     around: WrapBackend | None = None,
 ) -> Result:
-    """Run the charter's experiment with whoever is there; goes on with what `out` holds of it."""
+    """Run the config's experiment with whoever is there; goes on with what `out` holds of it."""
     least = config.clients if least is None else least
     if not 1 <= least <= config.clients:
         raise InputError(f"min-nodes={least} must be from 1 to {config.clients}, the clients")

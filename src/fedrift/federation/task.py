@@ -1,4 +1,4 @@
-"""The task as server and sites each build it from the charter, and the hash that compares them."""
+"""The task as server and sites each build it from the config, and the hash that compares them."""
 
 from __future__ import annotations
 

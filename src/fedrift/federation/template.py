@@ -1,4 +1,4 @@
-"""Writes a Flower app: a pyproject, the charter, and a few lines where a site's data are read."""
+"""Writes a Flower app: a pyproject, the config, and a few lines where a site's data are read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ clientapp = "federated.client:app"
 algorithm = "{algorithm}"
 rounds = {rounds}
 out = ""         # folder at the server for curve, ledger, weights and checkpoint; empty: none
-test = ""        # npz file at the server with x and y; empty: of the charter's data set, if any
+test = ""        # npz file at the server with x and y; empty: of the config's data set, if any
 min-nodes = 0    # a round waits until so many nodes are there; 0: all of them
 secagg = false   # secure aggregation: the server learns the cohort's sums only
 deadline = {deadline}   # seconds an exchange may take; later replies are ignored
@@ -51,13 +51,13 @@ from fedrift.federation.apps import client_app
 from fedrift.federation.sources import site_samples
 
 
-def load(charter, node):
+def load(config, node):
     """This site's samples x and labels y, as arrays: put your own loader here.
 
     `node` is what the SuperNode was started with (--node-config). As it stands, the file named by
-    its `data` is read (npz with x and y), or its part of the data set that the charter may name.
+    its `data` is read (npz with x and y), or its part of the data set that the config may name.
     """
-    return site_samples(charter, node)
+    return site_samples(config, node)
 
 
 app = client_app(Path(__file__).parent, load)
@@ -72,14 +72,14 @@ from fedrift.federation.apps import server_app
 from fedrift.federation.sources import test_samples
 
 
-def test(charter, said):
+def test(config, run_config):
     """Samples and labels to evaluate on at the server; return None to evaluate nothing.
 
-    `said` is [tool.flwr.app.config] with what this start says otherwise. As it stands, the file
-    named by its `test` is read (npz with x and y), or the test half of the charter's data set,
-    if it names one.
+    `run_config` is [tool.flwr.app.config] with what this start says otherwise. As it stands, the
+    file named by its `test` is read (npz with x and y), or the test half of the config's data
+    set, if it names one.
     """
-    return test_samples(charter, said)
+    return test_samples(config, run_config)
 
 
 app = server_app(Path(__file__).parent, test)

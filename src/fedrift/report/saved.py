@@ -273,13 +273,13 @@ def load(folder: str | Path) -> SavedRun | SavedComparison:
 
 def _described(path: Path) -> SavedComparison:
     """A comparison whose `compare.toml` says what its runs are."""
-    found = compared(path)
+    listed = compared(path)
     runs: list[ComparedRun] = []
-    for folder, cell in found.runs:
+    for folder, cell in listed.runs:
         run = SavedRun(run_folder.load(folder))
         label = run.config.algorithm if cell is None else cell.entrant.name
         runs.append(ComparedRun(label, {} if cell is None else cell.axes, run))
-    return SavedComparison(path, tuple(runs), found.problems)
+    return SavedComparison(path, tuple(runs), listed.problems)
 
 
 def _gathered(path: Path) -> SavedComparison:

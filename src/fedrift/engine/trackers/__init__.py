@@ -53,7 +53,7 @@ class Track:
 def tracks(wanted: str | Sequence[str] | None) -> tuple[Track, ...]:
     """`tensorboard`, `mlflow:FOLDER`; refuses what is unknown or not installed."""
     texts = [wanted] if isinstance(wanted, str) else list(wanted or ())
-    found: list[Track] = []
+    chosen: list[Track] = []
     for text in texts:
         if not isinstance(text, str):
             raise InputError(f"track {text!r} must be a name such as 'tensorboard'")
@@ -69,5 +69,5 @@ def tracks(wanted: str | Sequence[str] | None) -> tuple[Track, ...]:
                 f"track '{named.name}' needs the package {missing}; install it with: "
                 f"pip install 'fedrift[{named.name}]'"
             )
-        found.append(Track(named.name, named.value))
-    return tuple(found)
+        chosen.append(Track(named.name, named.value))
+    return tuple(chosen)

@@ -41,17 +41,17 @@ class MLflow(Tracker):
             raise RunError(f"track 'mlflow' cannot be used: {error}") from error
 
     def _address(self) -> str:
-        said = os.environ.get("MLFLOW_TRACKING_URI")
-        if said and self.run.place is None:
-            return said
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if uri and self.run.place is None:
+            return uri
         home = self.run.home(".")
         home.mkdir(parents=True, exist_ok=True)
         return f"sqlite:///{(home / FILE).resolve()}"
 
     def _open(self, resumed_from: int) -> str:
         """A new run, or the one of the same folder that was interrupted."""
-        found = self._client.get_experiment_by_name(EXPERIMENT)
-        home = found.experiment_id if found else self._client.create_experiment(EXPERIMENT)
+        known = self._client.get_experiment_by_name(EXPERIMENT)
+        home = known.experiment_id if known else self._client.create_experiment(EXPERIMENT)
         folder = "" if self.run.folder is None else str(self.run.folder.resolve())
         if resumed_from and folder:
             mark = folder.replace("'", "\\'")
@@ -68,8 +68,8 @@ class MLflow(Tracker):
     def on_round(self, report: RoundReport) -> None:
         metric = import_module("mlflow.entities").Metric
         now = int(1000 * time.time())
-        found = [metric(k, v, now, report.round) for k, v in of_report(report).items()]
-        self._client.log_batch(self._id, metrics=found)
+        metrics = [metric(k, v, now, report.round) for k, v in of_report(report).items()]
+        self._client.log_batch(self._id, metrics=metrics)
 
     def on_end(self, result: Result) -> None:
         if self._client is None:  # it was only read, and was written when it was made

@@ -35,8 +35,8 @@ class TensorBoard(Tracker):
 
     def on_end(self, result: Result) -> None:
         if self._writer is not None:  # a run that was only read was written when it was made
-            said = f"{result.status}, fingerprint {result.fingerprint}"
-            self._writer.add_text("result", said, result.rounds[-1] if result.rounds else 0)
+            text = f"{result.status}, fingerprint {result.fingerprint}"
+            self._writer.add_text("result", text, result.rounds[-1] if result.rounds else 0)
         self._close()
 
     def on_error(self, error: BaseException) -> None:

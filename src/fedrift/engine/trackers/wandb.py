@@ -10,11 +10,10 @@ from typing import Any
 from fedrift.engine.callbacks import Plan, RoundReport
 from fedrift.engine.result import Result
 from fedrift.engine.trackers.tracker import Tracked, Tracker, of_report
-from fedrift.errors import RunError
+from fedrift.errors import DONE, FAILED, INTERRUPTED, RunError
 
 PROJECT = "fedrift"  # unless WANDB_PROJECT names another
-MARK = "wandb.txt"  # in the run's folder: under which id it goes on
-INTERRUPTED = 130
+MARK = "wandb.txt"  # in the run folder: under which id it goes on
 
 
 class WandB(Tracker):
@@ -38,7 +37,7 @@ class WandB(Tracker):
                 project=project,
                 id=self._id(plan.resumed_from),
                 name=self.run.name,
-                dir=self.run.place,  # not the run's folder: it makes links, which no run may hold
+                dir=self.run.place,  # not the run folder: it makes links, which no run may hold
                 config={key: _plain(value) for key, value in self.run.settings.items()},
                 resume="allow" if plan.resumed_from and settings.mode != "offline" else None,
                 reinit="create_new",  # several runs of a comparison are open at a time
@@ -61,13 +60,13 @@ class WandB(Tracker):
         self._open.log(of_report(report), step=report.round)
 
     def on_end(self, result: Result) -> None:
-        self._close(result.status, 0, fingerprint=result.fingerprint)
+        self._close(result.status, DONE, fingerprint=result.fingerprint)
 
     def on_error(self, error: BaseException) -> None:
         if isinstance(error, KeyboardInterrupt):
             self._close("interrupted", INTERRUPTED)
         else:
-            self._close("failed", 1)
+            self._close("failed", FAILED)
 
     def _close(self, status: str, code: int, **more: str) -> None:
         if self._open is not None:  # a run that was only read was written when it was made
