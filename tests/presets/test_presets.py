@@ -35,7 +35,7 @@ from tests.support.problems import Net, blobs, trajectory
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 WANTED = """mnist-alpha-sweep mnist-one-class heterogeneity-speed mnist-scaffold mnist-fedsam
 mnist-digit-pairs fednova-uneven-work fedopt-servers fedgf-table fedhbm-table niid-bench
-fedprox-synthetic feddyn-synthetic"""
+fedprox-synthetic feddyn-synthetic skew-sweep fednova-synthetic fedprox-stragglers"""
 
 TINY = """
 title = "Tiny"
