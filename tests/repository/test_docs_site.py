@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
+import fedrift.core
 from fedrift.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,3 +45,12 @@ def test_commands_are_understood(page: Path) -> None:
     for name, *words in commands(page):
         command = known.commands[name]  # type: ignore[attr-defined]
         command.make_context(name, words, resilient_parsing=False)
+
+
+def test_the_api_page_names_public_paths_only() -> None:
+    named = re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text("utf-8"), flags=re.MULTILINE)
+    assert {"fedrift.run", "fedrift.Plan", "fedrift.core.Algorithm"} <= set(named)
+    homes = {"fedrift": fedrift.__all__, "fedrift.core": fedrift.core.__all__}
+    homes["fedrift.report"] = ["write"]
+    pairs = [(home, name) for home, _, name in (path.rpartition(".") for path in named)]
+    assert [pair for pair in pairs if pair[1] not in homes.get(pair[0], ())] == []
