@@ -287,7 +287,8 @@ def test_two_differences_can_be_compared_and_any_quantity() -> None:
 
 
 def test_quantities_of_every_seed_are_kept_with_the_findings(tmp_path: Path) -> None:
-    found = read(written(tmp_path, TINY.replace("workers = 0", "workers = 0\nseeds = 3")))
+    text = TINY.replace("workers = 0", "workers = 0\nseeds = 3")
+    found = read(written(tmp_path, text.replace('  "fedavg",', '  "fedavg",\n  "fedgf",')))
     records = run(Order(found, found.sizes["laptop"], tmp_path / "out"), unwatched, lambda _: None)
     findings = Findings.of(json.loads(json.dumps(records["main"]["findings"])))
     kept = findings.by_seed("fedavg", "dirichlet 0.1")
@@ -297,6 +298,9 @@ def test_quantities_of_every_seed_are_kept_with_the_findings(tmp_path: Path) -> 
     for measure in ("best", "loss", "rounds to target"):
         assert len(findings.by_seed("fedavg", "dirichlet 1", measure)) == 3
     assert findings.by_seed("fedavg", "dirichlet 7") == {}
+    logged = findings.by_seed("fedgf", "dirichlet 1", "dist")
+    assert len(logged) == 3 and all(value and value > 0 for value in logged.values())
+    assert findings.by_seed("fedavg", "dirichlet 1", "dist") == {}, "only FedGF notes it"
     verdict = found.relations[0].decide({"main": findings})
     assert spoken(verdict, certain=True) == "held", "hashes are no quantities"
 
