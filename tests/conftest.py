@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Before fedrift is imported, here and in workers: every visit and evaluation looks at its tensors.
+os.environ.setdefault("FEDRIFT_CHECK_LAYOUT", "1")
+
 # A busy machine must not fail a test: no deadline, no complaint about slow drawing.
 settings.register_profile("fedrift", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fedrift")

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedrift.core.alignment import is_channels_last
 from fedrift.core.messages import Packed
 from fedrift.storage.shared_memory import (
     DTYPES,
     Block,
     Ref,
     anonymous_file,
-    is_channels_last,
     packed_to_tree,
     skeleton,
     tree_to_packed,

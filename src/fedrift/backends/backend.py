@@ -17,6 +17,7 @@ from fedrift.backends.profiling import OFF, Meter
 from fedrift.backends.visit import Reply, Visitor
 from fedrift.config.backends import IN_PROCESS, POOL, address_of, backend_kind
 from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome
+from fedrift.core.alignment import settled
 from fedrift.core.evaluation import Evaluator, Pending
 from fedrift.core.messages import Size, nbytes, pack
 from fedrift.core.site import Work
@@ -103,12 +104,13 @@ class Fold:
             return False
         aggregation = self.exchange.aggregation
         if reply.up is not None:
+            up = settled(reply.up)
             weight = float(n) if self.exchange.weights == "samples" else 1.0
-            self._reducer.fold(reply.up, weight)
+            self._reducer.fold(up, weight)
             self._fold_buffers(reply.buffers, weight)
             self.replied.append(client)
             if self.exchange.watch is not None:
-                self.exchange.watch(client, weight, reply.up)
+                self.exchange.watch(client, weight, up)
         return aggregation is None or not aggregation.is_ghost
 
     def _fold_buffers(self, buffers: Sequence[Tensor], weight: float) -> None:

@@ -76,7 +76,9 @@ def tensor(given: Piece, form: Form, path: str) -> Tensor:
         raise Refused(f"field '{path}' holds bytes that are neither true nor false")
     if not form.nbytes:
         return torch.empty(form.shape, dtype=form.dtype)
-    return torch.frombuffer(bytearray(given.data), dtype=form.dtype).view(form.shape)
+    made = torch.empty(form.shape, dtype=form.dtype)
+    made.reshape(-1).view(torch.uint8).numpy()[:] = np.frombuffer(given.data, np.uint8)
+    return made
 
 
 def tensors(pieces: Mapping[str, Piece], forms: Mapping[str, Form]) -> dict[str, Tensor]:

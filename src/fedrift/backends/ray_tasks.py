@@ -38,12 +38,13 @@ from fedrift.backends.worker import (
     without_paths,
 )
 from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome, owner_of
+from fedrift.core.alignment import is_channels_last, settled
 from fedrift.core.evaluation import Chunk, Evaluator
 from fedrift.core.messages import Packed, pack, unpack
 from fedrift.data.split import Split
 from fedrift.errors import InputError, RunError
 from fedrift.storage.client_state import Store
-from fedrift.storage.shared_memory import is_channels_last, packed_to_tree, tree_to_packed
+from fedrift.storage.shared_memory import packed_to_tree, tree_to_packed
 
 try:
     import ray  # pyright: ignore[reportMissingImports]
@@ -89,8 +90,9 @@ def _loaded(leaf: Any, copies: bool) -> Any:
         return leaf
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        tensor = torch.from_numpy(leaf.array.copy() if copies else leaf.array)
-    return tensor.permute(0, 3, 1, 2) if leaf.channels_last else tensor
+        tensor = torch.from_numpy(leaf.array)
+    tensor = tensor.permute(0, 3, 1, 2) if leaf.channels_last else tensor
+    return tensor.clone() if copies else settled(tensor)
 
 
 _runs: dict[str, Run] = {}

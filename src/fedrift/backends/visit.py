@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedrift.backends.profiling import TimedSite
 from fedrift.backends.stacking.scheduler import StackScheduler, scheduler_for
+from fedrift.core import alignment
 from fedrift.core.algorithm import (
     Algorithm,
     EvaluatedModel,
@@ -22,6 +23,7 @@ from fedrift.core.algorithm import (
     owner_of,
     resolve,
 )
+from fedrift.core.alignment import settled
 from fedrift.core.faults import Corrupt, RoundFaults
 from fedrift.core.flat import is_finite, norm
 from fedrift.core.isolation import seed_all
@@ -149,6 +151,7 @@ class Visitor:
         node, problem = self.owner(path)
         method: Callable[..., tuple[Any, Any]] = getattr(node, call.phase.rpartition(".")[2])
         stacks, model = self._together(path), problem.model
+        down = settled(down)
 
         def visit(caller: VisitInput, meet: TrainTogether | None) -> Reply:
             return self._visit(call, method, problem, caller, down, meet)
@@ -194,8 +197,10 @@ class Visitor:
             streams="personal ",
             **({} if meet is None else {"meet": meet}),
         )
-        own = mine if problem.device == "cpu" else placed(mine, problem.device)
-        return node.personal(site, shown, own) or shown
+        own = settled(mine)
+        if problem.device != "cpu":
+            own = placed(own, problem.device)
+        return node.personal(site, settled(shown), own) or shown
 
     def _visit(
         self,
@@ -218,9 +223,11 @@ class Visitor:
             part=1.0 if trouble is None else trouble.part.get(client, 1.0),
             **more,
         )
-        private, mine, is_away = caller.private, caller.mine, problem.device != "cpu"
+        private, mine, is_away = *settled((caller.private, caller.mine)), problem.device != "cpu"
         if is_away:  # server, messages and states are the host's; only training is elsewhere
             down, private, mine = (placed(v, problem.device) for v in (down, private, mine))
+        if alignment.CHECKS:
+            alignment.check_settled(call.phase, down, private, mine)
         try:
             up, new = method(site, down, mine, *(() if private is None else (private,)))
         except (RuntimeError, OverflowError) as error:

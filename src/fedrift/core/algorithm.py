@@ -22,6 +22,7 @@ from typing import (
 
 from torch import Tensor, nn
 
+from fedrift.core.alignment import settled
 from fedrift.core.faults import RoundFaults
 from fedrift.core.flat import Vec
 from fedrift.core.local import Local
@@ -223,7 +224,7 @@ class Cohort:
         self.clients = outcome.replied  # who missed this exchange is not asked in the next
         self.buffers = outcome.buffers
         self.weight = outcome.weight
-        return outcome.up
+        return settled(outcome.up)
 
 
 Watch = Callable[[int, float, Any], None]

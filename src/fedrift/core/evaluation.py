@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrift.core import alignment
 from fedrift.core.algorithm import EvaluatedModel
+from fedrift.core.alignment import settled
 from fedrift.core.flat import count, take
 from fedrift.core.isolation import seed_all
 from fedrift.core.problem import Problem
@@ -165,10 +167,14 @@ class Evaluator:
 
     def _chunk(self, i: int, shown: EvaluatedModel) -> dict[str, Any]:
         some = slice(i * EVALUATION_CHUNK, (i + 1) * EVALUATION_CHUNK)
-        problem, target = self.problem, take(self.y, some)
+        problem = self.problem
+        # A slice begins where the samples before it end, which need not be at a boundary.
+        x, target = settled((take(self.x, some), take(self.y, some)))
+        if alignment.CHECKS:
+            alignment.check_settled("test samples", x, target)
         problem.model.begin(shown.buffers, shown.frozen, shown.temperature)
         seed_all(0, "evaluation", client=i)  # the same draws whoever evaluates, and in every round
-        output = problem.model.output(take(self.x, some))
+        output = problem.model.output(x)
         sums = dict(self.measure(output, target, problem.loss, problem.classes, shown.allowed))
         if self.keeps_outputs:
             sums["output"] = output

@@ -166,9 +166,12 @@ class Buffers:
 
     def buffer(self) -> Vec:
         if self._used == len(self._pool):
-            self._pool.append(torch.empty_like(self.w))
+            self._pool.append(self.new())
         self._used += 1
         return self._pool[self._used - 1]
+
+    def new(self) -> Vec:
+        return torch.empty_like(self.w)
 
     def is_bias(self) -> Tensor:
         return is_bias(self.layout, self.w.device)

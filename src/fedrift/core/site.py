@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedrift.core import alignment
+from fedrift.core.alignment import empty_rows, settled
 from fedrift.core.flat import Batch, Vec, count
 from fedrift.core.local import Local, LocalStep, Run, batches, local_train, span_of
 from fedrift.core.optim import SGD, Adagrad, Adam, Decayed, Momentum, OptState, RMSprop, rates_of
@@ -160,19 +162,25 @@ class Site:
         step.dropout_seed = torch_seed(self._seed, purpose, self.round, self.client) >> 1
         return step
 
+    def _samples(self, positions: np.ndarray | None) -> Batch:
+        batch = self._data.batch(positions)  # picked, so newly made
+        if alignment.CHECKS:
+            alignment.check_settled("samples", batch)
+        return batch
+
     def _batches(self, batch_size: int | None, steps: int, purpose: str) -> Iterator[Batch]:
         order = self._stream(purpose)
         changing = self._stream("augment"), self._stream("mixup")
         for positions in batches(self.n, batch_size, steps, order, self._pairs):
-            x, y = self._data.batch(positions)
-            yield (x, y) if self._augment is None else self._augment(x, y, *changing)
+            x, y = self._samples(positions)
+            yield (x, y) if self._augment is None else settled(self._augment(x, y, *changing))
 
     @torch.no_grad()
     def full_grad(self, w: Vec) -> Vec:
         """Exact gradient of the mean loss over all samples, without decay or augmentation."""
         step, model = self._ready("full"), self.problem.model
         statistics = model.buffers()
-        batch = self._data.batch(None)
+        batch = self._samples(None)
         step.begin(0, 0.0, batch)
         step.seed()
         g = model.grad_at(w, batch).clone()
@@ -195,7 +203,7 @@ class Site:
     def chunks(self) -> Iterator[Batch]:
         """All samples in fixed order, a few hundred at a time."""
         for start in range(0, self.n, FEATURE_CHUNK):
-            yield self._data.batch(np.arange(start, min(self.n, start + FEATURE_CHUNK)))
+            yield self._samples(np.arange(start, min(self.n, start + FEATURE_CHUNK)))
 
     def features(self, w: Vec, layer: str | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """(features, labels) of all samples: the head's input, evaluation mode, no augmentation."""
@@ -298,11 +306,11 @@ def room_of(n: int, batch_size: int | None) -> int:
 
 
 def rows(vectors: Sequence[Vec]) -> Vec:
-    """A row for each, or the vector itself if it is the same one for all."""
+    """A row for each, at a boundary, or the vector itself if it is the same one for all."""
     first = vectors[0]
     if all(v is first for v in vectors):
         return first
-    return torch.stack(list(vectors))
+    return torch.stack(list(vectors), out=empty_rows(first, (len(vectors), *first.shape)))
 
 
 def joined(pieces: Sequence[Any]) -> Any:

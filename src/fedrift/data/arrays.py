@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
+from fedrift.core.alignment import dense
 from fedrift.core.flat import count, map_tree
 from fedrift.data import partition
 from fedrift.data.sources import huggingface
@@ -45,8 +46,7 @@ def tensors(value: Any, dtype: torch.dtype | None, field: str, *, has_masks: boo
         ) from None
     if tensor.dim() == 0:
         raise InputError(f"{field}: a single number is no data; the first axis counts samples")
-    # Row by row, whatever view it is: products of matrices depend on strides, workers get no views.
-    tensor = tensor.detach().contiguous()
+    tensor = dense(tensor.detach(), channels_last=False)
     if tensor.is_floating_point():
         if not bool(torch.isfinite(tensor).all()):
             raise InputError(f"{field}: holds NaN or infinite values; clean the data first")
@@ -61,8 +61,14 @@ def tensors(value: Any, dtype: torch.dtype | None, field: str, *, has_masks: boo
 
 
 def _writable(value: Any) -> np.ndarray:
+    """As torch can take it: it knows neither read-only memory nor steps backwards, nor numbers
+    that stand across the places of others or with their bytes the other way round."""
     array = np.asarray(value)
-    return array if array.flags.writeable else array.copy()  # torch knows no read-only tensors
+    flags, kind = array.flags, array.dtype
+    steps = (step < 0 or step % (kind.itemsize or 1) for step in array.strides)
+    if flags.writeable and flags.aligned and kind.isnative and not any(steps):
+        return array
+    return np.array(array, dtype=kind.newbyteorder("="), order="C")
 
 
 def _of_one_length(tree: Any, parts: Iterable[Any], field: str) -> Any:
@@ -75,15 +81,12 @@ def _of_one_length(tree: Any, parts: Iterable[Any], field: str) -> Any:
 def channels_last(value: Any) -> Any:
     """Images in the memory format in which convolutions are fastest; the rest as it is."""
 
-    def arrange(x: Tensor) -> Tensor:
-        return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
-
-    return map_tree(arrange, value)
+    return map_tree(lambda x: dense(x, channels_last=True), value)
 
 
 def contiguous(value: Any) -> Any:
     """Images row by row, for modules that look at their memory."""
-    return map_tree(lambda x: x.contiguous(memory_format=torch.contiguous_format), value)
+    return map_tree(lambda x: dense(x, channels_last=False), value)
 
 
 def has_images(value: Any) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrift.core.alignment import dense
 from fedrift.core.flat import map_tree, sent
 
 
@@ -17,12 +18,9 @@ class SamplePicker:
     """Picks samples of a tensor, a third of the time of indexing it, in the same memory format."""
 
     def __init__(self, t: Tensor) -> None:
-        self.whole = t
-        is_dense = t.is_contiguous() or (
-            t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
-        )
+        self.whole = t = dense(t)
         self._rows: Tensor | None = None
-        if is_dense and t.numel() and t.dim() > 1:
+        if t.numel() and t.dim() > 1:
             size = t[0].numel()
             self._rows = t.as_strided((len(t), size), (size, 1))
             self._form = tuple(t.shape[1:]), (size, *t.stride()[1:])
@@ -107,8 +105,8 @@ class Split(Sequence[tuple[Any, Any]]):
         make: Make | None = None,
         sizes: np.ndarray | None = None,
     ) -> None:
-        self.x, self.y = x, y
-        self._rows = map_tree(SamplePicker, x), map_tree(SamplePicker, y)
+        self.x, self.y = map_tree(dense, x), map_tree(dense, y)
+        self._rows = map_tree(SamplePicker, self.x), map_tree(SamplePicker, self.y)
         self.parts = tuple(np.ascontiguousarray(p, dtype=np.int64) for p in parts)
         self.note, self.make = note, make
         self.sizes: np.ndarray = (

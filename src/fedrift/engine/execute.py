@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedrift.backends.backend import Backend, RunParts, made
 from fedrift.backends.pool import Pool
@@ -20,6 +21,7 @@ from fedrift.backends.profiling import OFF, Meter, TimedSite
 from fedrift.backends.visit import Visitor
 from fedrift.config.backends import address_of, backend_kind
 from fedrift.core import evaluation
+from fedrift.core.alignment import dense
 from fedrift.core.evaluation import Chunk, Evaluator
 from fedrift.core.flat import map_tree
 from fedrift.core.isolation import borrowed_generators
@@ -50,10 +52,15 @@ def combined(task: Task, chunks: Sequence[Chunk]) -> dict[str, Any]:
     measured = evaluation.combine(chunks)  # type: ignore[arg-type]
     if task.metrics and task.test is not None:
         outputs = [c["output"] for c in chunks]
-        output = map_tree(lambda *ts: torch.cat([torch.as_tensor(t) for t in ts]), *outputs)
+        output = map_tree(_joined, *outputs)
         for name, measure in task.metrics.items():
             measured[name] = float(measure(output, task.test[1]))
     return measured
+
+
+def _joined(*parts: Any) -> Tensor:
+    """Outputs of all chunks; row by row, because what came from workers is."""
+    return dense(torch.cat([torch.as_tensor(part) for part in parts]), channels_last=False)
 
 
 def result_of(

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from fedrift.backends.backend import Backend
 from fedrift.backends.profiling import OFF, Meter
+from fedrift.core import alignment
 from fedrift.core.algorithm import Algorithm, Cohort, Exchange, NoReply, Outcome
+from fedrift.core.alignment import settled
 from fedrift.core.evaluation import Chunk, Done, Evaluator, Pending
 from fedrift.core.faults import Faults, RoundFaults
 from fedrift.core.flat import Vec, is_finite
@@ -157,8 +159,10 @@ class Engine:
             deliver=self._deliver,
             aggregation=how,
         )
+        if alignment.CHECKS:
+            alignment.check_settled("the server's state", progress.state, progress.buffers)
         try:
-            new = self.algorithm.round(progress.state, cohort)
+            new = settled(self.algorithm.round(progress.state, cohort))
         except NoReply as nobody:
             self.store.discard()
             return progress.state, progress.buffers, tuple(able), self._is_lost(nobody, t)
@@ -185,7 +189,7 @@ class Engine:
             if len(left):
                 able = left if here is None else np.intersect1d(left, here)
                 return who.draw(t, self.settings.seed, able), True
-            progress.state = self.algorithm.exhausted(progress.state, self.problem)
+            progress.state = settled(self.algorithm.exhausted(progress.state, self.problem))
             if self.algorithm.sampling(progress.state) == "once":
                 return (), True
         return who.among(t, self.settings.seed, here), False

@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 from fedrift.core.algorithm import parts
+from fedrift.core.alignment import settled
 from fedrift.core.messages import pack
 from fedrift.engine import recorder
 from fedrift.engine.history import Progress, is_finite
@@ -86,8 +87,8 @@ def resume(
     task: Task, store: States, folder: RunFolder | None, again: bool
 ) -> tuple[Progress, tuple[str, ...]]:
     """The initial state, or that of the folder's newest good checkpoint; what is to be said."""
-    state = task.algorithm.server(task.problem)
-    start = Progress(state, tuple(task.problem.rest[n] for n in task.problem.moving))
+    state = settled(task.algorithm.server(task.problem))
+    start = Progress(state, settled(tuple(task.problem.rest[n] for n in task.problem.moving)))
     if folder is None or not again:
         return start, ()
 
@@ -104,8 +105,8 @@ def resume(
     notes += recorder.elsewhere(folder, point.round)
     record = load_folder(folder.path)
     return Progress(
-        point.server,
-        point.buffers,
+        settled(point.server),  # tensors of a file begin where it puts them
+        settled(point.buffers),
         point.round,
         set(point.counted),
         set(point.told),

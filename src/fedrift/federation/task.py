@@ -14,6 +14,7 @@ import torch
 from fedrift import models
 from fedrift.backends.visit import Visitor
 from fedrift.config.own_code import IN_PYTHON
+from fedrift.core.alignment import is_channels_last
 from fedrift.data import arrays
 from fedrift.data.split import Split
 from fedrift.engine import task
@@ -23,7 +24,6 @@ from fedrift.errors import InputError
 from fedrift.federation.config import FederationConfig
 from fedrift.federation.node import Node
 from fedrift.models import losses
-from fedrift.storage.shared_memory import is_channels_last
 
 PROTOCOL = 2  # of the envelopes; ends that differ do not talk
 

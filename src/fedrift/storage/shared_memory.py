@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrift.core.alignment import BOUNDARY, is_channels_last
 from fedrift.core.messages import Packed
 
-ALIGN = 64
 DTYPES = {
     name: getattr(torch, name)
     for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8")
@@ -44,7 +44,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def aligned(size: int) -> int:
-    return -(-size // ALIGN) * ALIGN
+    return -(-size // BOUNDARY) * BOUNDARY
 
 
 def anonymous_file(folder: str | None = None) -> int:
@@ -69,11 +69,6 @@ def grow(descriptor: int, size: int) -> None:
                     os.ftruncate(descriptor, size_now)
                 raise
     os.ftruncate(descriptor, size)
-
-
-def is_channels_last(x: Tensor) -> bool:
-    """By the strides: one-channel images count as contiguous in both formats."""
-    return x.dim() == 4 and x.stride(1) == 1 and x.is_contiguous(memory_format=torch.channels_last)
 
 
 class Block:

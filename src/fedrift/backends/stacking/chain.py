@@ -1,20 +1,23 @@
 """Models that are chains of linear layers and activations: the gradients of many at once.
 
 Everything works on stacks: parameters (clients, …), samples (clients, batch, features). A row of
-the result depends on the same row of the arguments only.
+the result depends on the same row of the arguments only: products of matrices also depend on the
+address that a matrix begins at, so every row of what is multiplied begins at a boundary, and of
+what comes out where sums are made along its rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedrift.core.alignment import BOUNDARY, empty_rows, settled_rows
 from fedrift.core.flat import Layout, Loss, copy_each
 
 aten: Any = torch.ops.aten
@@ -157,11 +160,13 @@ class Chain:
             if isinstance(link, Activation):
                 slope = link.back(slope, given, passed[place + 1])
                 continue
-            made[link.weight] = torch.bmm(slope.transpose(1, 2), given)
+            _, samples, outputs = slope.shape
+            roomy = _roomy(slope, given.shape[2])
+            made[link.weight] = torch.bmm(roomy[:, :samples].transpose(1, 2), given)[:, :outputs]
             if link.bias is not None:
                 made[link.bias] = slope.sum(1)
             if place and own is not None:
-                slope = torch.bmm(slope, own.weight)
+                slope = torch.bmm(roomy[..., :outputs], own.weight)[:, :samples]
         return [made[i] for i in range(len(made))]
 
     def forward(self, bound: Sequence[Bound | None], x: Tensor) -> list[Tensor]:
@@ -170,12 +175,29 @@ class Chain:
         for link, own in zip(self.links, bound, strict=True):
             if isinstance(link, Activation):
                 x = link.forward(x)
-            elif own is not None and own.bias is not None:
+                passed.append(x)
+                continue
+            x = passed[-1] = settled_rows(x)
+            if own is not None and own.bias is not None:
                 x = torch.baddbmm(own.bias, x, own.turned)
             elif own is not None:
                 x = torch.bmm(x, own.turned)
             passed.append(x)
         return passed
+
+
+def _roomy(slope: Tensor, width: int) -> Tensor:
+    """The slope with so many samples and outputs of 0 beside its own that products of it, `width`
+    wide and packed row after row, have every row at a boundary."""
+    rows, samples, outputs = slope.shape
+    unit = BOUNDARY // slope.element_size()
+    unit //= gcd(unit, width)
+    shape = (rows, -(-samples // unit) * unit, -(-outputs // unit) * unit)
+    if shape == slope.shape:
+        return settled_rows(slope)
+    roomy = empty_rows(slope, shape).zero_()
+    roomy[:, :samples, :outputs] = slope
+    return roomy
 
 
 # Recognises a module as a chain of linear layers and activations; nothing is guessed.

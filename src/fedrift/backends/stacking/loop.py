@@ -1,7 +1,8 @@
 """Local training of many clients at once: the loop of `local`, on rows instead of one vector.
 
-Rows do not mix: what becomes of a client does not depend on who is trained beside it. Rows stand
-in order of their number of steps, so those still at work are always the first ones.
+Rows do not mix, and each begins at a boundary, wherever in the stack it is: what becomes of a
+client does not depend on who is trained beside it. Rows stand in order of their number of steps, so
+those still at work are always the first ones.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 from fedrift.backends.stacking.chain import Chain
+from fedrift.core import alignment
+from fedrift.core.alignment import empty_rows, has_settled_rows, settled_rows
 from fedrift.core.flat import Layout, Vec, copy_each, sent
 from fedrift.core.local import Buffers, Run, clip_, span_of, table
 from fedrift.core.optim import SGD, OptState
@@ -54,7 +57,7 @@ class Minibatches:
             wanted = self._chain.wanted(y.reshape(*index.shape, *y.shape[1:]), share)
             each = zip(index.flatten(1).unbind(), wanted.unbind(), share.unbind(), strict=True)
             for chosen, aim, counts in each:
-                yield self._x(chosen).view(rows, self._room, -1), aim, counts
+                yield settled_rows(self._x(chosen).view(rows, self._room, -1)), aim, counts
 
 
 class RowStep(Buffers):
@@ -69,8 +72,13 @@ class RowStep(Buffers):
         self._bound = chain.bound(self._views)
 
     def begin(self, k: int, lr: float, x: Tensor, wanted: Tensor, share: Tensor) -> None:
+        if alignment.CHECKS:
+            assert has_settled_rows(x) and has_settled_rows(self.w)
         self.k, self.lr, self._batch = k, lr, (x, wanted, share)
         self._used = self.passes = 0
+
+    def new(self) -> Vec:
+        return empty_rows(self.w, self.w.shape)
 
     def gradients(self, at: Vec | None = None) -> list[Tensor]:
         began = perf_counter()
@@ -111,13 +119,13 @@ class _Stack:
         self.chain, self.layout, self.requests, self.first = chain, layout, requests, first
         self.steps = np.array([len(r.rates) for r in requests])
         self.start = rows([r.w for r in requests])
-        self.w = self.start.expand(len(requests), -1).clone()
+        self.w = self._rows(self.start)
         optimizer = first.local.optimizer
         if first.opt is None:
             self.memory = optimizer.init(self.w)
         else:
             slots = zip(*(r.opt.slots for r in requests if r.opt is not None), strict=True)
-            kept = tuple(rows(s).expand(len(requests), -1).clone() for s in slots)
+            kept = tuple(self._rows(rows(s)) for s in slots)
             self.memory = OptState(slots=kept, count=first.opt.count.clone())
         self.done = int(self.memory.count)
         self.total = torch.zeros_like(self.w, dtype=torch.float64) if first.mean_grad else None
@@ -125,6 +133,10 @@ class _Stack:
         self.examples = np.zeros(len(requests), dtype=np.int64)
         self.spent = {"gradient": 0.0, "batch": 0.0}
         self.batches = Minibatches(chain, requests, self.w)
+
+    def _rows(self, of: Vec) -> Vec:
+        """Rows of one's own, of one vector for all or of one for each."""
+        return empty_rows(of, (len(self.requests), of.shape[-1])).copy_(of)
 
     def train(self) -> None:
         began, most = perf_counter(), int(self.steps[0])
@@ -184,8 +196,8 @@ class _Stack:
         means: Sequence[Vec | None] = [None] * number
         if self.total is not None:
             steps = torch.from_numpy(self.steps).to(self.w.device).unsqueeze(-1)
-            means = (self.total / steps).to(self.w.dtype).unbind()
-        slots = zip(*(s.unbind() for s in self.memory.slots), strict=True)
+            means = settled_rows((self.total / steps).to(self.w.dtype)).unbind()
+        slots = zip(*(settled_rows(s).unbind() for s in self.memory.slots), strict=True)
         kept = list(slots) if self.memory.slots else [()] * number
         after = {
             k: torch.tensor(self.done if self.first.freeze else self.done + k, dtype=torch.int64)
@@ -198,7 +210,7 @@ class _Stack:
             self.steps.tolist(),
             self.examples.tolist(),
             self.w.unbind(),
-            (self.w - self.start).unbind(),
+            torch.sub(self.w, self.start, out=empty_rows(self.w, self.w.shape)).unbind(),
             kept,
             means,
             strict=True,
