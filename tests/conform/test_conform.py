@@ -254,7 +254,8 @@ def test_a_module_beside_the_user_is_found(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     (row,) = json.loads(done.stdout)
     wrong = [name for name, cell in row["columns"].items() if cell["passed"] is False]
-    assert wrong == ["isolation", "backends"]
+    # What it leaves behind in the module makes it another algorithm than the one that began.
+    assert wrong == ["isolation", "backends", "resume"]
 
 
 def test_all_of_them_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -228,7 +228,7 @@ def test_another_process_is_the_same(tmp_path: Path) -> None:
     for seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run")],
-            env={**os.environ, "PYTHONHASHSEED": seed},
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
             check=False,
