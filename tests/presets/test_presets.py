@@ -305,6 +305,23 @@ def test_quantities_of_every_seed_are_kept_with_the_findings(tmp_path: Path) -> 
     assert spoken(verdict, certain=True) == "held", "hashes are no quantities"
 
 
+def test_rates_are_tuned_before_the_comparison_and_rows_keep_their_names(tmp_path: Path) -> None:
+    text = TINY.replace('figures = ["settings"]', 'figures = ["settings"]\ntune = ["lr=1e-9,0.5"]')
+    for name in ("fedavg", "fedavg:weights=uniform"):
+        text = text.replace(f'  "{name}",', f'  {{ name = "{name}", label = "{name}" }},')
+    found = read(written(tmp_path, text))
+    order = Order(found, found.sizes["laptop"], tmp_path / "out")
+    records = run(order, unwatched, lambda _: None)
+    made = grid.from_values(tomllib.loads((tmp_path / "out/main/compare.toml").read_text("utf-8")))
+    assert [one.settings["lr"] for one in made.entrants] == [0.5] * 3
+    rows = [row[0] for row in Findings.of(records["main"]["findings"]).tables[0].rows]
+    assert rows == ["fedavg", "fedavg:weights=uniform", "ablation"]
+    untuned = replace(found.sizes["laptop"].parts[0], tune=())
+    assert key_of(untuned, order) != key_of(found.sizes["laptop"].parts[0], order)
+    with pytest.raises(InputError, match="tune 'rho' is an option of no algorithm here"):
+        read(written(tmp_path, text.replace("lr=1e-9,0.5", "rho=1,2")))
+
+
 # Sizes.
 
 

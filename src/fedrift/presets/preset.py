@@ -10,6 +10,7 @@ from typing import Any
 from fedrift.config import grid
 from fedrift.config.analyses import WHAT
 from fedrift.config.spec import read_toml
+from fedrift.config.tuning import searches
 from fedrift.errors import InputError, unknown
 from fedrift.presets import studies
 from fedrift.presets.findings import Cell, Findings
@@ -38,6 +39,9 @@ class Part:
     """How many of the last evaluated rounds the figures are the mean of."""
     target: float | None = None
     baseline: str | None = None
+    tune: tuple[str, ...] = ()
+    """As `fedrift compare --tune`: chosen for each method on held-out training data, by equal
+    budgets, in the first setting and seed; methods need labels, which stay."""
 
     @property
     def grid(self) -> grid.Grid:
@@ -223,6 +227,7 @@ def _part(value: object, where: str) -> Part:
     tables, figures = reader.texts("tables"), reader.texts("figures")
     analyse, baseline = reader.texts("analyse"), reader.text("baseline", "")
     last, target = reader.number("last", 0), reader.number("target", 0)
+    tune = reader.texts("tune")
     reader.end()
     if (compare is None) == (not study):
         raise InputError(f"{where}: give either compare or study")
@@ -247,6 +252,7 @@ def _part(value: object, where: str) -> Part:
         last=int(last) or None,
         target=target or None,
         baseline=baseline or None,
+        tune=tune,
     )
     if compare is not None:
         _check(part, where)
@@ -256,5 +262,7 @@ def _part(value: object, where: str) -> Part:
 def _check(part: Part, where: str) -> None:
     try:
         part.grid.cells()
+        if part.tune:
+            searches(part.grid, part.tune)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None

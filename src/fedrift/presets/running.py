@@ -112,6 +112,8 @@ def finished(folder: Path) -> dict[str, Record]:
 def key_of(part: Part, order: Order) -> str:
     """Short hash of all that decides a part's findings."""
     deciding: dict[str, Any] = {**vars(part), "seeds": order.seeds}
+    if not part.tune:
+        del deciding["tune"]  # keys of before there was tuning
     return hashlib.sha256(dump(deciding).encode()).hexdigest()[:16]
 
 
@@ -173,6 +175,13 @@ def _compare(
     cells = grid.cells()
     if starts_workers(grid.base.backend, grid.base.workers):
         prestart()
+    if part.tune:
+        from fedrift.config.tuning import searches
+
+        trials = [c for one in searches(grid, part.tune) for c in one.candidates]
+        with watching(replace(grid, entrants=tuple(trials), axes={}).cells()) as callbacks:
+            grid = comparison.tuned(grid, part.tune, place, callbacks)
+        cells = grid.cells()
     replace_text(place / COMPARISON, grid.to_toml())
     with watching(cells) as callbacks:
         comparison_made = comparison.run_grid(
