@@ -19,7 +19,7 @@ from tests.stress.bits.fuzz import ROOT, Difference, judge, shrunk, write_script
 from tests.stress.bits.mutants import MUTANTS
 from tests.stress.bits.ways import REFERENCE, Outcome, Ways, prepare
 
-SEED = 344  # of many seeds one that draws most algorithms, layouts and options
+SEED = 29  # of many seeds one that draws most algorithms, layouts and options
 SELECTION = range(len(models.KINDS))  # one for every kind of model
 
 

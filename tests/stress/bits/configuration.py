@@ -29,6 +29,8 @@ WRAPPERS = tuple(name for name in NAMES if catalogue.entry(name).is_wrapper)
 PLAIN = tuple(name for name in NAMES if name not in WRAPPERS)
 CLOSED_FORM = ("fed3r", "fed3rft")
 """They replace the classifier, so that the output must be that of a last layer."""
+AVERAGED, LATE = ("swa", "wima"), ("spectral", "late")
+"""Averaged weights do not fit running statistics; models whose buffers move in any case."""
 WITH_HEAD = (
     "linear chain mlp tied frozen lazy conv flatconv strided lstm gru bag transformer two".split()
 )
@@ -74,14 +76,14 @@ def _model(r: random.Random, kind: str, algorithm: str) -> dict[str, Any]:
     """A model of that kind; averaged weights do not fit running statistics."""
     choices = models.CHOICES.get(kind, {})
     found = {"kind": kind} | {name: r.choice(values) for name, values in choices.items()}
-    if any(name in algorithm for name in ("swa", "wima")) and "norm" in choices:
+    if any(name in algorithm for name in AVERAGED) and "norm" in choices:
         found["norm"] = choices["norm"][0]
     return found
 
 
 def _moves(model: Mapping[str, Any]) -> bool:
     """Whether training moves buffers of it."""
-    is_late = model["kind"] in ("spectral", "late") or bool(model.get("follows"))
+    is_late = model["kind"] in LATE or bool(model.get("follows"))
     return is_late or model.get("norm") in ("batch", "momentless", "instance", True)
 
 
@@ -133,8 +135,9 @@ def wrapped() -> tuple[str, ...]:
 
 def _algorithm(r: random.Random, kind: str) -> str:
     chosen = r.choice((PLAIN, PLAIN, wrapped(), COMPOSED))
-    has_head = kind in WITH_HEAD
-    return r.choice([t for t in chosen if has_head or not any(n in t for n in CLOSED_FORM)])
+    never = () if kind in WITH_HEAD else CLOSED_FORM
+    never = (*never, *AVERAGED) if kind in LATE else never
+    return r.choice([text for text in chosen if not any(name in text for name in never)])
 
 
 def _options(
