@@ -19,6 +19,7 @@ from fedrift.config.tuning import first_setting, options_of, searches
 from fedrift.data.samples import DataSet, hold_out
 from fedrift.engine import task
 from fedrift.engine.callbacks import Callback, callbacks_of, telling_errors
+from fedrift.engine.check_objects import UNSEEN
 from fedrift.engine.execute import execute, one_thread
 from fedrift.engine.plan import Task
 from fedrift.engine.prepare import is_computed, load, prepare
@@ -136,7 +137,8 @@ class Comparison:
 
     def __repr__(self) -> str:
         """A line for each algorithm: its runs and the mean of their last accuracy or loss."""
-        lines = [f"<Comparison of {len(self.outcomes)} runs>"]
+        unseen = f": {UNSEEN}" if self.results and not any(r.metrics for r in self.results) else ""
+        lines = [f"<Comparison of {len(self.outcomes)} runs{unseen}>"]
         for label in dict.fromkeys(o.item.label for o in self.outcomes):
             runs, made = self.of(label), [o for o in self.outcomes if o.item.label == label]
             measure = "accuracy" if any(r.accuracy for r in runs) else "loss"

@@ -78,7 +78,7 @@ def test_values_of_numpy_and_torch_are_taken_as_pythons_own() -> None:
     )
     assert same.fingerprint == plain.fingerprint
     whole = small_run("fedavg", batch_size=None).fingerprint
-    assert small_run("fedavg", batch_size=0).fingerprint == whole, "as in a TOML file"
+    assert small_run("fedavg", batch_size="full").fingerprint == whole, "as in a TOML file"
     x, y = blobs(40)
     images, clients = x[:, :4].reshape(-1, 1, 2, 2), [(x[:, :4].reshape(-1, 1, 2, 2), y)]
     how: dict[str, Any] = {"model": "logistic", "rounds": 1, "workers": 0, "test": (images, y)}

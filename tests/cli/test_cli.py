@@ -75,7 +75,8 @@ class Front:
             progress.on_start(plan())
         for round in range(1, self.rounds + 1):
             metrics = {"accuracy": round / 10, "loss": 1.0 / round} if round != 2 else {}
-            progress.on_round(types.SimpleNamespace(round=round, metrics=metrics, nonfinite=()))
+            told = {"round": round, "metrics": metrics, "nonfinite": (), "seconds": 7.0 * round}
+            progress.on_round(types.SimpleNamespace(**told))
         if self.raises is not None:
             raise self.raises
         return types.SimpleNamespace(summary=lambda: self.summary)
@@ -92,6 +93,7 @@ def plan(**changes: Any) -> Any:
         "disk_bytes": 0,
         "resumed_from": 0,
         "notes": ("something to know",),
+        "local": {"epochs": 1, "lr": 0.05, "steps": None},
     }
     return types.SimpleNamespace(**{**values, **changes})
 
@@ -277,11 +279,11 @@ def test_lines_and_table(front: Front, capsys: pytest.CaptureFixture[str]) -> No
     text = shown.err
     assert "algorithm  fedavg" in text
     assert "1,438 samples" in text and "54,410 parameters" in text
-    assert "5 of 10 clients a round" in text and "lr 0.05" in text
+    assert "5 of 10 clients a round" in text and "epochs 1, lr 0.05\n" in text
     assert "about 210.0 MB" in text and "something to know" in text
     rounds = [line for line in lines if line.startswith("round ")]
     assert [line.split()[1] for line in rounds] == ["1/3", "3/3"]
-    assert "accuracy 0.1000  loss 1.0000" in rounds[0]
+    assert "accuracy 0.1000  loss 1.0000  7.0 s" in rounds[0]
     table = shown.out
     for part in ("75.00%", "80.00%", "12.3 MB up, 999 B down", "4,311", "1 min 15 s", "0123456789"):
         assert part in table

@@ -31,7 +31,7 @@ FULL: dict[str, Any] = {
     "sampling": "fixed",
     "participants": [[0, 3], [], [1, 2]],
     "steps": [1, 2, 3, 0],
-    "batch_size": 0,
+    "batch_size": "none",
     "lr": 1,
     "momentum": 0.9,
     "weight_decay": 1e-4,

@@ -143,6 +143,8 @@ class Fed3R(Algorithm[Server, Client]):
         a = torch.zeros(m, m, dtype=torch.float64)
         b = torch.zeros(m, classes, dtype=torch.float64)
         for features, y in site.features(down.w):
+            if int(y.min()) < 0:  # −100: a sample without a label, as cross-entropy ignores it
+                features, y = features[y >= 0], y[y >= 0]
             phi = features.double()
             if self.bias:
                 phi = nn.functional.pad(phi, (0, 1), value=1.0)

@@ -118,7 +118,7 @@ def code_of(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         # The reader went away (`fedrift list data | head`); nothing is left to say.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        return DONE
     except RunError as error:
         return complain(str(error), FAILED, error)
     except Exception as error:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedrift.cli.console import console, one_line
 from fedrift.cli.launch import check_trust
 from fedrift.cli.resume import TRUST
 from fedrift.config.analyses import WHAT, parse_names
@@ -18,6 +20,8 @@ from fedrift.errors import INTERRUPTED, InputError
 from fedrift.storage import run_folder
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from fedrift.analysis.case import Finding, Options
     from fedrift.analysis.examine import Examined
 
@@ -119,6 +123,12 @@ def analyse(
     as_json: Annotated[
         bool, typer.Option("--json", help="The numbers as one JSON object.", rich_help_panel=OUTPUT)
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Of several runs the words, too.", rich_help_panel=OUTPUT
+        ),
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Only the result.", rich_help_panel=OUTPUT)
     ] = False,
@@ -134,8 +144,6 @@ def analyse(
     [cyan]fedrift analyse runs/fedavg runs/fedsam --what hessian,sharpness --images 1000[/cyan]
     [cyan]fedrift analyse runs/compared --what all --figures pdf[/cyan]
     """
-    pass
-
     if not runs:
         raise InputError("name the runs: run folders, comparison folders, or folders of these")
     names = tuple(WHAT) if what.strip() == "all" else parse_names(what)
@@ -158,7 +166,7 @@ def analyse(
             watch.close()
             _interrupted(done)
             raise typer.Exit(INTERRUPTED) from None
-    _finish(done, out or beside, endings, as_json)
+    _finish(done, out or beside, endings, as_json=as_json, verbose=verbose)
 
 
 def _numbers(given: dict[str, Any]) -> dict[str, Any]:
@@ -206,17 +214,66 @@ def _each(
 
 
 def _interrupted(done: Sequence[Examined]) -> None:
-    from fedrift.cli.console import console
-
     kept = ", ".join(f"{one.what} of {one.run}" for one in done if one.finding is not None)
     console(errors=True).print(f"interrupted; kept: {kept or 'nothing'}")
 
 
+# What a table of several runs shows of each measurement, and where it stands in the numbers.
+
+COLUMNS: dict[str, dict[str, str]] = {
+    "hessian": {"largest eigenvalue": "global.eigenvalues.0", "trace": "global.trace"},
+    "sharpness": {"sharpness": "global.ascent", "adaptive": "global.adaptive_ascent"}
+    | {"of clients": "local_mean", "discrepancy": "discrepancy"},
+    "cka": {"CKA of clients, last layer": "layers.-1.between"},
+    "drift": {"update length": "distance", "cosine between": "cosine_between"}
+    | {"dissimilarity": "dissimilarity.ratio"},
+    "classes": {"forgetting": "mean_forgetting", "bias to presence": "bias.logits_and_presence"},
+    "landscape": {"highest barrier": "lines.*.barrier"},
+    "predictions": {"accuracy": "models.global.accuracy"},
+}
+
+
+def _at(found: Any, path: str) -> float:
+    """The number at a path; `-1` is the last of a table, `*` the largest of all; else NaN."""
+    here, _, rest = path.partition(".")
+    if not path:
+        return float(found) if isinstance(found, (int, float)) else math.nan
+    if here == "*" and isinstance(found, Mapping):
+        return max((_at(one, rest) for one in found.values()), default=math.nan)  # type: ignore[reportUnknownArgumentType]
+    held: Any = found
+    if here.lstrip("-").isdigit():
+        held = list(held.values() if isinstance(held, Mapping) else held)  # type: ignore[reportUnknownArgumentType]
+        return _at(held[int(here)], rest) if held else math.nan
+    return _at(held[here], rest) if isinstance(held, Mapping) and here in held else math.nan
+
+
+def _table(findings: Mapping[str, Mapping[str, Finding]]) -> Table:
+    """A row for each run, the few numbers of each measurement by which runs are compared."""
+    from rich.table import Table
+
+    columns = [(what, name, path) for what in findings for name, path in COLUMNS[what].items()]
+    table = Table("run", *(name for _, name, _ in columns))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for run in dict.fromkeys(run for runs in findings.values() for run in runs):
+        cells: list[str] = []
+        for what, _, path in columns:
+            finding = findings[what].get(run)
+            value = math.nan if finding is None else _at(finding.numbers, path)
+            cells.append("–" if math.isnan(value) else f"{value:.4g}")
+        table.add_row(one_line(run), *cells)
+    return table
+
+
 def _finish(
-    done: Sequence[Examined], beside: Path | None, endings: Sequence[str], as_json: bool
+    done: Sequence[Examined],
+    beside: Path | None,
+    endings: Sequence[str],
+    *,
+    as_json: bool,
+    verbose: bool,
 ) -> None:
     from fedrift.analysis.examine import write_common_figures
-    from fedrift.cli.console import console, one_line
 
     errors = console(errors=True)
     for one in done:
@@ -237,7 +294,10 @@ def _finish(
         typer.echo(dump({"numbers": numbers, "files": files}))
         return
     screen = console()
-    for one in done:
+    is_many = len({one.run for one in done if one.finding is not None}) > 1
+    if is_many:
+        screen.print(_table(findings))
+    for one in done if verbose or not is_many else ():
         if one.finding is not None:
             screen.print(f"{one.run}: {one.finding.title}")
             for sentence in one.finding.sentences:
@@ -245,3 +305,5 @@ def _finish(
     places = dict.fromkeys(os.path.dirname(file) for one in done for file in one.files)
     for folder in (*places, *([str(beside)] if together else [])):
         screen.print(f"numbers and figures: {folder}")
+    if is_many and not verbose:
+        screen.print("what the numbers mean: --verbose, or fedrift report")

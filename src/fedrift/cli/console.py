@@ -18,9 +18,16 @@ def console(*, errors: bool = False) -> Console:
     """Standard output, or standard error for everything that is not the answer."""
     from rich.console import Console
 
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            """Without a reader the answer is at its end; without one of the rest, work goes on."""
+            if not errors:
+                raise BrokenPipeError
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
     stream = sys.stderr if errors else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    return Screen(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
 def loss_text(loss: float) -> str:

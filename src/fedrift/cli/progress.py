@@ -129,7 +129,6 @@ class Lines(Passive):
         self.counter = Silent(spec)
         self.screen = console(errors=True)
         self.measuring = Watch(silent=False, beside=self.screen)
-        self.since = time.perf_counter()
 
     @property
     def has_started(self) -> bool:
@@ -141,7 +140,6 @@ class Lines(Passive):
 
     def on_start(self, plan: Plan) -> None:
         self.counter.on_start(plan)
-        self.since = time.perf_counter()
         for name, text in described(self.counter.spec, plan):
             self.screen.print(f"{name:<10} {text}")
 
@@ -154,7 +152,7 @@ class Lines(Passive):
         words = [
             f"round {report.round}/{self.counter.spec.rounds}",
             *_words(report.metrics),
-            seconds_text(time.perf_counter() - self.since),
+            seconds_text(report.seconds),  # when it ended: what is told late was not done late
         ]
         self.screen.print("  ".join(words))
 
@@ -264,7 +262,7 @@ def described(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         ("data", f"{spec.data}: {plan.samples:,} samples, {spec.partition}{shift}"),
         ("model", f"{spec.model}: {plan.parameters:,} parameters"),
         ("cohort", f"{_cohort(spec, plan)}, {_rounds(spec)}, seed {spec.seed}"),
-        ("local", _local(spec)),
+        ("local", _local(spec, plan)),
         ("workers", str(plan.workers) if plan.workers else "none: in this process"),
         ("memory", _memory(plan)),
     ]
@@ -286,25 +284,11 @@ def _cohort(spec: Spec, plan: Plan) -> str:
     return f"{plan.cohort:.3g} of {plan.clients:,} clients a round{how}"
 
 
-def _local(spec: Spec) -> str:
-    said = {
-        key.replace("_", " "): getattr(spec, key)
-        for key in (
-            "epochs",
-            "steps",
-            "batch_size",
-            "lr",
-            "momentum",
-            "weight_decay",
-            "clip",
-            "schedule",
-        )
-        if getattr(spec, key) is not None
-    }
+def _local(spec: Spec, plan: Plan) -> str:
+    said = {key.replace("_", " "): value for key, value in plan.local.items() if value is not None}
     words = [f"{key} {_short(value)}" for key, value in said.items()]
     words += [f"augment {', '.join(spec.augment)}"] if spec.augment else []
-    rest = "else as usual for the algorithm" if words else "as usual for the algorithm"
-    return ", ".join([*words, rest])
+    return ", ".join(words) or "no training"
 
 
 def _short(value: object) -> str:

@@ -210,7 +210,9 @@ def amount() -> Field:
     expected = "a whole number of at least 1, a list with one per client, or 'uniform:2,5'"
 
     def read(value: object, field: str) -> int | str | tuple[int, ...]:
-        if is_int(value) and 1 <= value <= MOST:
+        if is_int(value) and value > MOST:
+            raise refuse(value, field, f"a whole number of at most {MOST}")
+        if is_int(value) and value >= 1:
             return value
         if isinstance(value, str):
             uniform(value, field)
@@ -251,10 +253,10 @@ def uniform(text: str, field: str) -> tuple[int, int]:
 
 
 def batch() -> Field:
-    """A batch size; 0, `none` and `full` all mean the whole client."""
+    """A batch size; `none` and `full` mean the whole client."""
 
     def read(value: object, field: str) -> int | str:
-        if value == "full" or value == "none" or (is_int(value) and value == 0):
+        if value == "full" or value == "none":
             return "full"
         if not (is_int(value) and 1 <= value <= MOST):
             raise refuse(value, field, "a whole number of at least 1, or 'full' (the whole client)")

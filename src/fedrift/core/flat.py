@@ -167,11 +167,17 @@ def copied(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, dict(unmade))
 
 
-def call(module: nn.Module, x: Inputs) -> Any:
-    """The module's output for one input, several, or named ones."""
-    if isinstance(x, Tensor):
-        return module(x)
-    return module(**x) if isinstance(x, dict) else module(*x)
+def call(module: nn.Module, x: Inputs, loss: Loss | None = None) -> Any:
+    """The module's output for one input, several, or named ones.
+
+    Of an object that holds `logits`, cross-entropy is given these; a loss of one's own gets what
+    the module returns.
+    """
+    one = (x,) if isinstance(x, Tensor) else x
+    out = module(**one) if isinstance(one, dict) else module(*one)
+    if loss is nn.functional.cross_entropy and not isinstance(out, Tensor):
+        return getattr(out, "logits", out)
+    return out
 
 
 class FlatModel:
@@ -230,7 +236,7 @@ class FlatModel:
 
     def output(self, x: Inputs) -> Any:
         """The module's output at the bound w, logits divided by the temperature."""
-        out = call(self.module, cloned(x) if self._writes_input else x)
+        out = call(self.module, cloned(x) if self._writes_input else x, self.loss_of)
         return out if self.temperature == 1.0 else out / self.temperature
 
     def gradients(self, batch: Batch) -> Sequence[Tensor]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from copy import copy
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import (
     Annotated,
@@ -50,13 +51,21 @@ def shaped(dtype: torch.dtype, shape: Callable[[Any, Any], tuple[int, ...]]) -> 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def message(cls: type[T]) -> type[T]:
     """A message down or up: frozen, keyword-only."""
-    return dataclass(frozen=True, kw_only=True, eq=False)(cls)
+    return dataclass(frozen=True, kw_only=True, eq=False)(_own_fields(cls))
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def state(cls: type[T]) -> type[T]:
     """What a server or a client keeps between rounds: frozen, keyword-only."""
-    return dataclass(frozen=True, kw_only=True, eq=False)(cls)
+    return dataclass(frozen=True, kw_only=True, eq=False)(_own_fields(cls))
+
+
+def _own_fields(cls: type[T]) -> type[T]:
+    """A `shaped(…)` may be written at several fields: each gets its own, since it takes a name."""
+    for name, value in list(vars(cls).items()):
+        if isinstance(value, Field):
+            setattr(cls, name, copy(value))  # type: ignore[reportUnknownArgumentType]
+    return cls
 
 
 @cache

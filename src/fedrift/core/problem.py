@@ -175,7 +175,7 @@ def define(
             raise InputError(f"model: {type(module).__name__} has no trainable parameters")
         memory = Memory(module, set(layout.names))
         given = cloned(probe[0])
-        output = _probe_output(module.train(), given)
+        output = _probe_output(module.train(), given, loss)
         writes = not same(given, probe[0])
         w0 = flatten([p for p in module.parameters() if p.requires_grad])
         if more is not None:
@@ -187,7 +187,9 @@ def define(
     frozen = {n: p.detach().clone() for n, p in parameters.items() if n not in layout.names}
     classes = _classes(output) if classification else None
     head = _find_head(module) if head is None else head
-    width = _feature_width(module, head, cloned(probe[0])) if classes and head is not None else None
+    width = None
+    if classes and head is not None:
+        width = _feature_width(module, head, cloned(probe[0]), loss)
     return Problem(
         make=make,
         loss=loss,
@@ -235,9 +237,9 @@ def same(a: Any, b: Any) -> bool:
     return all(torch.equal(a[key], b[key]) for key in keys)
 
 
-def _probe_output(module: nn.Module, x: Inputs) -> Any:
+def _probe_output(module: nn.Module, x: Inputs, loss: Loss | None = None) -> Any:
     try:
-        return call(module, x)
+        return call(module, x, loss)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise InputError(
             f"model: {type(module).__name__} cannot be called with {_inputs(x)}: {error}"
@@ -267,7 +269,7 @@ def _find_head(module: nn.Module) -> str | None:
     return linear[-1] if linear else None
 
 
-def _feature_width(module: nn.Module, head: str, x: Inputs) -> int | None:
+def _feature_width(module: nn.Module, head: str, x: Inputs, loss: Loss) -> int | None:
     """Width of the head's input if head(features) is the output, else None."""
     try:
         layer = module.get_submodule(head)
@@ -278,7 +280,7 @@ def _feature_width(module: nn.Module, head: str, x: Inputs) -> int | None:
     caught: list[tuple[Any, Any]] = []
     hook = layer.register_forward_hook(lambda _, args, out: caught.append((args[0], out)))
     with torch.no_grad():
-        output = call(module.eval(), x)
+        output = call(module.eval(), x, loss)
     hook.remove()
     if len(caught) != 1 or caught[0][0].dim() != 2 or not torch.equal(caught[0][1], output):
         return None

@@ -58,7 +58,11 @@ class Work:
 
 
 class Site:
-    """One client in one round. Its random streams depend on (seed, purpose, round, client) only."""
+    """One client in one round. Its random streams depend on (seed, purpose, round, client) only.
+
+    `round` counts from 0, as schedules and streams do; reports, folders and charts, which people
+    read, count from 1.
+    """
 
     def __init__(
         self,

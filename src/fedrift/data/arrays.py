@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.masked import MaskedTensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from fedrift.core.alignment import dense
@@ -38,12 +40,18 @@ def tensors(value: Any, dtype: torch.dtype | None, field: str, *, has_masks: boo
             tensors(v, dtype, f"{field}[{i}]", has_masks=has_masks) for i, v in enumerate(value)
         )
         return _of_one_length(parts, parts, field)
+    _refuse_kinds(value, field)
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(_writable(value))
     except (TypeError, ValueError) as error:
         raise InputError(
             f"{field}: {type(value).__name__} cannot become a tensor: {error}"
         ) from None
+    if tensor.is_complex():
+        raise InputError(
+            f"{field}: holds complex numbers; give real and imaginary parts as two columns "
+            "(torch.view_as_real)"
+        )
     if tensor.dim() == 0:
         raise InputError(f"{field}: a single number is no data; the first axis counts samples")
     tensor = dense(tensor.detach(), channels_last=False)
@@ -60,9 +68,28 @@ def tensors(value: Any, dtype: torch.dtype | None, field: str, *, has_masks: boo
     return tensor.to(torch.int64)
 
 
+def _refuse_kinds(value: Any, field: str) -> None:
+    """Containers that hold no plain block of numbers, each with what to do about it."""
+    if isinstance(value, Dataset):
+        raise InputError(f"{field}: a Dataset is no array; give it in the place of the pair (x, y)")
+    if isinstance(value, (np.ma.MaskedArray, MaskedTensor)):
+        raise InputError(f"{field}: is masked; fill what is hidden, such as with .filled(0)")
+    if isinstance(value, Tensor) and value.is_nested:
+        raise InputError(
+            f"{field}: is a nested tensor; pad it to one length (torch.nested.to_padded_tensor)"
+        )
+    if isinstance(value, Tensor) and value.layout != torch.strided:
+        raise InputError(f"{field}: is sparse ({value.layout}); give x.to_dense()")
+
+
+ITERABLE = ("__iter__", "__array__", "__array_interface__")
+
+
 def _writable(value: Any) -> np.ndarray:
     """As torch can take it: it knows neither read-only memory nor steps backwards, nor numbers
     that stand across the places of others or with their bytes the other way round."""
+    if hasattr(value, "__getitem__") and not any(map(partial(hasattr, value), ITERABLE)):
+        value = [value[i] for i in range(len(value))]  # asked by number it may never say stop
     array = np.asarray(value)
     flags, kind = array.flags, array.dtype
     steps = (step < 0 or step % (kind.itemsize or 1) for step in array.strides)
@@ -123,8 +150,25 @@ def _read(data: Any, field: str) -> tuple[Any, Any]:
             f"{field}: two reads of one item differ, so the data set augments; data are read once, "
             "so move that to augment=['crop:4', 'flip', …]"
         )
-    x, y = default_collate([data[i] for i in range(n)])
+    items = [data[i] for i in range(n)]
+    try:
+        x, y = default_collate(items)
+    except (TypeError, ValueError, RuntimeError, KeyError) as error:
+        why = _ragged(items, error)
+        raise InputError(f"{field}: its items cannot become one block: {why}") from None
     return (tuple(x) if isinstance(x, list) else x), y
+
+
+def _ragged(items: Sequence[Any], error: Exception) -> str:
+    """Which of the items has another shape than the first; what torch says if none has."""
+    shapes = [[tuple(np.shape(leaf)) for leaf in _flat(tuple(item))] for item in items]
+    other = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
+    if other is None:
+        return str(error)
+    return (
+        f"item {other} has shapes {shapes[other]}, item 0 {shapes[0]}; pad them to one length "
+        "(labels of padding: -100), and give the model a mask as a second input if it needs one"
+    )
 
 
 def _agree(one: Any, other: Any) -> bool:

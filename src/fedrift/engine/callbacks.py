@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedrift.errors import InputError
@@ -51,6 +51,8 @@ class Plan:
     disk_bytes: int
     resumed_from: int = 0
     notes: tuple[str, ...] = ()
+    local: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The work of a client as settings say it (epochs, batch size, rate, …); empty without any."""
     is_origin: bool = False
     """These are the first rounds of a fork, which are those of another run."""
     states: Store | None = None

@@ -10,16 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift.config.fields import check_length
+from fedrift.config.fields import amount, check_length, whole
 from fedrift.core.flat import Batch, Vec, count, map_tree, take
 from fedrift.core.isolation import borrowed_generators, seed_all
-from fedrift.core.local import Local
+from fedrift.core.local import Draw, Local
 from fedrift.core.problem import Problem
 from fedrift.data import arrays
 from fedrift.data.split import Split
 from fedrift.errors import InputError
 
 COLUMNS = (
+    "loss",
     "round",
     "cohort",
     "bytes_down",
@@ -84,7 +85,12 @@ def check_local(local: Local | None, clients: int, problem: Problem) -> None:
     if local is None:
         return
     for name in ("epochs", "steps"):
-        check_length(getattr(local, name), name, clients)
+        work: Any = getattr(local, name)
+        check_length(work, name, clients)
+        if work is not None:
+            amount().read(work.high if isinstance(work, Draw) else work, name)
+    if local.batch_size is not None:
+        whole(1).read(local.batch_size, "batch_size")
     if local.batch_size == 1 and problem.model.has_batch_norm:
         raise InputError("batch_size=1 gives batch normalisation nothing to average; use 2 or more")
 
@@ -121,7 +127,8 @@ def check_labels(
             if len(bad):
                 sample, wrong = int(bad[0, 0]), int(y[tuple(bad[0])])
                 whose = name if y is not split.y else _owner(split, sample)
-                more = f", or the model {wrong + 1} outputs" if wrong > 0 else ""
+                top = max(int(one.max()) for _, one in sides if isinstance(one, Tensor))
+                more = f", or the model {top + 1} outputs" if wrong > 0 else ""
                 raise InputError(
                     f"{whose}: label {wrong} is outside the model's {problem.classes} classes "
                     f"(0 to {problem.classes - 1}){classes_axis(problem, split.x)}; give labels "

@@ -22,6 +22,7 @@ from fedrift.backends.visit import Visitor
 from fedrift.config.backends import address_of, backend_kind
 from fedrift.core import evaluation
 from fedrift.core.alignment import dense
+from fedrift.core.algorithm import local_of
 from fedrift.core.evaluation import Chunk, Evaluator
 from fedrift.core.flat import map_tree
 from fedrift.core.isolation import borrowed_generators
@@ -36,6 +37,7 @@ from fedrift.engine.loop import Engine, Settings
 from fedrift.engine.plan import Task, check_fits, cost_of, plan, workers_for
 from fedrift.engine.result import Result
 from fedrift.engine.resume import check_fit, full, is_complete, resume
+from fedrift.engine.task import work
 from fedrift.errors import InputError, RunError
 from fedrift.models.text import continuations
 from fedrift.storage.client_state import States, Store
@@ -254,7 +256,8 @@ def _execute(
     if is_origin and until is not None and progress.round >= until and not has_diverged:
         store.close()
         return None
-    planned = replace(plan(task, store, number, progress.round, remarks), is_origin=is_origin)
+    planned = plan(task, store, number, progress.round, remarks)
+    planned = replace(planned, local=work(local_of(task.algorithm)), is_origin=is_origin)
     try:
         check_fits(planned, Path(store.scratch), folder is not None)
     except InputError:

@@ -16,6 +16,7 @@ from fedrift.config.spec import Spec
 from fedrift.core.flat import Vec
 from fedrift.core.problem import Problem
 from fedrift.engine.ledger import Ledger
+from fedrift.errors import InputError
 from fedrift.storage.run_folder import RunRecord, as_frame
 
 Status = Literal["done", "stopped", "diverged"]
@@ -75,13 +76,18 @@ class Result:
 
     def __repr__(self) -> str:
         """One line: what was run and how it ended."""
-        number = int(self.info.get("rounds", len(self.rounds)))
-        words = [str(self.info.get("algorithm", "run")), self.status]
-        words.append(f"{number} round{'' if number == 1 else 's'}")
+        words = [str(self.info.get("algorithm", "run")), self.status, self._length()]
         words += [f"accuracy {self.accuracy[-1]:.4f}"] if self.accuracy else []
         words += [f"loss {self.loss[-1]:.4g}"] if self.loss else ["not evaluated: no test data"]
         words += [] if self.folder is None else [f"in {self.folder}"]
         return f"<Result: {', '.join(words)}>"
+
+    def _length(self) -> str:
+        """`30 rounds`, or `4 of 30 rounds` if it ended before the last."""
+        number = int(self.info.get("rounds", len(self.rounds)))
+        made = max((entry.round for entry in self.ledger.entries), default=number)
+        of = f"{made} of " if made < number and self.status != "done" else ""
+        return f"{of}{number} round{'' if number == 1 else 's'}"
 
     @property
     def accuracy(self) -> list[float]:
@@ -183,6 +189,8 @@ class Result:
         """The curve of the run as a picture; the file's ending decides the format."""
         from fedrift.figures.style import curves
 
+        if not self.metrics:
+            raise InputError("plot: nothing was evaluated, so there is no curve; give test=(x, y)")
         name = str(self.info.get("algorithm", "run"))
         return curves({name: [self]}, Path(path))
 
