@@ -20,13 +20,13 @@ from fedrift.config.grid import seeds_of, slug
 from fedrift.config.spec import FIELDS, Spec
 from fedrift.core.algorithm import local_of
 from fedrift.engine import task
-from fedrift.engine.build import AlgorithmLike, instance, text_of
+from fedrift.engine.build import AlgorithmLike, instance, text_of, work
 from fedrift.engine.callbacks import Callback, RoundReport, callbacks_of
 from fedrift.engine.execute import execute
 from fedrift.engine.plan import Task, UserMetric
 from fedrift.engine.prepare import Prepared, prepare
 from fedrift.engine.result import Result
-from fedrift.engine.task import where, work
+from fedrift.engine.task import where
 from fedrift.engine.trackers import tracks
 from fedrift.errors import InputError, unknown
 from fedrift.storage.fork import Origin

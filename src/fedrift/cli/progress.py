@@ -285,8 +285,9 @@ def _cohort(spec: Spec, plan: Plan) -> str:
 
 
 def _local(spec: Spec, plan: Plan) -> str:
-    said = {key.replace("_", " "): value for key, value in plan.local.items() if value is not None}
-    words = [f"{key} {_short(value)}" for key, value in said.items()]
+    said = {k: v for k, v in spec.local_work().items() if v is not None} if plan.local else {}
+    work = {k: v for k, v in {**plan.local, **said}.items() if v is not None}
+    words = [f"{key.replace('_', ' ')} {_short(value)}" for key, value in work.items()]
     words += [f"augment {', '.join(spec.augment)}"] if spec.augment else []
     return ", ".join(words) or "no training"
 

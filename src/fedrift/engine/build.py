@@ -162,6 +162,42 @@ def _optimizer(default: Optimizer, given: Mapping[str, Any]) -> Optimizer:
     return replace(default if isinstance(default, SGD) else SGD(), **options)
 
 
+def work(local: Local | None) -> dict[str, Any]:
+    """The other way: the local work of an algorithm, as settings say it."""
+    if local is None:
+        return {}
+    optimizer = local.optimizer
+    decays = (
+        {k: getattr(optimizer, k) or None for k in ("momentum", "weight_decay")}
+        if isinstance(optimizer, SGD)
+        else {}
+    )
+    return {
+        "epochs": _written_amount(local.epochs) if local.steps is None else None,
+        "steps": _written_amount(local.steps),
+        "batch_size": "full" if local.batch_size is None else local.batch_size,
+        **_written_rate(local.lr),
+        "clip": local.clip,
+        **decays,
+    }
+
+
+def _written_amount(amount: Amount | None) -> int | str | tuple[int, ...] | None:
+    return f"uniform:{amount.low},{amount.high}" if isinstance(amount, Draw) else amount
+
+
+def _written_rate(lr: Any) -> dict[str, Any]:
+    """The rate and its schedule, where a text can say it."""
+    if isinstance(lr, Exponential):
+        return {"lr": lr.lr, "schedule": f"exp:{lr.factor!r}"}
+    if isinstance(lr, Staircase):
+        return {"lr": lr.lr, "schedule": f"step:{lr.every},factor={lr.factor!r}"}
+    if isinstance(lr, PerStep):
+        told = _written_rate(lr.shape)
+        return {**told, "schedule": f"{told['schedule']},per=step"} if told else {}
+    return {"lr": lr} if isinstance(lr, (int, float)) else {}
+
+
 def build(named: Named | str, given: Mapping[str, Any], rounds: int) -> Algorithm[Any, Any]:
     """The algorithm a text names, with the run's local settings inside."""
     parsed = parse(named, "algorithm") if isinstance(named, str) else named

@@ -29,6 +29,7 @@ from fedrift.core.isolation import borrowed_generators
 from fedrift.core.site import Site
 from fedrift.data.sources.text import decode
 from fedrift.engine import recorder
+from fedrift.engine.build import work
 from fedrift.engine.callbacks import Callback, telling_end
 from fedrift.engine.history import Finished, History, Progress
 from fedrift.engine.identity import differences, identity_of
@@ -37,7 +38,6 @@ from fedrift.engine.loop import Engine, Settings
 from fedrift.engine.plan import Task, check_fits, cost_of, plan, workers_for
 from fedrift.engine.result import Result
 from fedrift.engine.resume import check_fit, full, is_complete, resume
-from fedrift.engine.task import work
 from fedrift.errors import InputError, RunError
 from fedrift.models.text import continuations
 from fedrift.storage.client_state import States, Store

@@ -21,8 +21,6 @@ from fedrift.config.spec import FIELDS, Spec
 from fedrift.core.algorithm import Algorithm, local_of
 from fedrift.core.faults import parse_faults
 from fedrift.core.flat import copied, map_tree, take
-from fedrift.core.local import Amount, Draw, Local
-from fedrift.core.optim import SGD, Exponential, PerStep, Staircase
 from fedrift.core.problem import Problem, define
 from fedrift.core.sampling import Participation, participation
 from fedrift.data import arrays
@@ -169,7 +167,7 @@ def recorded(spec: Spec, objects: Objects, made: Algorithm[Any, Any], name: str)
     }
     facts |= {"loss": losses.name_of(objects.loss)}
     if objects.algorithm is not None:
-        facts = {**work(local_of(made)), **spec.local_work(), **facts}
+        facts = {**build.work(local_of(made)), **spec.local_work(), **facts}
     changes: dict[str, Any] = {"weights": None}  # in the algorithm's text
     for key, value in facts.items():
         with suppress(InputError):
@@ -186,42 +184,6 @@ def where(spec: Spec, workers: object, backend: object) -> Spec:
         return replace(spec, **{k: FIELDS[k].read(v, k) for k, v in given.items()})  # type: ignore[arg-type]
     except InputError:  # "wire", or a mistake that the run names
         return spec
-
-
-def work(local: Local | None) -> dict[str, Any]:
-    """The local work of an algorithm that was given as an object, as settings say it."""
-    if local is None:
-        return {}
-    optimizer = local.optimizer
-    decays = (
-        {k: getattr(optimizer, k) or None for k in ("momentum", "weight_decay")}
-        if isinstance(optimizer, SGD)
-        else {}
-    )
-    return {
-        "epochs": _amount(local.epochs) if local.steps is None else None,
-        "steps": _amount(local.steps),
-        "batch_size": "full" if local.batch_size is None else local.batch_size,
-        **_rate(local.lr),
-        "clip": local.clip,
-        **decays,
-    }
-
-
-def _amount(amount: Amount | None) -> int | str | tuple[int, ...] | None:
-    return f"uniform:{amount.low},{amount.high}" if isinstance(amount, Draw) else amount
-
-
-def _rate(lr: Any) -> dict[str, Any]:
-    """The rate and its schedule, where a text can say it."""
-    if isinstance(lr, Exponential):
-        return {"lr": lr.lr, "schedule": f"exp:{lr.factor!r}"}
-    if isinstance(lr, Staircase):
-        return {"lr": lr.lr, "schedule": f"step:{lr.every},factor={lr.factor!r}"}
-    if isinstance(lr, PerStep):
-        told = _rate(lr.shape)
-        return {**told, "schedule": f"{told['schedule']},per=step"} if told else {}
-    return {"lr": lr} if isinstance(lr, (int, float)) else {}
 
 
 # The task itself: of a spec on named data, and of any spec with objects.
