@@ -21,8 +21,8 @@ from fedrift.backends.profiling import OFF, Meter, TimedSite
 from fedrift.backends.visit import Visitor
 from fedrift.config.backends import address_of, backend_kind
 from fedrift.core import evaluation
-from fedrift.core.alignment import dense
 from fedrift.core.algorithm import local_of
+from fedrift.core.alignment import dense
 from fedrift.core.evaluation import Chunk, Evaluator
 from fedrift.core.flat import map_tree
 from fedrift.core.isolation import borrowed_generators
