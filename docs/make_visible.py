@@ -31,6 +31,11 @@ many steps it made, and whether its new state is finite. Running statistics of b
 once to each client. Nobody is sent data, labels or code; the app itself is what the operator starts
 with `flwr run`.
 
+Where the config says `eval_clients`, the server sends the model in further exchanges, and each
+client that has test data answers with six numbers: its test samples and labels, how many are right,
+the sum of its loss and what that is a sum of, and whether it is finite. They are figures of single
+clients: with secure aggregation such an evaluation is refused.
+
 """
 COLUMNS = (
     "algorithm",

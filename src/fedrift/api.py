@@ -19,6 +19,7 @@ from fedrift.config.analyses import LivePlan, parse_live_plan
 from fedrift.config.grid import seeds_of, slug
 from fedrift.config.spec import FIELDS, Spec
 from fedrift.core.algorithm import local_of
+from fedrift.data.arrays import is_per_client
 from fedrift.engine import task
 from fedrift.engine.build import AlgorithmLike, instance, text_of, work
 from fedrift.engine.callbacks import Callback, RoundReport, callbacks_of
@@ -41,6 +42,7 @@ def run(
     model: str | Callable[[], nn.Module] | nn.Module,
     clients: Any,
     test: Any = None,
+    client_test: Any = None,
     loss: Callable[[Any, Any], Tensor] | None = None,
     metrics: Mapping[str, UserMetric] | None = None,
     rounds: int,
@@ -70,6 +72,7 @@ def run(
     seed: int = 0,
     out: str | Path | None = None,
     eval_every: int = 1,
+    eval_clients: str | int | None = None,
     head: str | None = None,
     on_round: Callable[[RoundReport], bool | None] | None = None,
     callbacks: Sequence[Callback] = (),
@@ -88,7 +91,11 @@ def run(
         clients: What `split` returns, or a list with one `(x, y)` or map-style `Dataset` per
             client. `x` may be a tuple of tensors (positional arguments of the model) or a dict
             (keyword arguments).
-        test: `(x, y)` or a `Dataset`; without it nothing is evaluated.
+        test: `(x, y)` or a `Dataset` that the server evaluates on; or a list with one `(x, y)` or
+            `Dataset` per client, which clients evaluate on. Without any nothing is evaluated.
+        client_test: Test data of the clients' own, beside those of the server: the share of its
+            samples that each client keeps for it, such as 0.2, or a list with one per client.
+            `split(…, test=0.2)` says the same.
         loss: `f(output, target)`, the mean over the batch; cross-entropy of class labels unless
             given. Floating-point targets need one, such as `torch.nn.functional.mse_loss`.
         metrics: `{name: f(output, target)}`: each gives one number for the whole test set at once,
@@ -131,6 +138,9 @@ def run(
         seed: Fixes every random choice.
         out: A folder for the run; one that holds the beginning of the same run is continued.
         eval_every: Every how many rounds the model is evaluated, and after the last.
+        eval_clients: When clients evaluate the model, or their own, on test data of their own, and
+            how many of them: `"every=10"` or `"every=10,sample=200"`. With every evaluation where
+            the server has no test data and where the algorithm has personal models.
         head: Name of the last layer, for algorithms that need to know it.
         on_round: `f(RoundReport)`, called after every round; the run stops if it returns `True`.
         callbacks: Objects that watch the run, of classes that inherit `fedrift.Callback`.
@@ -188,7 +198,11 @@ def task_of(algorithm: AlgorithmLike, settings: Mapping[str, Any]) -> Task:
             raise InputError(f"{key} is missing")
     objects = {key: value for key, value in settings.items() if key in OBJECTS}
     options = {key: value for key, value in settings.items() if key not in OBJECTS}
+    own = settings.get("client_test")
+    if is_per_client(own):  # a spec can hold a share, and no data
+        options["client_test"] = None
     spec = task.spec_from_call(algorithm, options)
+    objects |= {"client_test": own, "seed": spec.seed}
     return task.make_task(spec, task.objects_from_call(algorithm, spec.dtype, **objects))
 
 

@@ -21,7 +21,8 @@ from fedrift.engine import task
 from fedrift.federation import membership, remote
 from fedrift.federation.config import FederationConfig
 from fedrift.federation.protocol import ABOUT, VISIT, Envelope
-from fedrift.federation.task import make_server_task
+from fedrift.federation.sources import site_samples
+from fedrift.federation.task import make_node, make_server_task
 from tests.support.federations import Federation, Meddle, Office
 from tests.support.product import Spec, load_run, prepare
 
@@ -63,6 +64,34 @@ def simulated(what: Spec) -> fr.Result:
 def test_the_same_bits_as_a_simulation(name: str, tmp_path: Path) -> None:
     what = spec(name)
     assert same(simulated(what), Federation(what, tmp_path).everybody().run())
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "tests.backends.test_personal:Tuned"])
+def test_nodes_evaluate_on_test_data_of_their_own(name: str, tmp_path: Path) -> None:
+    what = spec(name, client_test=0.3, eval_clients="every=2")
+    here = simulated(what)
+    there = Federation(what, tmp_path).everybody().run(out=tmp_path / "run")
+    assert same(here, there)
+    assert len(here.client_rounds) == 2 and here.client_rounds == there.client_rounds
+    assert load_run(tmp_path / "run").client_rounds == here.client_rounds
+
+
+def test_masks_and_figures_of_single_clients_do_not_go_together(tmp_path: Path) -> None:
+    there = Federation(spec("fedavg", client_test=0.3, eval_clients=1), tmp_path).everybody()
+    with pytest.raises(fr.InputError, match="each client's figures would be seen by themselves"):
+        there.run(around=lambda remote, phases: remote)
+
+
+def test_a_site_brings_its_own_test_data(tmp_path: Path) -> None:
+    what = spec("fedavg", client_test="own")
+    config = replace(Federation(spec("fedavg"), tmp_path).config, spec=what, named=False)
+    x = np.random.default_rng(0).random((12, 1, 8, 8), np.float32)
+    np.savez(tmp_path / "site.npz", x=x[:8], y=np.arange(8), x_test=x[8:], y_test=np.arange(4))
+    x, y, *own = site_samples(config, {"data": str(tmp_path / "site.npz")})
+    assert len(y) == 8 and len(own[1]) == 4
+    make_node(config, 0, x, y, tmp_path, (own[0], own[1]))
+    with pytest.raises(fr.InputError, match="this site gives no test data"):
+        make_node(config, 0, x, y, tmp_path)
 
 
 def test_running_statistics_travel_both_ways(tmp_path: Path) -> None:

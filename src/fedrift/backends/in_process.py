@@ -65,7 +65,10 @@ def deliver(
             while waiting and waiting[0] in came:
                 client = waiting.popleft()
                 reply = came.pop(client)
-                if fold.add(client, int(visitor.clients.sizes[client]), reply):
+                counts = fold.add(client, int(visitor.clients.sizes[client]), reply)
+                if exchange.is_evaluation:
+                    continue
+                if counts:
                     states.keep(path, client, reply.mine)
                 else:
                     states.drop(path, client)

@@ -19,6 +19,7 @@ from fedrift.backends.pool import Job, Pool, RunInfo, WorkerHandle
 from fedrift.backends.profiling import OFF, Meter
 from fedrift.backends.visit import Visitor
 from fedrift.backends.worker import (
+    OWN,
     Evaluation,
     Shared,
     Visit,
@@ -95,7 +96,8 @@ class Processes:
         blocks = {kind: Block() for kind in (*kinds, *self._shown)}
         self._down = blocks[f"{name} down"]
         setup, trees = described(visitor, visitor.clients, evaluator)
-        own = blocks[f"{name} split"].put({n: trees.pop(n) for n in ("parts", "ends")})
+        indices = [n for n in ("parts", "ends", *OWN) if n in trees]
+        own = blocks[f"{name} split"].put({n: trees.pop(n) for n in indices})
         where = {n: pool.share(n, tree, tree_to_packed(tree, n)) for n, tree in trees.items()}
         where |= {n: (f"{name} split", {n: place}) for n, place in own.items()}
         layouts = {path: table.rows.layout for path, table in store.tables.items()}
@@ -136,13 +138,14 @@ class Processes:
         groups = self._visitor.groups(exchange.phase, clients)
         groups.sort(key=lambda g: (-sum(self._cost(c, exchange.round) for c in g), g[0]))
         jobs: list[Job] = []
+        keeps = not exchange.is_evaluation
         for group in groups:
             tasks = tuple(
                 Visit(
                     client,
                     private.get(client),
                     read=table.slot(client) if table is not None else -1,
-                    write=table.reserve() if table is not None else -1,
+                    write=table.reserve() if table is not None and keeps else -1,
                 )
                 for client in group
             )
@@ -172,6 +175,8 @@ class Processes:
         for task, message, about in zip(tasks, messages, told, strict=True):
             client, reply = task.client, reply_from(exchange.signature, message, about)
             counts = fold.add(client, int(self._sizes[client]), reply, size)
+            if exchange.is_evaluation:
+                continue
             if table is not None and counts:
                 table.keep(client, task.write)
             elif table is not None:

@@ -250,7 +250,10 @@ class Ray:
         packed, new, told = content
         kinds, path = exchange.signature, owner_of(exchange.phase)
         reply = reply_from(kinds, loaded(packed, copies=False), told)
-        if fold.add(client, int(self._sizes[client]), reply):
+        counts = fold.add(client, int(self._sizes[client]), reply)
+        if exchange.is_evaluation:
+            return
+        if counts:
             self._store.keep(path, client, unpack(kinds.state, loaded(new, copies=False)))
         else:
             self._store.drop(path, client)

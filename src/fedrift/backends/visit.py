@@ -19,13 +19,15 @@ from fedrift.core.algorithm import (
     Algorithm,
     EvaluatedModel,
     Exchange,
+    is_evaluation,
     local_of,
     owner_of,
     resolve,
 )
 from fedrift.core.alignment import settled
+from fedrift.core.evaluation import ClientSums, Evaluator, client_sums, evaluate_chunk
 from fedrift.core.faults import Corrupt, RoundFaults
-from fedrift.core.flat import is_finite, norm
+from fedrift.core.flat import count, is_finite, norm
 from fedrift.core.isolation import seed_all
 from fedrift.core.messages import all_finite, pack, placed, unpack
 from fedrift.core.problem import Problem
@@ -39,6 +41,8 @@ class Clients(Protocol):
 
     @property
     def sizes(self) -> np.ndarray: ...
+    @property
+    def test(self) -> Any: ...
     def view(self, client: int) -> ClientData: ...
     def __len__(self) -> int: ...
 
@@ -149,12 +153,15 @@ class Visitor:
         """Run it at several; what becomes of one does not depend on the others."""
         path = owner_of(call.phase)
         node, problem = self.owner(path)
-        method: Callable[..., tuple[Any, Any]] = getattr(node, call.phase.rpartition(".")[2])
         stacks, model = self._together(path), problem.model
         down = settled(down)
-
-        def visit(caller: VisitInput, meet: TrainTogether | None) -> Reply:
-            return self._visit(call, method, problem, caller, down, meet)
+        visit: Callable[[VisitInput, TrainTogether | None], Reply]
+        if is_evaluation(call.phase):
+            shown = EvaluatedModel(down.w, tuple(buffers), down.allowed, call.temperature, frozen)
+            visit = partial(self._evaluate, call, shown)
+        else:
+            method = getattr(node, call.phase.rpartition(".")[2])
+            visit = partial(self._visit, call, method, problem, down)
 
         if stacks is not None:  # its model has nothing that a visit could leave behind
             model.begin(buffers, frozen, call.temperature)
@@ -168,23 +175,28 @@ class Visitor:
             model.check_memory(frozen)
         return replies
 
-    def personal(
-        self,
-        call: Call,
-        client: int,
-        shown: EvaluatedModel,
-        mine: Any,
-        meet: TrainTogether | None = None,
-    ) -> EvaluatedModel:
+    def personal(self, call: Call, client: int, shown: EvaluatedModel, mine: Any) -> EvaluatedModel:
         """The client's own model after a round, or the server's where it has none.
 
         `call.phase` is the path of the algorithm that makes personal models, `mine` the state that
         the client keeps for it.
         """
-        node, problem = self.owner(call.phase)
-        stacks = self._together(call.phase)
-        if meet is None and stacks is not None:  # the same bits as beside others
-            meet = stacks.alone
+        stacks = self._together(call.phase)  # the same bits as beside others
+        meet = None if stacks is None else stacks.alone
+        return self._personal(call, call.phase, client, shown, mine, meet)[0]
+
+    def _personal(
+        self,
+        call: Call,
+        path: str,
+        client: int,
+        shown: EvaluatedModel,
+        mine: Any,
+        meet: TrainTogether | None,
+    ) -> tuple[EvaluatedModel, Work]:
+        node, problem = self.owner(path)
+        if type(node).personal is Algorithm.personal:
+            return shown, Work()
         problem.model.begin(shown.buffers, shown.frozen, shown.temperature)
         seed_all(call.seed, "personal", call.round, client)
         site = self.site(
@@ -200,15 +212,37 @@ class Visitor:
         own = settled(mine)
         if problem.device != "cpu":
             own = placed(own, problem.device)
-        return node.personal(site, settled(shown), own) or shown
+        return node.personal(site, settled(shown), own) or shown, site.work
+
+    def _evaluate(
+        self, call: Call, shown: EvaluatedModel, caller: VisitInput, meet: TrainTogether | None
+    ) -> Reply:
+        """A client's figures on test data of its own; it is silent if it has none."""
+        path, client = owner_of(call.phase), caller.client
+        problem, tests = self.owner(path)[1], self.clients.test
+        x, y = tests.view(client).batch(None) if tests is not None else (None, ())
+        if tests is None or not count(y):
+            return Reply(None, None, (), Work(), is_finite=True)
+        try:
+            model, work = self._personal(call, path, client, shown, caller.mine, meet)
+            sums = client_sums(Evaluator(problem, x, y, evaluate_chunk).chunks(model))
+        except (RuntimeError, OverflowError) as error:
+            if not is_overflow(error):
+                raise
+            n, has_classes = count(y), isinstance(y, Tensor) and not y.is_floating_point()
+            labels = n if has_classes else 0
+            sums = ClientSums(n=n, weight=n, loss_sum=0.0, labels=labels, correct=0, lost=1)
+            work = Work()
+        work.forwards += sums.n
+        return Reply(sums, None, (), work, is_finite=True)
 
     def _visit(
         self,
         call: Call,
         method: Callable[..., tuple[Any, Any]],
         problem: Problem,
-        caller: VisitInput,
         down: Any,
+        caller: VisitInput,
         meet: TrainTogether | None,
     ) -> Reply:
         trouble, client = call.trouble, caller.client

@@ -41,6 +41,7 @@ from fedrift.errors import RunError, describe, is_out_of_memory
 from fedrift.storage.client_state import RowLayout, StateRows
 from fedrift.storage.shared_memory import Block, packed_to_tree, skeleton
 
+OWN = ("own_parts", "own_ends")
 OUT_OF_MEMORY = 77  # exit code of a worker that could not allocate
 
 Move = Callable[[Packed], Packed]
@@ -58,10 +59,12 @@ class Setup:
     """None: there are no test data."""
     keeps_outputs: bool
     skeletons: dict[str, Any]
-    """Shapes of the trees x, y, parts, ends and x_test, y_test, which come apart."""
+    """Shapes of the trees x, y, parts, ends and x_test, y_test, which come apart; the clients' own
+    test data are own_parts, own_ends and, unless they are of the same block, own_x, own_y."""
     make: Make | None
     settings: TorchSettings
     site: Callable[..., Any] = Site
+    make_test: Make | None = None
 
 
 def described(
@@ -72,6 +75,11 @@ def described(
     trees = {"x": split.x, "y": split.y, "parts": parts, "ends": ends}
     if evaluator is not None:
         trees |= {"x_test": evaluator.x, "y_test": evaluator.y}
+    own = split.test
+    if own is not None:
+        trees |= dict(zip(OWN, own.flat(), strict=True))
+        if own.x is not split.x or own.y is not split.y:
+            trees |= {"own_x": own.x, "own_y": own.y}
     setup = Setup(
         root=visitor.root,
         problem=visitor.problem,
@@ -82,6 +90,7 @@ def described(
         make=split.make,
         settings=TorchSettings.current(),
         site=visitor.site,
+        make_test=None if own is None else own.make,
     )
     return setup, trees
 
@@ -98,6 +107,15 @@ def without_paths(blob: bytes) -> Any:
     paths, content = pickle.loads(blob)  # from our own parent or driver
     sys.path += [path for path in paths if path not in sys.path]
     return pickle.loads(content)
+
+
+def _split_of(trees: dict[str, Any], setup: Setup) -> Split:
+    """The inverse: the clients' data, and what they test on."""
+    x, y, own = trees["x"], trees["y"], None
+    if OWN[0] in trees:
+        where = trees[OWN[0]], trees[OWN[1]]
+        own = Split.from_flat(trees.get("own_x", x), trees.get("own_y", y), *where, setup.make_test)
+    return Split.from_flat(x, y, trees["parts"], trees["ends"], setup.make, own)
 
 
 @dataclass(frozen=True)
@@ -273,7 +291,7 @@ class Run:
 
     def __init__(self, setup: Setup, trees: dict[str, Any]) -> None:
         setup.settings.apply()
-        split = Split.from_flat(trees["x"], trees["y"], trees["parts"], trees["ends"], setup.make)
+        split = _split_of(trees, setup)
         self.visitor = Visitor(setup.root, setup.problem, split, setup.augment, setup.site)
         if setup.measure is not None:
             self._evaluator = Evaluator(

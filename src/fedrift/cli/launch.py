@@ -222,6 +222,7 @@ def _rows(summary: dict[str, Any], folder: str | None) -> list[tuple[str, str]]:
         rows.append(("best accuracy", f"{summary['best_accuracy']:.2%}"))
     if summary.get("loss"):
         rows.append(("final loss", loss_text(summary["loss"][-1])))
+    rows += _at_clients(summary.get("at_clients") or {})
     sent = f"{bytes_text(summary['bytes_up'])} up, {bytes_text(summary['bytes_down'])} down"
     rows += [
         ("communication", sent),
@@ -230,6 +231,21 @@ def _rows(summary: dict[str, Any], folder: str | None) -> list[tuple[str, str]]:
         ("fingerprint", str(summary["fingerprint"])),
         ("folder", folder or "none: give --out FOLDER to keep curve and weights"),
     ]
+    return rows
+
+
+def _at_clients(last: dict[str, Any]) -> list[tuple[str, str]]:
+    """How the clients fared on test data of their own."""
+    if "client_accuracy" not in last:
+        return []
+    text = (
+        f"{last['client_accuracy']:.2%}, worst tenth {last['client_accuracy_worst']:.2%}, "
+        f"best {last['client_accuracy_best']:.2%}, Jain {last['client_accuracy_jain']:.3f}"
+    )
+    rows = [("at clients", text)]
+    if last["clients_not_visited"]:
+        number, never = last["clients_evaluated"], last["clients_not_visited"]
+        rows.append(("", f"{never:,} of {number:,} clients not visited yet"))
     return rows
 
 

@@ -246,10 +246,19 @@ def _bar(screen: Any) -> Progress:
     )
 
 
+SAID = {
+    "accuracy": "accuracy",
+    "loss": "loss",
+    "client_accuracy": "clients",
+    "client_accuracy_worst": "worst tenth",
+}
+"""Columns of a round that are shown while it runs, and what they are called."""
+
+
 def _words(metrics: Mapping[str, Any]) -> list[str]:
     return [
-        f"{name} {loss_text(metrics[name]) if name == 'loss' else format(metrics[name], '.4f')}"
-        for name in ("accuracy", "loss")
+        f"{word} {loss_text(metrics[name]) if name == 'loss' else format(metrics[name], '.4f')}"
+        for name, word in SAID.items()
         if isinstance(metrics.get(name), float)
     ]
 

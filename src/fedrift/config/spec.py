@@ -109,6 +109,12 @@ class Spec:
     shift: str | None = setting(
         None, fields.named(), TASK, "Inputs differ by client: rotation:45, noise:0.5, contrast:0.5."
     )
+    client_test: float | str | None = setting(
+        None,
+        fields.client_test(),
+        TASK,
+        "Share of its samples that each client tests on; own: what the data bring for each user.",
+    )
     clients: int | None = setting(None, fields.whole(1), WHO, "Number of clients (10).")
     model: str | None = setting(
         None,
@@ -240,6 +246,12 @@ class Spec:
     )
     eval_every: int = setting(
         1, fields.whole(1), HOW, "Evaluate every N-th round, and the last (1)."
+    )
+    eval_clients: str | None = setting(
+        None,
+        fields.client_evaluation(),
+        HOW,
+        "Evaluate at clients, on test data of their own: every=10, or every=10,sample=200.",
     )
     out: str | None = setting(
         None,

@@ -253,6 +253,11 @@ class Exchange:
     trouble: RoundFaults | None = None
     """Simulated faults of these clients."""
 
+    @property
+    def is_evaluation(self) -> bool:
+        """Clients evaluate a model on test data of their own; their states stay what they are."""
+        return is_evaluation(self.phase)
+
     def reducer(self) -> Folding:
         cls = self.signature.up
         return Reducer(cls) if self.aggregation is None else self.aggregation.reducer(cls, self)
@@ -387,6 +392,15 @@ def address(root: Algorithm[Any, Any], fn: Callable[..., Any]) -> str:
     raise InputError(
         f"cohort.ask: '{getattr(fn, '__name__', fn)}' is not a method of the algorithm that runs"
     )
+
+
+EVALUATE = "evaluate at clients"
+"""The phase, behind the path of whoever makes personal models, in which clients evaluate; no
+method can have this name."""
+
+
+def is_evaluation(phase: str) -> bool:
+    return phase.rpartition(".")[2] == EVALUATE
 
 
 def owner_of(phase: str) -> str:

@@ -1,10 +1,10 @@
-"""Quality on a test set as sums over chunks, which any process may compute; and fairness."""
+"""Quality on a test set as sums over chunks, which any process may compute; and at clients."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any, NotRequired, Protocol, TypedDict
 
 import numpy as np
@@ -12,10 +12,19 @@ import torch
 from torch import Tensor
 
 from fedrift.core import alignment
-from fedrift.core.algorithm import EvaluatedModel
+from fedrift.core.algorithm import (
+    EVALUATE,
+    Algorithm,
+    EvaluatedModel,
+    Exchange,
+    Signature,
+    personal_path,
+    resolve,
+)
 from fedrift.core.alignment import settled
-from fedrift.core.flat import count, take
+from fedrift.core.flat import Vec, count, take
 from fedrift.core.isolation import seed_all
+from fedrift.core.messages import Sum, message, shaped
 from fedrift.core.problem import Problem
 
 EVALUATION_CHUNK = 250  # fixed, so that results do not depend on who evaluates
@@ -120,25 +129,148 @@ def _exp(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def client_accuracies(chunks: Mapping[int, Sequence[Sums]]) -> dict[int, float]:
-    """Accuracy on each client's own samples, of the clients that have samples and classes."""
-    combined = {client: combine(sums) for client, sums in chunks.items()}
-    return {c: m["accuracy"] for c, m in combined.items() if m["n"] and "accuracy" in m}
+# Evaluation at clients: what they are sent, what they say, and what it comes to.
 
 
-def fairness(accuracies: Sequence[float]) -> dict[str, float]:
-    """How evenly the clients are served: mean, standard deviation (of the clients, not a sample
-    of them), min, max, and the mean of the worst tenth of the clients (at least one)."""
+@message
+class ModelDown:
+    """The model that clients evaluate, or make their own of."""
+
+    w: Vec
+    allowed: Tensor | None = shaped(torch.bool, lambda algorithm, p: (p.classes or 0,))
+
+
+@message
+class ClientSums:
+    """What a client says of its test data: sums, no sample and no label."""
+
+    n: Sum[int]
+    weight: Sum[int]
+    """Labels, or samples, that the mean loss is taken over."""
+    loss_sum: Sum[float]
+    labels: Sum[int]
+    """Labels that could be right or wrong; 0 where targets are no classes."""
+    correct: Sum[int]
+    lost: Sum[int]
+    """1 if the loss is no finite number; it is 0 then."""
+
+
+def client_sums(chunks: Iterable[Mapping[str, Any]]) -> ClientSums:
+    """The chunks of one client's test data as it speaks of them."""
+    sums = list(chunks)
+    loss = 0.0
+    for chunk in sums:  # in order, as in `combine`
+        loss += chunk["loss_sum"]
+    is_lost = not math.isfinite(loss)
+    return ClientSums(
+        n=sum(c["n"] for c in sums),
+        weight=sum(c["weight"] for c in sums),
+        loss_sum=0.0 if is_lost else loss,
+        labels=sum(int(c["class_total"].sum()) for c in sums if "class_total" in c),
+        correct=sum(int(c["class_correct"].sum()) for c in sums if "class_correct" in c),
+        lost=int(is_lost),
+    )
+
+
+def evaluation_exchange(
+    root: Algorithm[Any, Any], p: Problem, shown: EvaluatedModel, round: int, seed: int
+) -> Exchange:
+    """Asks clients to evaluate the model, or their own, on test data of their own."""
+    path = personal_path(root, p) or ""
+    return Exchange(
+        phase=f"{path}.{EVALUATE}" if path else EVALUATE,
+        signature=evaluation_signature(root, p, path),
+        round=round,
+        seed=seed,
+        down=ModelDown(w=shown.w, allowed=shown.allowed),
+        private={},
+        buffers=shown.buffers,
+        weights="uniform",
+        temperature=shown.temperature,
+        frozen=shown.frozen,
+    )
+
+
+def evaluation_signature(root: Algorithm[Any, Any], p: Problem, path: str) -> Signature:
+    """The classes of the exchange in which clients evaluate."""
+    node, view = resolve(root, p, path)
+    mine = node.client(view)
+    return Signature(ModelDown, ClientSums, None if mine is None else type(mine), None)
+
+
+@dataclass
+class ClientFigures:
+    """What clients said of their test data in one round, in the order of clients."""
+
+    clients: list[int] = field(default_factory=list[int])
+    said: list[ClientSums] = field(default_factory=list[ClientSums])
+
+    def add(self, client: int, weight: float, sums: ClientSums) -> None:
+        """A watch of the exchange."""
+        self.clients.append(client)
+        self.said.append(sums)
+
+    def row(self, round: int, visited: Set[int]) -> dict[str, Any]:
+        """A line of the table of clients: a list for each column."""
+        nan = math.nan
+        line: dict[str, Any] = {
+            "round": round,
+            "client": self.clients,
+            "n": [s.n for s in self.said],
+            "loss": [
+                math.nan if s.lost or not s.weight else s.loss_sum / s.weight for s in self.said
+            ],
+            "visited": [int(c in visited) for c in self.clients],
+        }
+        if any(s.labels for s in self.said):
+            line["accuracy"] = [s.correct / s.labels if s.labels else nan for s in self.said]
+        return line
+
+
+def client_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a round that a line of the table of clients comes to."""
+    sizes = np.asarray(row["n"], dtype=np.float64)
+    losses = np.asarray(row["loss"], dtype=np.float64)
+    columns: dict[str, Any] = {"client_loss": float(losses.mean())} if len(losses) else {}
+    if "accuracy" in row:
+        values = np.asarray(row["accuracy"], dtype=np.float64)
+        has = np.isfinite(values)
+        figures = fairness(values[has].tolist(), sizes[has].tolist())
+        columns |= {column: figures[name] for column, name in FIGURES.items()}
+    columns["clients_evaluated"] = len(row["client"])
+    columns["clients_not_visited"] = len(row["client"]) - sum(row["visited"])
+    return columns
+
+
+FIGURES = {
+    "client_accuracy": "mean",
+    "client_accuracy_weighted": "weighted",
+    "client_accuracy_std": "std",
+    "client_accuracy_worst": "worst_decile",
+    "client_accuracy_best": "best_decile",
+    "client_accuracy_jain": "jain",
+}
+"""Column → figure of `fairness`."""
+
+
+def fairness(accuracies: Sequence[float], sizes: Sequence[float] | None = None) -> dict[str, float]:
+    """How evenly the clients are served: mean, mean weighted by `sizes`, standard deviation (of the
+    clients, not a sample of them), min, max, the means of the worst and of the best tenth of the
+    clients (at least one), and Jain's index, (Σa)² / (N Σa²): 1 if all are served alike."""
     if not len(accuracies):
         raise ValueError("fairness needs the accuracy of at least one client")
-    values = np.sort(np.asarray(accuracies, dtype=np.float64))
-    worst = values[: math.ceil(len(values) / 10)]
+    given = np.asarray(accuracies, dtype=np.float64)
+    values, tenth = np.sort(given), math.ceil(len(given) / 10)
+    squares = float((values**2).sum())
     return {
         "mean": float(values.mean()),
+        "weighted": float(np.average(given, weights=sizes)),
         "std": float(values.std()),
         "min": float(values[0]),
         "max": float(values[-1]),
-        "worst_decile": float(worst.mean()),
+        "worst_decile": float(values[:tenth].mean()),
+        "best_decile": float(values[-tenth:].mean()),
+        "jain": float(values.sum() ** 2 / (len(values) * squares)) if squares else 1.0,
     }
 
 

@@ -184,30 +184,55 @@ def _flat(tree: Any) -> list[Any]:
     return [leaf for v in tree for leaf in _flat(v)] if isinstance(tree, tuple) else [tree]
 
 
-def gather(clients: Any, dtype: torch.dtype) -> Split:
+def gather(clients: Any, dtype: torch.dtype, field: str = "clients") -> Split:
     """All clients' samples in one block."""
     if isinstance(clients, Split):
-        x, y = inputs(clients.x, dtype, "clients x"), tensors(clients.y, dtype, "clients y")
-        return Split(x, y, clients.parts, clients.note)
+        own = clients.test
+        if own is not None and own.x is not clients.x:
+            own = gather(own, dtype, f"{field} test")
+        x, y = inputs(clients.x, dtype, f"{field} x"), tensors(clients.y, dtype, f"{field} y")
+        if own is not None and own.x is clients.x:
+            own = own.with_data(x, y)
+        return Split(x, y, clients.parts, clients.note, test=own)
     if not isinstance(clients, Sequence) or not clients:
         raise InputError(
-            "clients must be a list of (x, y), one per client, a list of Datasets, or what "
+            f"{field} must be a list of (x, y), one per client, a list of Datasets, or what "
             "fr.split returns; it is empty or something else"
         )
-    pairs = [pair(c, dtype, f"clients[{i}]") for i, c in enumerate(clients)]
+    pairs = [pair(c, dtype, f"{field}[{i}]") for i, c in enumerate(clients)]
     sizes = [count(y) for _, y in pairs]
     full = [p for p, n in zip(pairs, sizes, strict=True) if n]
     if not full:
-        raise InputError("clients: nobody has any samples")
+        raise InputError(f"{field}: nobody has any samples")
     ends = np.cumsum([0, *sizes])
     parts = [np.arange(a, b) for a, b in pairwise(ends)]
     try:
         x, y = (map_tree(lambda *ts: torch.cat(ts), *side) for side in zip(*full, strict=True))
     except (RuntimeError, KeyError, ValueError, TypeError) as error:
         raise InputError(
-            f"clients: the samples of different clients differ in shape: {error}"
+            f"{field}: the samples of different clients differ in shape: {error}"
         ) from None
     return Split(x, y, parts)
+
+
+def is_per_client(test: Any) -> bool:
+    """Whether test data are one set per client: a split, or a list of data sets or of (x, y).
+
+    A tuple is always one pair, and so is a list of two arrays.
+    """
+    if isinstance(test, Split):
+        return True
+    return isinstance(test, list) and all(isinstance(one, (Dataset, tuple)) for one in test)  # type: ignore[reportUnknownVariableType]
+
+
+def gather_tests(test: Any, clients: int, dtype: torch.dtype, field: str) -> Split:
+    """The test data of each client, in one block."""
+    if len(test) != clients:
+        raise InputError(
+            f"{field} has test data of {len(test)} clients, but there are {clients}; give one "
+            "(x, y) or Dataset per client, an empty one where there is none"
+        )
+    return gather(test, dtype, field)
 
 
 # `fr.split`: the reader's own samples, divided among clients by a scheme of `data.partition`.
@@ -227,6 +252,7 @@ def split(
     alpha: float | None = None,
     shift: str | None = None,
     labels: Any = None,
+    test: float | None = None,
 ) -> Split:
     """Divide samples among clients: `fr.split(x, y, "dirichlet:0.1", clients=100)`.
 
@@ -242,6 +268,9 @@ def split(
         shift: Makes inputs differ by client, such as `"rotation:45"`.
         labels: Whole numbers to skew by, where `y` itself holds no class labels (regression,
             several labels at once, maps of pixels).
+        test: The share of its samples that each client keeps to be tested on, such as 0.2, in
+            the proportions of its classes; what is left is what it trains on. A client of a
+            single sample keeps it for training.
 
     Returns:
         The clients' data, for the argument `clients` of `run` and `compare`.
@@ -261,12 +290,21 @@ def split(
         division = partition.partition(scheme, by, **arguments)
     else:
         division = huggingface.partition_by(scheme, by, seed)
-    if shift is None:
-        return Split(x_tree, y_tree, division.parts, division.name)
-    if not isinstance(x_tree, Tensor):
-        raise InputError(f"shift '{shift}' needs one tensor of images as x")
-    x_tree = torch.from_numpy(partition.shift(shift, x_tree.numpy(), division.parts, seed))
-    return Split(x_tree, y_tree, division.parts, f"{division.name}{SHIFTED}{shift}")
+    made = Split(x_tree, y_tree, division.parts, division.name)
+    if shift is not None:
+        if not isinstance(x_tree, Tensor):
+            raise InputError(f"shift '{shift}' needs one tensor of images as x")
+        x_tree = torch.from_numpy(partition.shift(shift, x_tree.numpy(), division.parts, seed))
+        made = Split(x_tree, y_tree, division.parts, f"{division.name}{SHIFTED}{shift}")
+    return made if test is None else made.held_out(checked_share(test, "test"), seed)
+
+
+def checked_share(share: Any, field: str) -> float:
+    """A share of the samples that is neither none nor all."""
+    is_number = isinstance(share, (int, float, np.number)) and not isinstance(share, bool)
+    if not is_number or not 0 < share < 1:
+        raise InputError(f"{field}={share!r} must be a share above 0 and below 1, such as 0.2")
+    return float(share)
 
 
 def _targets(y: Any) -> np.ndarray:

@@ -86,7 +86,7 @@ NAMES: dict[str, Source] = {
     ),
     "npz": Source(
         own.load_npz,
-        "your arrays x, y and optionally x_test, y_test, users, in one file of numpy.savez",
+        "your arrays x, y and optionally x_test, y_test, users, users_test, in one npz file",
         "npz:FILE[,train=N,test=N]",
         takes_value=True,
         is_own=True,

@@ -37,6 +37,8 @@ class DataSet:
     class_names: tuple[str, ...]
     # The natural client number of each training sample, 0..U-1.
     users: np.ndarray | None = None
+    # That of each test sample, where the source says so.
+    users_test: np.ndarray | None = None
     # What the source calls them, in the order of their numbers.
     user_names: tuple[str, ...] = ()
     # The normalisation that was applied per channel, to draw pictures.
@@ -62,6 +64,7 @@ class Samples:
     x_test: np.ndarray | None = None
     y_test: np.ndarray | None = None
     users: np.ndarray | None = None
+    users_test: np.ndarray | None = None
     top: float | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -82,10 +85,12 @@ def finish(name: str, samples: Samples, train: int | None, test: int | None) -> 
         raise InputError(f"data set '{name}': train={train} is not possible with so many clients")
     rows = thin_rows(rows, samples.y, train, f"data set '{name}': train")
     rows_test = thin_rows(rows_test, y_test, test, f"data set '{name}': test")
-    users, user_names = None, ()
+    users, users_test, user_names = None, None, ()
     if samples.users is not None:
         names, numbers = np.unique(samples.users[rows], return_inverse=True)
         users, user_names = numbers.astype(np.int64), tuple(map(_called, names.tolist()))
+        if samples.users_test is not None:
+            users_test = _numbered(samples.users_test[rows_test], names, name)
     return DataSet(
         name=name,
         x=scaled(_take(samples.x, rows), samples),
@@ -95,6 +100,7 @@ def finish(name: str, samples: Samples, train: int | None, test: int | None) -> 
         classes=len(samples.class_names),
         class_names=samples.class_names,
         users=users,
+        users_test=users_test,
         user_names=user_names,
         mean=samples.mean,
         std=samples.std,
@@ -119,6 +125,7 @@ def hold_out(data: DataSet) -> DataSet:
         x_test=data.x[is_held_out],
         y_test=data.y[is_held_out],
         users=users,
+        users_test=None,
     )
 
 
@@ -194,6 +201,17 @@ def _targets(y: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def _called(user: object) -> str:
     return user.decode(errors="replace") if isinstance(user, bytes) else str(user)
+
+
+def _numbered(users: np.ndarray, names: np.ndarray, data: str) -> np.ndarray:
+    """The client numbers of test samples, from what the source calls their users."""
+    found = np.minimum(np.searchsorted(names, users), len(names) - 1)
+    if len(strange := users[names[found] != users]):
+        raise InputError(
+            f"data set '{data}': users_test names '{_called(strange[0])}', who has no training "
+            "samples; leave such samples out"
+        )
+    return found.astype(np.int64)
 
 
 def _take(values: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedrift.core.alignment import dense
-from fedrift.core.flat import map_tree, sent
+from fedrift.core.flat import count, map_tree, sent
+from fedrift.data.hold_out import HalfOf, held_sizes, hold_out
 
 
 class SamplePicker:
@@ -104,18 +105,34 @@ class Split(Sequence[tuple[Any, Any]]):
         note: str = "",
         make: Make | None = None,
         sizes: np.ndarray | None = None,
+        test: Split | None = None,
     ) -> None:
+        """`test` holds what each client tests on, in the order of the clients."""
         self.x, self.y = map_tree(dense, x), map_tree(dense, y)
         self._rows = map_tree(SamplePicker, self.x), map_tree(SamplePicker, self.y)
         self.parts = tuple(np.ascontiguousarray(p, dtype=np.int64) for p in parts)
-        self.note, self.make = note, make
+        self.note, self.make, self.test = note, make, test
         self.sizes: np.ndarray = (
             np.array([len(p) for p in self.parts], dtype=np.int64) if sizes is None else sizes
         )
 
-    def with_data(self, x: Any, y: Any) -> Split:
-        """The same division of other tensors."""
-        return Split(x, y, self.parts, self.note, self.make, self.sizes)
+    def with_data(self, x: Any, y: Any, test: Split | None = None) -> Split:
+        """The same division of other tensors; so is that of the test data, unless it is given."""
+        own = self.test
+        if test is None and own is not None and own.x is self.x and own.y is self.y:
+            test = own.with_data(x, y)
+        return Split(x, y, self.parts, self.note, self.make, self.sizes, test)
+
+    def held_out(self, share: float, seed: int) -> Split:
+        """The same clients, each of which keeps a share of its samples to test on."""
+        if self.make is not None:
+            train, test = (HalfOf(self.make, share, seed, is_test) for is_test in (False, True))
+            tried = held_sizes(self.sizes, share)
+            own = Split(self.x, self.y, (), make=test, sizes=tried)
+            return Split(self.x, self.y, (), self.note, train, self.sizes - tried, own)
+        y = self.y.numpy() if isinstance(self.y, Tensor) else np.empty(count(self.y), dtype=object)
+        rest, held = hold_out(y, self.parts, share, seed)
+        return Split(self.x, self.y, rest, self.note, test=Split(self.x, self.y, held))
 
     def first(self, number: int) -> np.ndarray:
         """Where the first samples of the first clients stand in x and y."""
@@ -129,10 +146,17 @@ class Split(Sequence[tuple[Any, Any]]):
         return torch.from_numpy(np.concatenate([*self.parts, np.empty(0, np.int64)])), ends
 
     @staticmethod
-    def from_flat(x: Any, y: Any, parts: Tensor, ends: Tensor, make: Make | None = None) -> Split:
+    def from_flat(
+        x: Any,
+        y: Any,
+        parts: Tensor,
+        ends: Tensor,
+        make: Make | None = None,
+        test: Split | None = None,
+    ) -> Split:
         if make is not None:
-            return Split(x, y, (), make=make, sizes=np.diff(ends.numpy(), prepend=0))
-        return Split(x, y, np.split(parts.numpy(), ends.numpy()[:-1]))
+            return Split(x, y, (), make=make, sizes=np.diff(ends.numpy(), prepend=0), test=test)
+        return Split(x, y, np.split(parts.numpy(), ends.numpy()[:-1]), test=test)
 
     def view(self, client: int) -> View:
         if self.make is None:
@@ -159,4 +183,5 @@ class Split(Sequence[tuple[Any, Any]]):
 
     def __repr__(self) -> str:
         note = f", {self.note}" if self.note else ""
-        return f"<Split: {len(self)} clients, {self.sizes.sum()} samples{note}>"
+        tried = "" if self.test is None else f" and {self.test.sizes.sum()} to test on"
+        return f"<Split: {len(self)} clients, {self.sizes.sum()} samples{tried}{note}>"

@@ -10,7 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift.config.fields import amount, check_length, whole
+from fedrift.config.fields import (
+    ClientEvaluation,
+    amount,
+    check_length,
+    client_evaluation_of,
+    whole,
+)
+from fedrift.config.spec import Spec
+from fedrift.core.algorithm import Algorithm, personal_path
 from fedrift.core.flat import Batch, Vec, count, map_tree, take
 from fedrift.core.isolation import borrowed_generators, seed_all
 from fedrift.core.local import Draw, Local
@@ -44,6 +52,32 @@ def check_functions(loss: Any, metrics: Any) -> None:
         raise InputError(f"metrics: '{taken}' is a column of every run; choose another name")
 
 
+def check_tested(tests: np.ndarray, sizes: np.ndarray, field: str) -> None:
+    """Refuses test data for a client that has nothing to train on: a shifted list, most likely."""
+    if len(wrong := np.flatnonzero((tests > 0) & (sizes == 0))):
+        raise InputError(
+            f"{field}: client {wrong[0]} has {tests[wrong[0]]} samples to test on and none to "
+            "train on; give one set per client in the order of the clients"
+        )
+
+
+def client_evaluation(
+    spec: Spec, held: Split, is_tested: bool, made: Algorithm[Any, Any], problem: Problem
+) -> ClientEvaluation | None:
+    """When clients evaluate: as said; else with every evaluation where nothing else is evaluated,
+    and where clients have models of their own."""
+    if spec.eval_clients is not None:
+        if held.test is None:
+            raise InputError(
+                f"eval_clients '{spec.eval_clients}': clients have no test data of their own; "
+                "give client_test=0.2, or fr.split(…, test=0.2)"
+            )
+        return client_evaluation_of(spec.eval_clients)
+    is_wanted = not is_tested or personal_path(made, problem) is not None
+    return ClientEvaluation(spec.eval_every) if held.test is not None and is_wanted else None
+
+
+UNACCOUNTED = "eval_clients: what clients say of their test data is not covered by the privacy"
 UNSEEN = "nothing is evaluated: give test=(x, y), or look at RoundReport.weights in on_round"
 
 
@@ -105,7 +139,9 @@ def check_labels(
     """Whether targets and output suit the default loss; with a loss of one's own anything may."""
     if not strict:
         return
-    sides = (("clients", split.y), ("test", None if test is None else test[1]))
+    sides = [("clients", split.y), ("test", None if test is None else test[1])]
+    if split.test is not None and split.test.y is not split.y:
+        sides.append(("client_test", split.test.y))
     for name, y in sides:
         if isinstance(y, Tensor) and y.is_floating_point():
             raise InputError(
@@ -162,7 +198,7 @@ def try_loss(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
         model.w.copy_(problem.w0)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Using a target size")  # broadcast by mistake
-            if field == "test":
+            if field != "loss":
                 model.loss(problem.w0, probe)
             else:
                 model.gradients(probe)
@@ -242,12 +278,20 @@ def _bound(
     def placed(tree: Any) -> Any:
         return map_tree(lambda t: t.to(device), tree)
 
-    data = split.with_data(placed(arrange(split.x)), placed(split.y))
+    own = split.test
+    if own is not None and own.x is not split.x:
+        own = own.with_data(placed(arrange(own.x)), placed(own.y))
+    data = split.with_data(
+        placed(arrange(split.x)), placed(split.y), None if own is split.test else own
+    )
     probe = take(data.x, first), take(data.y, first)
     more = take(data.x, split.first(SEVERAL))
     problem = describe(probe=map_tree(lambda t: t.cpu(), probe), more=map_tree(Tensor.cpu, more))
     check(problem, data, test)
     try_loss(problem, probe, "loss")
+    if data.test is not None and data.test.x is not data.x:
+        few = torch.from_numpy(data.test.first(2))
+        try_loss(problem, (take(data.test.x, few), take(data.test.y, few)), "client_test")
     check_isolated(problem, (more, take(data.y, split.first(SEVERAL))), probe)
     if test is None or not count(test[0]):
         return problem, data, None

@@ -88,6 +88,7 @@ def result_of(
         clients=recorder.clients(task.split, task.problem.classes),
         config=task.spec,
         profile=profile or [],
+        client_rounds=progress.client_rows,
     )
 
 
@@ -119,6 +120,7 @@ def reread(task: Task, folder: RunFolder) -> Result:
         seconds=float(record.summary.get("seconds", 0.0)),
         rows=list(record.rounds),
         ledger=Ledger.of(record.ledger),
+        client_rows=list(record.client_rounds),
     )
     summary = record.summary
     rest = {n: torch.from_numpy(v) for n, v in weights.items() if n not in names}
@@ -291,6 +293,8 @@ def _execute(
         faults=task.faults,
         aggregation=task.aggregation,
         until=until,
+        eval_clients=task.eval_clients,
+        test_sizes=None if task.split.test is None else task.split.test.sizes,
         present=(lambda: None) if place is None else place.present,
     )
     engine = Engine(task.algorithm, problem, chosen, store, settings, history, meter)

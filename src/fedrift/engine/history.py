@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedrift.backends.profiling import OFF, Meter
 from fedrift.core.algorithm import Algorithm, Exchange, Watch
-from fedrift.core.evaluation import Chunk, Done, Pending
+from fedrift.core.evaluation import Chunk, Done, Pending, client_columns
 from fedrift.core.flat import Vec
 from fedrift.engine.callbacks import Callback, RoundReport, writing
 from fedrift.engine.ledger import Cost, Entry, Ledger
@@ -42,6 +42,8 @@ class Progress:
     ledger: Ledger = field(default_factory=Ledger)
     diverged_at: int | None = None
     """The round that was not finite; state and buffers are those before it, and nothing follows."""
+    client_rows: list[Metrics] = field(default_factory=list)
+    """What clients found on test data of their own: a line per round in which they were asked."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Recorder(Protocol):
 
     def rounds(self, row: Mapping[str, Any]) -> None: ...
     def ledger(self, row: Mapping[str, Any]) -> None: ...
+    def clients(self, row: Mapping[str, Any]) -> None: ...
     def is_due(self) -> bool: ...
     def checkpoint(self, make: Callable[[], Checkpoint]) -> None: ...
 
@@ -110,6 +113,8 @@ class PendingRound:
     """State and buffers to end with if the evaluation is not finite."""
     is_lost: bool = False
     """Its weights are not finite: there is nothing to evaluate."""
+    clients: Metrics = field(default_factory=dict)
+    """What clients found on test data of their own."""
 
 
 class History:
@@ -171,11 +176,15 @@ class History:
         )
 
     def wait(
-        self, report: RoundReport, pending: dict[str, Pending], is_lost: bool = False
+        self,
+        report: RoundReport,
+        pending: dict[str, Pending],
+        clients: Metrics | None = None,
+        is_lost: bool = False,
     ) -> PendingRound:
         """A round is over; its evaluation may not be."""
         before = self.progress.state, self.progress.buffers
-        waiting = PendingRound(report, self.entries, pending, before, is_lost)
+        waiting = PendingRound(report, self.entries, pending, before, is_lost, clients or {})
         self.waiting.append(waiting)
         self.entries = []
         return waiting
@@ -187,11 +196,11 @@ class History:
         """
         while len(self.waiting) > leave:
             waiting = self.waiting[0]
-            metrics = self._metrics(waiting.report.state, waiting.pending)
+            metrics = self._metrics(waiting.report.state, waiting.pending, waiting.clients)
             report = replace(waiting.report, metrics=metrics)
             with defer_interrupts():
                 self.waiting.popleft()  # only now: an interruption must not lose the round
-                self._record(report, waiting.entries)
+                self._record(report, waiting.entries, waiting.clients)
                 if waiting.is_lost or not is_finite(metrics):
                     self._diverged(waiting)
             (tell or self._tell)(report)
@@ -224,7 +233,7 @@ class History:
                 seen = replace(report, weights=report.weights.clone())
             self.is_stopped = bool(one.on_round(seen)) or self.is_stopped
 
-    def _record(self, report: RoundReport, entries: Sequence[Entry]) -> None:
+    def _record(self, report: RoundReport, entries: Sequence[Entry], clients: Metrics) -> None:
         metrics = report.metrics
         self.progress.seconds = report.seconds
         self.progress.ledger.entries.extend(entries)
@@ -239,19 +248,24 @@ class History:
                 "seconds": report.seconds,
             }
             self.progress.rows.append(row)
+        if clients:
+            self.progress.client_rows.append(clients)
         if self.recorder is not None:
+            if clients:
+                self.recorder.clients(clients)
             for entry in entries:
                 self.recorder.ledger(entry.row())
             if row:
                 self.recorder.rounds(row)
 
-    def _metrics(self, state: Any, pending: dict[str, Pending]) -> Metrics:
+    def _metrics(self, state: Any, pending: dict[str, Pending], clients: Metrics) -> Metrics:
         metrics: Metrics = {}
         for name, evaluation in pending.items():
             measured = self._combine(evaluation.chunks())
             wanted = ("accuracy", "loss") if name else tuple(measured)
             prefix = f"{name}_" if name else ""
             metrics |= {f"{prefix}{k}": measured[k] for k in wanted if k in measured}
+        metrics |= client_columns(clients) if clients else {}
         return metrics | dict(self._algorithm.log(state)) if metrics else {}
 
     def save(self) -> None:

@@ -29,6 +29,7 @@ ORIGIN = "origin's "
 NAMES = {
     "clients": "the clients' data",
     "test": "the test data",
+    "client_test": "the clients' test data",
     "settings": "rounds, seed, participants or other settings",
     "origin": "the run it comes from",
 }
@@ -92,7 +93,9 @@ def _parts(task: Task) -> dict[str, Part]:
     clients = (sizes, split.x, split.y, split.parts, split.make)
     seen = ("loss", "metrics", "test")
     settings = {key: value for key, value in task.deciding().items() if key not in seen}
-    return {
+    own = split.test
+    tests = {} if own is None else {"client_test": Content.of(own.sizes, own.x, own.y, own.parts)}
+    return tests | {
         "algorithm": Content.of(task.algorithm),
         "model": _model(task),
         "loss": Content.of(problem.loss),

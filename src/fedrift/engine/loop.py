@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,18 @@ from torch import Tensor
 
 from fedrift.backends.backend import Backend
 from fedrift.backends.profiling import OFF, Meter
+from fedrift.config.fields import ClientEvaluation
 from fedrift.core import alignment
-from fedrift.core.algorithm import Algorithm, Cohort, Exchange, NoReply, Outcome
+from fedrift.core.algorithm import Algorithm, Cohort, Exchange, NoReply, Outcome, is_evaluation
 from fedrift.core.alignment import settled
-from fedrift.core.evaluation import Chunk, Done, Evaluator, Pending
+from fedrift.core.evaluation import (
+    Chunk,
+    ClientFigures,
+    Done,
+    Evaluator,
+    Pending,
+    evaluation_exchange,
+)
 from fedrift.core.faults import Faults, RoundFaults
 from fedrift.core.flat import Vec, is_finite
 from fedrift.core.problem import Problem
@@ -24,6 +33,7 @@ from fedrift.engine.history import Finished, History, PendingRound, defer_interr
 from fedrift.engine.ledger import entry_of
 from fedrift.engine.result import Status
 from fedrift.errors import is_overflow
+from fedrift.rng import generator
 from fedrift.storage.client_state import States
 
 
@@ -40,12 +50,35 @@ class Settings:
     aggregation: Aggregation | None = None
     until: int | None = None
     """Stop after so many rounds, although the run as such is longer."""
+    eval_clients: ClientEvaluation | None = None
+    test_sizes: np.ndarray | None = None
+    """How many samples each client tests on."""
     present: Callable[[], np.ndarray | None] = lambda: None
     """Clients that can be asked now; None: all of them, always."""
 
     @property
     def last(self) -> int:
         return self.rounds if self.until is None else min(self.until, self.rounds)
+
+    def clients_are_due(self, t: int) -> bool:
+        """Clients evaluate after this round, and after the last in any case."""
+        plan = self.eval_clients
+        return plan is not None and (plan.is_due(t + 1) or t + 1 == self.rounds)
+
+    def is_due(self, t: int) -> bool:
+        """The model is evaluated after this round; always when clients evaluate."""
+        often = (t + 1) % self.eval_every == 0 or t + 1 == self.rounds
+        return often or self.clients_are_due(t)
+
+    @cached_property
+    def tested(self) -> np.ndarray:
+        """The clients that evaluate: those with test data, or the same few of them every time."""
+        sizes = np.empty(0) if self.test_sizes is None else self.test_sizes
+        able = np.flatnonzero(sizes)
+        most = None if self.eval_clients is None else self.eval_clients.sample
+        if most is None or most >= len(able):
+            return able
+        return np.sort(generator(self.seed, "evaluated clients").choice(able, most, replace=False))
 
 
 class Engine:
@@ -64,6 +97,8 @@ class Engine:
         self.algorithm, self.problem, self.backend, self.store = algorithm, problem, backend, store
         self.settings, self.history, self._meter = settings, history, meter
         self.progress = history.progress
+        replied = (e.replied for e in self.progress.ledger.entries if not is_evaluation(e.phase))
+        self._visited = {client for some in replied for client in some}
         # Chunks of an evaluation fill the workers while the server folds and asks again.
         self._most_waiting = 1 if backend.workers else 0
 
@@ -82,7 +117,8 @@ class Engine:
                 history.wait(history.report(t, weights, new, cohort, buffers), {}, is_lost=True)
                 history.settle()
                 break
-            self._accept(t, weights, new, buffers, cohort)
+            clients = self._ask_clients(t, new, buffers)
+            self._accept(t, weights, new, buffers, cohort, clients)
             saves, is_last = history.must_save, t + 1 == self.settings.last
             must_tell = history.looks(t) or history.is_stopped
             if is_last or saves or must_tell or not self._most_waiting:
@@ -99,19 +135,44 @@ class Engine:
         return self._finished("done" if is_done else "stopped")
 
     def _accept(
-        self, t: int, weights: Vec, new: Any, buffers: tuple[Tensor, ...], cohort: tuple[int, ...]
+        self,
+        t: int,
+        weights: Vec,
+        new: Any,
+        buffers: tuple[Tensor, ...],
+        cohort: tuple[int, ...],
+        clients: dict[str, Any],
     ) -> None:
         """The round counts from here on; its evaluation may still be interrupted."""
-        due = (t + 1) % self.settings.eval_every == 0 or t + 1 == self.settings.rounds
+        due = self.settings.is_due(t)
         report = self.history.report(t, weights, new, cohort, buffers)
         with defer_interrupts():
-            waiting = self.history.wait(report, {"": Done([])} if due else {})
+            waiting = self.history.wait(report, {"": Done([])} if due else {}, clients)
             self.store.commit()
             self.progress.state, self.progress.buffers = new, buffers
             self.progress.round = t + 1
         if due:
             waiting.pending = self._evaluate(new, buffers)
         self._meter.finished_round(t + 1, self.backend.workers)
+
+    def _ask_clients(self, t: int, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, Any]:
+        """A line of the table of clients, if they evaluate after this round.
+
+        They are asked before the round counts, so that an interruption leaves both to do; what
+        they keep of the round is seen all the same.
+        """
+        for entry in self.history.entries:
+            self._visited.update(entry.replied)
+        if not self.settings.clients_are_due(t):
+            return {}
+        here, asked = self.settings.present(), self.settings.tested
+        clients = (asked if here is None else np.intersect1d(asked, here)).tolist()
+        shown = self.algorithm.shown(state, self.problem, buffers)[""]
+        exchange = evaluation_exchange(self.algorithm, self.problem, shown, t, self.settings.seed)
+        figures = ClientFigures()
+        outcome = self.backend.deliver(replace(exchange, watch=figures.add), clients)
+        self.history.entries.append(entry_of(exchange, clients, outcome))
+        return figures.row(t + 1, self._visited)
 
     def _evaluate(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, Pending]:
         shown = self.algorithm.shown(state, self.problem, buffers)

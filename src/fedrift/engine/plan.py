@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fedrift import backends
 from fedrift.backends.pool import PARKED_IN_MEMORY
 from fedrift.config.backends import MOST_WORKERS, backend_kind
+from fedrift.config.fields import ClientEvaluation
 from fedrift.config.privacy import Robustness
 from fedrift.config.spec import Spec
 from fedrift.core.algorithm import Algorithm, client_methods, local_of
@@ -213,11 +214,17 @@ class Task:
     aggregation: Aggregation | None = None
     alphabet: tuple[str, ...] = ()
     """What the tokens of a text stand for; empty for other data."""
+    eval_clients: ClientEvaluation | None = None
 
     def deciding(self) -> dict[str, Any]:
         """What decides the result beside algorithm, model and client data, in a stable form."""
         stack = None if self.problem.stack == "auto" else self.problem.stack
-        options = {"faults": self.faults, "aggregation": self.aggregation, "stack": stack}
+        options: dict[str, Any] = {
+            "faults": self.faults,
+            "aggregation": self.aggregation,
+            "stack": stack,
+            "eval_clients": self.eval_clients,
+        }
         return {k: v for k, v in options.items() if v is not None} | {
             "rounds": self.rounds,
             "seed": self.seed,

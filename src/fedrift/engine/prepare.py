@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedrift.config.fields import OWN
 from fedrift.config.models import VALUE_LOSSES as VALUES
 from fedrift.config.models import choose_model, fits
 from fedrift.config.spec import Spec
@@ -65,6 +66,8 @@ def prepare(spec: Spec, data: DataSet | None = None) -> Prepared:
         alpha=spec.alpha,
     )
     spec.check_clients(made.clients)
+    if spec.client_test == OWN:
+        own_tests(Prepared(data, made, data.x, ""))  # refuses data without them
     if spec.clients is not None and spec.clients != made.clients:
         raise InputError(
             f"clients is {spec.clients}, but partition '{made.name}' makes one client per user, "
@@ -85,8 +88,23 @@ def usual_model(data: DataSet) -> str:
     return "gpt" if data.is_text else "cnn" if fits("cnn", data.x.shape[1:]) else "mlp"
 
 
+def own_tests(ready: Prepared) -> list[np.ndarray]:
+    """Which samples of the test half are whose, where the data say so."""
+    data, clients = ready.data, ready.partition.clients
+    if data.users_test is None or ready.partition.name != "natural":
+        raise InputError(
+            "client_test 'own' needs data that say whose each test sample is (npz with the array "
+            "users_test) and partition natural; or give a share such as client_test 0.2"
+        )
+    order = np.argsort(data.users_test, kind="stable")
+    ends = np.cumsum(np.bincount(data.users_test, minlength=clients))
+    return np.split(order, ends[:-1])
+
+
 def _generated(spec: Spec, data: DataSet, clients: int) -> Prepared:
     """Clients that are made on demand are divided already."""
+    if spec.client_test == OWN:
+        raise InputError("client_test 'own': made clients bring no test data; give a share")
     for key, usual in (("partition", "natural"), ("shift", None), ("alpha", None)):
         if getattr(spec, key) != usual:
             raise InputError(

@@ -40,6 +40,9 @@ class RunRecorder:
     def ledger(self, row: Mapping[str, Any]) -> None:
         self.folder.append_ledger(row)
 
+    def clients(self, row: Mapping[str, Any]) -> None:
+        self.folder.append_clients(row)
+
     def is_due(self) -> bool:
         return time.perf_counter() >= self._next
 
@@ -113,7 +116,8 @@ def clients(split: Split, classes: int | None) -> dict[str, Any]:
     if is_here and classes and labels and len(split) * classes <= MOST_COUNTS:
         y = split.y.cpu().numpy()
         counts = [np.bincount(y[p][y[p] >= 0], minlength=classes).tolist() for p in split.parts]
-    return {"sizes": split.sizes.tolist(), "counts": counts, "scheme": split.note}
+    about = {"sizes": split.sizes.tolist(), "counts": counts, "scheme": split.note}
+    return about if split.test is None else {**about, "test_sizes": split.test.sizes.tolist()}
 
 
 GIVEN_AS_OBJECTS = dict.fromkeys(("data", "model"), own_code.IN_PYTHON)

@@ -17,7 +17,7 @@ from fedrift.core.flat import Vec
 from fedrift.core.problem import Problem
 from fedrift.engine.ledger import Ledger
 from fedrift.errors import InputError
-from fedrift.storage.run_folder import RunRecord, as_frame
+from fedrift.storage.run_folder import RunRecord, as_frame, client_rows
 
 Status = Literal["done", "stopped", "diverged"]
 
@@ -73,12 +73,17 @@ class Result:
     """The options it was made with, as far as a spec can hold them."""
     profile: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     """Seconds by kind of work, one row per round; empty unless profile=True."""
+    client_rounds: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """What clients found on test data of their own: a dict of columns per round."""
 
     def __repr__(self) -> str:
         """One line: what was run and how it ended."""
         words = [str(self.info.get("algorithm", "run")), self.status, self._length()]
         words += [f"accuracy {self.accuracy[-1]:.4f}"] if self.accuracy else []
-        words += [f"loss {self.loss[-1]:.4g}"] if self.loss else ["not evaluated: no test data"]
+        own = self.client_accuracy
+        words += [f"at clients {own[-1]:.4f}"] if own else []
+        if self.loss or not self.metrics:
+            words += [f"loss {self.loss[-1]:.4g}"] if self.loss else ["not evaluated: no test data"]
         words += [] if self.folder is None else [f"in {self.folder}"]
         return f"<Result: {', '.join(words)}>"
 
@@ -98,6 +103,12 @@ class Result:
     def loss(self) -> list[float]:
         """Mean loss of the test set."""
         return [m["loss"] for m in self.metrics if "loss" in m]
+
+    @property
+    def client_accuracy(self) -> list[float]:
+        """Mean over the clients of the accuracy on test data of their own, of personal models
+        where there are any; an entry for each round in which they were asked."""
+        return [m["client_accuracy"] for m in self.metrics if "client_accuracy" in m]
 
     @property
     def fingerprint(self) -> str:
@@ -127,6 +138,10 @@ class Result:
         """One row per evaluated round: a pandas frame if installed, else a list of dicts."""
         return as_frame(self.metrics)
 
+    def client_frame(self) -> Any:
+        """One row per client and round in which it evaluated: its accuracy and loss."""
+        return as_frame(client_rows(self.client_rounds))
+
     def module(self) -> nn.Module:
         """A module of the run's kind with the final weights."""
         return self.problem.module(self.weights, self.buffers)
@@ -153,6 +168,7 @@ class Result:
             summary=self.summary(),
             torn=(),
             clients=dict(self.clients),
+            client_rounds=self.client_rounds,
         )
 
     def for_report(self) -> list[RunRecord]:
@@ -176,6 +192,7 @@ class Result:
             "evaluated_rounds": self.rounds,
             "accuracy": self.accuracy,
             "loss": self.loss,
+            **self._at_clients(),
             "bytes_up": total.bytes_up,
             "bytes_down": total.bytes_down,
             "gradient_evaluations": total.gradients,
@@ -184,6 +201,14 @@ class Result:
             "fingerprint": self.fingerprint,
             "folder": None if self.folder is None else str(self.folder),
         }
+
+    def _at_clients(self) -> dict[str, Any]:
+        """The last figures of the clients, and when they were asked; nothing if they were not."""
+        rows = [row for row in self.metrics if "clients_evaluated" in row]
+        if not rows:
+            return {}
+        last = {key: value for key, value in rows[-1].items() if key.startswith("client")}
+        return {"at_clients": {"rounds": [row["round"] for row in rows], **last}}
 
     def plot(self, path: str | Path) -> Path:
         """The curve of the run as a picture; the file's ending decides the format."""
@@ -204,6 +229,8 @@ class Result:
             made.write_clients(self.clients)
             for row in self.metrics:
                 made.append_round(row)
+            for row in self.client_rounds:
+                made.append_clients(row)
             for row in self.ledger.rows():
                 made.append_ledger(row)
             summary = {**self.summary(), "folder": str(folder)}

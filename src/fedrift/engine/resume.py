@@ -114,4 +114,5 @@ def resume(
         list(record.rounds),
         Ledger.of(record.ledger),
         point.diverged_at,
+        list(record.client_rounds),
     ), notes

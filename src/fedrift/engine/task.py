@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedrift import models
 from fedrift.backends.stacking.scheduler import scheduler_for
 from fedrift.config import models as model_names
+from fedrift.config.fields import OWN
 from fedrift.config.own_code import IN_PYTHON
 from fedrift.config.privacy import Stretch, parse_privacy
 from fedrift.config.spec import FIELDS, Spec
@@ -26,12 +27,13 @@ from fedrift.core.sampling import Participation, participation
 from fedrift.data import arrays
 from fedrift.data.arrays import SHIFTED
 from fedrift.data.augment import Augment, mixed_loss, parse_augment
+from fedrift.data.hold_out import remark
 from fedrift.data.split import Split
 from fedrift.engine import aggregation as guard
 from fedrift.engine import build, check_objects
 from fedrift.engine.check_objects import bind
 from fedrift.engine.plan import Task, UserMetric
-from fedrift.engine.prepare import Prepared
+from fedrift.engine.prepare import Prepared, own_tests
 from fedrift.engine.recorder import GIVEN_AS_OBJECTS
 from fedrift.errors import InputError
 from fedrift.models import losses
@@ -112,15 +114,36 @@ def objects_from_call(
     model: str | Callable[[], nn.Module] | nn.Module,
     clients: Any,
     test: Any = None,
+    client_test: Any = None,
     loss: Callable[[Any, Any], Tensor] | None = None,
     metrics: Mapping[str, UserMetric] | None = None,
+    seed: int = 0,
 ) -> Objects:
-    """The user's objects, checked, in the run's dtype."""
+    """The user's objects, checked, in the run's dtype; `seed` decides what clients hold out."""
     check_objects.check_functions(loss, metrics or {})
     given = None if isinstance(algorithm, str) else build.instance(algorithm)
-    split = arrays.gather(clients, DTYPES[dtype])
+    split, field = arrays.gather(clients, DTYPES[dtype]), "client_test"
+    if arrays.is_per_client(test):
+        if client_test is not None:
+            raise InputError("test has one set per client, and client_test is given too; keep one")
+        client_test, test, field = test, None, "test"
+    if client_test is not None:
+        split = _with_tests(split, client_test, DTYPES[dtype], field, seed)
     tried = None if test is None else arrays.pair(test, DTYPES[dtype], "test")
     return Objects(factory_of(model, split, tried), split, tried, loss, metrics or {}, given)
+
+
+def _with_tests(held: Split, given: Any, dtype: torch.dtype, field: str, seed: int) -> Split:
+    """The clients with test data of their own: a share of what they have, or what is given."""
+    if held.test is not None:
+        raise InputError(f"{field}: the clients have test data of their own already; keep one")
+    if not arrays.is_per_client(given):
+        if given == OWN:
+            raise InputError("client_test='own' is for named data; give a list with one per client")
+        return held.held_out(arrays.checked_share(given, field), seed)
+    tests = arrays.gather_tests(given, len(held), dtype, field)
+    check_objects.check_tested(tests.sizes, held.sizes, field)
+    return held.with_data(held.x, held.y, tests)
 
 
 def spec_from_call(algorithm: build.AlgorithmLike, settings: Mapping[str, Any]) -> Spec:
@@ -201,11 +224,16 @@ def task_from_spec(
     whole = Split(x, y, ready.partition.parts, scheme)
     if lazy is not None:
         whole = Split(x, y, (), scheme, lazy.make, lazy.sizes)
+    test = cache.of(data.x_test, kind, floats), cache.of(data.y_test, kind)
+    if spec.client_test == OWN:
+        whole = whole.with_data(x, y, Split(*test, own_tests(ready)))
+    elif spec.client_test is not None:
+        whole = whole.held_out(float(spec.client_test), spec.seed)
     was = (data.mean, data.std) if data.mean else None
     objects = Objects(
         models.factory(ready.model, ready.x.shape[1:], data.classes, was),
         whole,
-        (cache.of(data.x_test, kind, floats), cache.of(data.y_test, kind)),
+        test,
         losses.loss_by_name(spec.loss),
         black=tuple(-m / s for m, s in zip(data.mean, data.std, strict=True)),
         notes=check_objects.gaps(data.y, data.classes),
@@ -273,6 +301,11 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
     if promise is not None:
         about |= {"privacy": spec.privacy, "epsilon": promise.epsilon, "delta": promise.delta}
         notes = (*notes, f"privacy: {promise}")
+    looks = check_objects.client_evaluation(spec, split, test is not None, algorithm, problem)
+    if split.test is not None:
+        notes = (*notes, *remark(split.test.sizes))
+        if looks is not None and promise is not None:
+            notes = (*notes, check_objects.UNACCOUNTED)
     if objects.algorithm is not None:
         about["algorithm_object"] = build.written(algorithm)
     if spec.model == IN_PYTHON:
@@ -294,7 +327,10 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
         about=about,
         augment=changes if changes else None,
         metrics={k: check_objects.measured(k, measure) for k, measure in objects.metrics.items()},
-        notes=remarks if test is not None else (*remarks, check_objects.UNSEEN),
+        notes=remarks
+        if test is not None or looks is not None
+        else (*remarks, check_objects.UNSEEN),
+        eval_clients=looks,
         faults=faults,
         aggregation=aggregation,
         alphabet=objects.alphabet,

@@ -29,8 +29,9 @@ try:
 except ImportError:
     raise InputError("flwr is incomplete; install it with: pip install 'fedrift[flower]'") from None
 
-Load = Callable[[FederationConfig, Mapping[str, Any]], tuple[Any, Any]]
-"""The config and the node's own configuration → this site's samples and labels."""
+Load = Callable[[FederationConfig, Mapping[str, Any]], tuple[Any, ...]]
+"""The config and the node's own configuration → this site's samples and labels, and, where the
+config says client_test = "own", those it tests on behind them."""
 LoadTest = Callable[[FederationConfig, Mapping[str, Any]], tuple[Any, Any] | None]
 """The config and what this start of the app says → samples and labels to evaluate on."""
 log = logging.getLogger("flwr").getChild("fedrift")
@@ -52,8 +53,9 @@ def client_app(folder: str | Path, load: Load) -> ClientApp:
         client = node.get("partition-id")
         if not isinstance(client, int):
             raise InputError("partition-id is missing; give it with --node-config")
-        x, y = load(config, node)
-        return make_node(config, client, x, y, state_folder(node))
+        x, y, *own = load(config, node)
+        test = (own[0], own[1]) if len(own) == 2 else None
+        return make_node(config, client, x, y, state_folder(node), test)
 
     def answer(
         message: Message, context: Context, kind: Callable[[Any, Envelope], Envelope]

@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 
 from fedrift.backends.codec import Codec, Piece, Pieces, Refused, SummedMessage, piece, tensors
 from fedrift.backends.visit import Call, Reply, Visitor
-from fedrift.core.algorithm import Signature, owner_of
+from fedrift.core.algorithm import Signature, is_evaluation, owner_of
 from fedrift.core.isolation import borrowed_generators
 from fedrift.federation.protocol import (
     Envelope,
@@ -88,7 +88,8 @@ class Node:
         if read_header(envelope, "client", int) != self._client:
             raise Refused(f"this node is client {self._client}")
         phase = read_header(envelope, "phase", str)
-        kinds, path = declared_signature(self._visitor.root, phase), owner_of(phase)
+        kinds = declared_signature(self._visitor.root, phase, self._visitor.problem)
+        path = owner_of(phase)
         owner, problem = self._visitor.owner(path)
         down = Codec(kinds.down, owner, problem).decode(envelope.part("down"))
         private = None
@@ -118,7 +119,7 @@ class Node:
                 tensors(self._frozen(envelope), frozen_forms(problem)),
             )
         if states is not None:
-            if reply.is_finite:
+            if reply.is_finite and not is_evaluation(phase):
                 self._write(self._file(path, write), states.encode(reply.mine))
             self._forget(path, {read, write, *kept})
         header: dict[str, Value] = {

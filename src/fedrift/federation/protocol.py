@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fedrift.backends.codec import Form, Piece, Pieces, Refused
-from fedrift.core.algorithm import Algorithm, Signature, owner_of, parts, signature
+from fedrift.core.algorithm import (
+    EVALUATE,
+    Algorithm,
+    Signature,
+    owner_of,
+    parts,
+    personal_path,
+    signature,
+)
+from fedrift.core.evaluation import evaluation_signature
 from fedrift.core.problem import Problem
 from fedrift.errors import InputError
 
@@ -43,9 +52,16 @@ def read_header(envelope: Envelope, name: str, kind: type[V]) -> V:
     return value
 
 
-def declared_signature(root: Algorithm[Any, Any], phase: str) -> Signature:
-    """The classes of a phase; refused if it is no client method of the algorithm."""
+def declared_signature(
+    root: Algorithm[Any, Any], phase: str, problem: Problem | None = None
+) -> Signature:
+    """The classes of a phase; refused if it is no client method of the algorithm, nor, where there
+    is a problem, the evaluation at clients."""
     path, _, name = phase.rpartition(".")
+    if problem is not None and name == EVALUATE:
+        if path != (personal_path(root, problem) or ""):
+            raise Refused(f"phase '{phase[:60]}' is not of whoever makes the clients' own models")
+        return evaluation_signature(root, problem, path)
     owner = next((node for where, node in parts(root) if where == owner_of(phase)), None)
     method = None if owner is None or name.startswith("_") else getattr(owner, name, None)
     if method is None or getattr(method, "__self__", None) is not owner:

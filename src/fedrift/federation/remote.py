@@ -136,6 +136,8 @@ class Remote:
                 except Refused as why:
                     self.forget(client)
                     self.note(f"round {exchange.round + 1}: client {client} refused: {why}")
+            if exchange.is_evaluation:
+                continue
             if table is not None and counts:
                 table.keep(client, version)
             elif table is not None:

@@ -96,6 +96,11 @@ def serve(
             "aggregate and privacy need to see each reply, which secure aggregation hides; "
             "use one or the other"
         )
+    if around is not None and task.eval_clients is not None:
+        raise InputError(
+            "eval_clients: each client's figures would be seen by themselves, which secure "
+            "aggregation is to prevent; leave eval_clients and client_test out"
+        )
     membership = Membership(
         transport,
         experiment=experiment_id(task),

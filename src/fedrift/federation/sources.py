@@ -8,19 +8,23 @@ from typing import Any
 
 import numpy as np
 
+from fedrift.config.fields import OWN
 from fedrift.data import files
 from fedrift.data.files import existing_path
-from fedrift.engine.prepare import load, prepare
+from fedrift.engine.prepare import load, own_tests, prepare
 from fedrift.errors import InputError
 from fedrift.federation.config import FederationConfig
 
 Samples = tuple[np.ndarray, np.ndarray]
 
 
-def site_samples(config: FederationConfig, node: Mapping[str, Any]) -> Samples:
-    """The file that the node's `data` names (npz with x and y), else its part of the named data."""
+def site_samples(config: FederationConfig, node: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
+    """The file that the node's `data` names (npz with x and y), else its part of the named data;
+    x_test and y_test behind them where the config says that sites bring their own."""
+    has_own = config.spec.client_test == OWN
     if node.get("data"):
-        return npz_samples(Path(str(node["data"])))
+        path = Path(str(node["data"]))
+        return (*npz_samples(path), *(npz_samples(path, TEST) if has_own else ()))
     client = node.get("partition-id")
     if not isinstance(client, int) or not 0 <= client < config.clients:
         raise InputError(f"partition-id={client!r} must be from 0 to {config.clients - 1}")
@@ -30,8 +34,10 @@ def site_samples(config: FederationConfig, node: Mapping[str, Any]) -> Samples:
             "loader into federated/client.py"
         )
     ready = prepare(config.spec)
-    part = ready.partition.parts[client]
-    return ready.x[part], ready.data.y[part]
+    part, data = ready.partition.parts[client], ready.data
+    own = own_tests(ready)[client] if has_own else None
+    tests = () if own is None else (data.x_test[own], data.y_test[own])
+    return (ready.x[part], data.y[part], *tests)
 
 
 def test_samples(config: FederationConfig, run_config: Mapping[str, Any]) -> Samples | None:
@@ -44,9 +50,12 @@ def test_samples(config: FederationConfig, run_config: Mapping[str, Any]) -> Sam
     return data.x_test, data.y_test
 
 
-def npz_samples(path: Path) -> Samples:
-    """Arrays x and y of an npz file; no pickle is loaded."""
-    arrays = files.read_npz(existing_path(str(path), "npz"), ("x", "y"))
+TEST = ("x_test", "y_test")
+
+
+def npz_samples(path: Path, names: tuple[str, str] = ("x", "y")) -> Samples:
+    """Two arrays of an npz file, samples and labels; no pickle is loaded."""
+    arrays = files.read_npz(existing_path(str(path), "npz"), names)
     if len(arrays) < 2:
-        raise InputError(f"data '{path}' must hold arrays x and y")
-    return arrays["x"], arrays["y"]
+        raise InputError(f"data '{path}' must hold arrays {names[0]} and {names[1]}")
+    return arrays[names[0]], arrays[names[1]]

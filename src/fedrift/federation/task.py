@@ -13,6 +13,7 @@ import torch
 
 from fedrift import models
 from fedrift.backends.visit import Visitor
+from fedrift.config.fields import OWN
 from fedrift.config.own_code import IN_PYTHON
 from fedrift.core.alignment import is_channels_last
 from fedrift.data import arrays
@@ -38,6 +39,10 @@ def make_server_task(config: FederationConfig, test: tuple[Any, Any] | None = No
     y = torch.tensor([0, config.classes - 1])
     nobody = [np.empty(0, np.int64)] * (config.clients - 1)
     probe = Split(x, y, [np.arange(2), *nobody], "at the nodes")
+    if spec.client_test is not None:  # how much of it there is, only the nodes know: all are asked
+        everybody = np.ones(config.clients, np.int64)
+        own = Split(x, y, [np.arange(2), *nobody], sizes=everybody)
+        probe = probe.with_data(x, y, own)
     was = (config.mean, config.std) if config.mean else None
     make = models.factory(spec.model or "mlp", config.shape, config.classes, was)
     test_tensors = None if test is None else checked_tensors(config, *test)
@@ -74,14 +79,26 @@ def experiment_id(server_task: Task) -> str:
         repr(server_task.augment),
         p.part,
     )
+    if server_task.spec.client_test is not None:
+        text = (*text, server_task.spec.client_test)
     digest = hashlib.sha256(repr(text).encode())
     for name, value in sorted({**p.rest, "": p.w0}.items()):
         digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
-def make_node(config: FederationConfig, client: int, x: Any, y: Any, folder: Path) -> Node:
-    """The node of one client, with its data, and its states in a folder."""
+def make_node(
+    config: FederationConfig,
+    client: int,
+    x: Any,
+    y: Any,
+    folder: Path,
+    test: tuple[Any, Any] | None = None,
+) -> Node:
+    """The node of one client, with its data, and its states in a folder.
+
+    What it tests on is a share of its samples, as the config says, or `test`.
+    """
     if not 0 <= client < config.clients:
         raise InputError(f"partition-id={client} must be from 0 to {config.clients - 1}")
     server_task = make_server_task(config)
@@ -90,6 +107,17 @@ def make_node(config: FederationConfig, client: int, x: Any, y: Any, folder: Pat
     inputs = arrays.channels_last(inputs) if arranged else arrays.contiguous(inputs)
     parts = [np.empty(0, np.int64)] * config.clients
     parts[client] = np.arange(len(labels))
-    split = Split(inputs, labels, parts)
+    split, share = Split(inputs, labels, parts), config.spec.client_test
+    if share == OWN:
+        if test is None:
+            raise InputError("client_test 'own': this site gives no test data; give a share")
+        tried, wanted = checked_tensors(config, *test)
+        tried = arrays.channels_last(tried) if arranged else arrays.contiguous(tried)
+        own = list(parts)
+        own[client] = np.arange(len(wanted))
+        split = split.with_data(inputs, labels, Split(tried, wanted, own))
+    elif share is not None:
+        split = split.held_out(float(share), config.spec.seed)
     visitor = Visitor(server_task.algorithm, server_task.problem, split, server_task.augment)
-    return Node(visitor, client, len(labels), experiment_id(server_task), folder)
+    samples = int(split.sizes[client])
+    return Node(visitor, client, samples, experiment_id(server_task), folder)

@@ -113,6 +113,10 @@ class SavedRun:
         """One row per evaluated round: a pandas frame if installed, else a list of dicts."""
         return as_frame(self.metrics)
 
+    def client_frame(self) -> Any:
+        """One row per client and round in which it evaluated: its accuracy and loss."""
+        return self.record.client_frame()
+
     def plot(self, path: str | Path) -> Path:
         """The curve of the run as a picture; the file's ending decides the format."""
         from fedrift.figures.style import curves

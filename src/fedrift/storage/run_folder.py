@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 SPEC, ROUNDS, LEDGER = "spec.toml", "rounds.jsonl", "ledger.jsonl"
 ENVIRONMENT, SUMMARY, MODEL = "env.json", "summary.json", "model.safetensors"
+CLIENT_ROUNDS = "client_rounds.jsonl"
+"""What clients found on test data of their own: a line per round in which they were asked."""
+LINES = (ROUNDS, LEDGER, CLIENT_ROUNDS)
+"""Files to which lines are added as rounds end."""
 CLIENTS, ORIGIN, ANALYSIS = "clients.json", "origin.toml", "analysis"
 STATES = "clients"
 """Folder of the client states."""
@@ -213,7 +217,7 @@ class RunFolder:
         folder._take()
         for left_over in folder.path.glob(f".*{TEMPORARY}"):
             left_over.unlink()
-        for name in (ROUNDS, LEDGER):
+        for name in LINES:
             folder._cut_torn(name)
         return folder
 
@@ -225,16 +229,21 @@ class RunFolder:
         """One line of `ledger.jsonl`."""
         self._append(LEDGER, record)
 
+    def append_clients(self, record: Mapping[str, Any]) -> None:
+        """One line of `client_rounds.jsonl`."""
+        self._append(CLIENT_ROUNDS, record)
+
     def marks(self) -> dict[str, tuple[int, int]]:
         """Bring the lines to the disk and say how far each file reaches."""
         for file in self._lines.values():
             os.fsync(file.fileno())
-        return {name: self._mark(name) for name in (ROUNDS, LEDGER)}
+        written = [n for n in LINES if n != CLIENT_ROUNDS or self._mark(n)[0]]
+        return {name: self._mark(name) for name in written}
 
     def check_marks(self, marks: Mapping[str, tuple[int, int]]) -> None:
         """ValueError if the files of lines do not begin with what a checkpoint saw in them."""
         for name, (size, crc) in marks.items():
-            if name not in (ROUNDS, LEDGER) or crc_of(self.path / name, size) != (size, crc):
+            if name not in LINES or crc_of(self.path / name, size) != (size, crc):
                 raise ValueError(f"the lines of {name} before it are damaged")
 
     def lines(self, name: str, marks: Mapping[str, tuple[int, int]]) -> list[Record]:
@@ -243,7 +252,7 @@ class RunFolder:
 
     def cut(self, marks: Mapping[str, tuple[int, int]]) -> None:
         """Forget what came after a checkpoint (no marks: everything); a run writes it again."""
-        for name in (ROUNDS, LEDGER):
+        for name in LINES:
             if name in self._lines:
                 self._lines.pop(name).close()
             size, crc = marks.get(name, (0, 0))
@@ -344,6 +353,8 @@ class RunRecord:
     torn: tuple[str, ...]
     clients: Record = field(default_factory=Record)
     """`sizes`, `counts` (clients × classes, or None) and `scheme`; empty if it was not kept."""
+    client_rounds: list[Record] = field(default_factory=list[Record])
+    """What clients found on test data of their own: a dict of columns per round."""
 
     @property
     def status(self) -> str:
@@ -364,6 +375,20 @@ class RunRecord:
         """One row per evaluated round: a pandas frame if installed, else a list of dicts."""
         return as_frame(self.rounds)
 
+    def client_frame(self) -> Any:
+        """One row per client and round in which it evaluated."""
+        return as_frame(client_rows(self.client_rounds))
+
+
+def client_rows(lines: Iterable[Mapping[str, Any]]) -> list[Record]:
+    """The table of clients, a dict per client and round."""
+    rows: list[Record] = []
+    for line in lines:
+        columns = {key: column for key, column in line.items() if key != "round"}
+        for values in zip(*columns.values(), strict=True):
+            rows.append({"round": line["round"], **dict(zip(columns, values, strict=True))})
+    return rows
+
 
 def as_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
     """Rows as a pandas frame if it is installed, else as a list of dicts."""
@@ -381,9 +406,12 @@ def load(folder: str | Path) -> RunRecord:
     spec = read_spec(path)
     rounds, rounds_torn = read_lines(path / ROUNDS)
     ledger, ledger_torn = read_lines(path / LEDGER)
+    own, own_torn = read_lines(path / CLIENT_ROUNDS)
     torn = tuple(
-        name for name, is_torn in ((ROUNDS, rounds_torn), (LEDGER, ledger_torn)) if is_torn
+        name
+        for name, is_torn in zip(LINES, (rounds_torn, ledger_torn, own_torn), strict=True)
+        if is_torn
     )
     environment = read_file(path / ENVIRONMENT) or {}
     summary, clients = read_file(path / SUMMARY) or {}, read_file(path / CLIENTS) or {}
-    return RunRecord(path, spec, rounds, ledger, environment, summary, torn, clients)
+    return RunRecord(path, spec, rounds, ledger, environment, summary, torn, clients, own)

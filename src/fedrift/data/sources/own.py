@@ -21,21 +21,33 @@ OTHERWISE = {"x": "x_train", "y": "y_train"}
 
 
 def load_npz(named: Named, _: Path | None, targets: checks.Targets = "labels") -> Samples:
-    """Arrays x, y and, if there are any, x_test, y_test, users."""
+    """Arrays x, y and, if there are any, x_test, y_test, users, users_test."""
     if named.value is None:
         raise InputError("data set 'npz' needs a path: npz:FILE")
     path = existing_path(named.value, "npz")
-    optional = ("x_test", "y_test", "users")
+    optional = ("x_test", "y_test", "users", "users_test")
     arrays = files.read_npz(path, [*OTHERWISE, *OTHERWISE.values(), *optional])
     for name, other in OTHERWISE.items():
         if other in arrays:
             arrays.setdefault(name, arrays[other])
         if name not in arrays:
             raise InputError(f"'{path}' has no array '{name}'; it needs x and y")
-    x_test, y_test, users = (arrays.get(name) for name in optional)
-    return checks.checked_samples(
+    x_test, y_test, users, users_test = (arrays.get(name) for name in optional)
+    samples = checks.checked_samples(
         f"'{path}'", arrays["x"], arrays["y"], x_test, y_test, users, targets=targets
     )
+    if users_test is None:
+        return samples
+    if users is None or samples.y_test is None or users_test.shape != (len(samples.y_test),):
+        raise InputError(
+            f"'{path}': users_test has shape {users_test.shape}; it names the user of each sample "
+            "of x_test, and needs x_test, y_test and users beside it"
+        )
+    if users_test.dtype.kind != users.dtype.kind:
+        raise InputError(
+            f"'{path}': users_test holds {users_test.dtype}, but users {users.dtype}; use one kind"
+        )
+    return replace(samples, users_test=users_test)
 
 
 def load_function(named: Named, _: Path | None, targets: checks.Targets = "labels") -> Samples:
