@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 import fedrift as fr
-from fedrift.core.isolation import Memory, TorchSettings, borrowed_generators, seed_all
+from fedrift.core.isolation import (
+    SWITCHES,
+    Memory,
+    TorchSettings,
+    borrowed_generators,
+    seed_all,
+)
 
 X = torch.randn(200, 20, generator=torch.Generator().manual_seed(0))
 Y = X[:, :1] * 2
@@ -291,3 +297,66 @@ def test_workers_have_the_settings_of_their_parent() -> None:
         torch.backends.mkldnn.set_flags(True)
     assert prints[0] == prints[1] != usual
     assert run(AsksTorch, 2).fingerprint == usual
+
+
+class Attends(nn.Module):
+    """Takes another road in evaluation where torch's fast path is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attends = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.1)
+        self.layer = nn.Linear(20, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.attends(x.view(-1, 5, 4)).flatten(1))
+
+
+@pytest.mark.parametrize("name", ["flush_denormal", "attention_fastpath", "autocast"])
+def test_every_setting_reaches_workers(name: str) -> None:
+    before = TorchSettings.current()
+    read, write = SWITCHES[name]
+    write(not read())
+    try:
+        prints = {run(Attends, workers, rounds=2).fingerprint for workers in (0, 2)}
+    finally:
+        before.apply()
+    assert len(prints) == 1
+
+
+class Variational(Base):
+    """Draws in evaluation as in training, as an autoencoder's middle or dropout left on does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(nn.functional.dropout(x, 0.3, training=True) + 0.1 * torch.randn_like(x))
+
+
+def test_draws_of_an_evaluation_are_seeded() -> None:
+    assert len({run(Variational, workers).fingerprint for workers in (0, 0, 2, 2)}) == 1
+
+
+@pytest.mark.parametrize("guard", [{"aggregate": "median"}, {"privacy": "gaussian:1,clip=1"}])
+def test_protected_replies_do_not_tell_of_others(guard: dict[str, str]) -> None:
+    """Client 0's data change; what the others send does not."""
+    if "privacy" in guard:
+        pytest.importorskip("dp_accounting")
+    seen: list[dict[int, Tensor]] = []
+
+    class Look(fr.Callback):
+        def on_reply(self, exchange: Any, client: int, weight: float, up: Any) -> None:
+            seen[-1][client] = up.delta.clone()
+
+        def looks_at(self, round: int) -> bool:
+            return True
+
+    for first in (CLIENTS[0], (CLIENTS[0][0] * 3, CLIENTS[0][1])):
+        seen.append({})
+        run(
+            Counter,
+            clients=[first, *CLIENTS[1:]],
+            rounds=1,
+            weights="uniform",
+            callbacks=[Look()],
+            **guard,
+        )
+    assert seen[0].keys() == seen[1].keys() and len(seen[0]) > 1
+    assert all(torch.equal(seen[0][c], seen[1][c]) for c in seen[0] if c)
