@@ -335,7 +335,7 @@ def test_draws_of_an_evaluation_are_seeded() -> None:
 
 
 @pytest.mark.parametrize("guard", [{"aggregate": "median"}, {"privacy": "gaussian:1,clip=1"}])
-def test_protected_replies_do_not_tell_of_others(guard: dict[str, str]) -> None:
+def test_protected_replies_do_not_tell_of_others(guard: dict[str, Any]) -> None:
     """Client 0's data change; what the others send does not."""
     if "privacy" in guard:
         pytest.importorskip("dp_accounting")
