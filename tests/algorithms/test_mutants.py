@@ -418,6 +418,7 @@ def absent_move(monkeypatch: Patch) -> None:
 
 
 def body_first(monkeypatch: Patch) -> None:
+    @wraps(HeadThenBody.train)
     def wrong(
         self: HeadThenBody, site: Any, down: fedavg.Down, mine: None
     ) -> tuple[fedavg.Up, None]:
@@ -432,6 +433,7 @@ def body_first(monkeypatch: Patch) -> None:
 def heads_together(monkeypatch: Patch) -> None:
     """FedRep that trains both parts at once is FedPer with more steps."""
 
+    @wraps(HeadThenBody.train)
     def wrong(
         self: HeadThenBody, site: Any, down: fedavg.Down, mine: None
     ) -> tuple[fedavg.Up, None]:
@@ -501,10 +503,11 @@ def several_minibatches(monkeypatch: Patch) -> None:
 
 def whole_mean(monkeypatch: Patch) -> None:
     """pFedMe: the server takes the mean, whatever β is."""
-    right = pfedme.PFedMe.round
-    monkeypatch.setattr(
-        pfedme.PFedMe, "round", lambda self, s, cohort: right(replace(self, beta=1.0), s, cohort)
-    )
+
+    def wrong(self: Any, s: Any, cohort: Any) -> Any:
+        return pfedme.Server(w=s.w + cohort.ask(self.train, pfedme.Down(w=s.w)).delta)
+
+    monkeypatch.setattr(pfedme.PFedMe, "round", wrong)
 
 
 def tuned_for_good(monkeypatch: Patch) -> None:
