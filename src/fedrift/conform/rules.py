@@ -142,8 +142,8 @@ def leaves_the_rest(m: Moment) -> Iterator[str]:
 
 
 def inner_moves_by_mean(m: Moment) -> Iterator[str]:
-    """The algorithm inside: w⁺ = w + Σ p_i Δ_i."""
-    if not m.is_void:
+    """The algorithm inside, where it has a model of its own: w⁺ = w + Σ p_i Δ_i."""
+    if not m.is_void and hasattr(m.old.inner, "w"):
         moved = m.old.inner.w.double() + m.mean("delta", "inner.train")
         yield from m.differ(m.new.inner.w, moved, "w")
 
@@ -172,8 +172,10 @@ def sends_nothing(m: Moment) -> Iterator[str]:
 
 def controls_inside(m: Moment) -> Iterator[str]:
     """SCAFFOLD inside another: c is the mean of the c_i that the wrapper keeps for it."""
-    kept = [m.inside.client(i).inner.c.double() for i in range(len(m.inside.split))]
-    yield from m.differ(m.new.inner.c, torch.stack(kept).mean(0), "c − mean c_i")
+    states = [m.inside.client(i).inner for i in range(len(m.inside.split))]
+    if all(hasattr(state, "c") for state in states):
+        mean = torch.stack([state.c.double() for state in states]).mean(0)
+        yield from m.differ(m.new.inner.c, mean, "c − mean c_i")
 
 
 def own_step(m: Moment) -> Iterator[str]:
