@@ -84,14 +84,16 @@ def _stand_in(state: Any, path: str, w: Tensor | None) -> Any:
 class StateRows:
     """Rows of one layout in one file; every process may open it."""
 
-    def __init__(self, descriptor: int, layout: RowLayout) -> None:
+    def __init__(self, descriptor: int, layout: RowLayout, writes: bool = True) -> None:
         self.descriptor, self.layout = descriptor, layout
+        self._access = mmap.ACCESS_WRITE if writes else mmap.ACCESS_COPY
         self._map: mmap.mmap | None = None
 
     def _row(self, slot: int) -> np.ndarray:
         start, size = slot * self.layout.nbytes, self.layout.nbytes
         if self._map is None or start + size > len(self._map):
-            self._map = mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size)
+            size_now = os.fstat(self.descriptor).st_size
+            self._map = mmap.mmap(self.descriptor, size_now, access=self._access)
         return np.frombuffer(self._map, np.uint8, size, start)
 
     def read(self, slot: int) -> Any:
@@ -145,13 +147,22 @@ class StateRows:
 class Table:
     """The states of one algorithm's clients: which slot is whose, and which are free."""
 
-    def __init__(self, layout: RowLayout, population: int, file: Path | None, keeps: bool) -> None:
+    def __init__(
+        self,
+        layout: RowLayout,
+        population: int,
+        file: Path | None,
+        keeps: bool,
+        writes: bool = True,
+    ) -> None:
         if file is None:
             descriptor = anonymous_file(folder=tempfile.gettempdir())
+        elif not writes:
+            descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         else:
             file.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        self.rows = StateRows(descriptor, layout)
+        self.rows = StateRows(descriptor, layout, writes)
         self.index = np.full(population, -1, dtype=np.int64)
         self.sums = np.zeros(population, dtype=np.int64)
         """Checksums of the rows, as of the last checkpoint."""
@@ -304,7 +315,11 @@ class Store(Tables[Table]):
     """One table for each algorithm (the root, what it wraps) whose clients keep a state."""
 
     def __init__(
-        self, root: Algorithm[Any, Any], problem: Problem, folder: Path | None = None
+        self,
+        root: Algorithm[Any, Any],
+        problem: Problem,
+        folder: Path | None = None,
+        writes: bool = True,
     ) -> None:
         super().__init__()
         self.scratch = tempfile.gettempdir() if folder is None else str(folder)
@@ -319,7 +334,8 @@ class Store(Tables[Table]):
             file = folder / f"{path or 'root'}.rows" if folder is not None else None
             inside = node.view("inner", view).w0 if is_host(node) else None
             layout = RowLayout.of(example, view.w0, inside)
-            self.tables[path] = Table(layout, problem.population, file, folder is not None)
+            keeps = folder is not None
+            self.tables[path] = Table(layout, problem.population, file, keeps, writes)
 
     def read(self, path: str, client: int) -> Any:
         table = self.tables.get(path)
@@ -348,12 +364,16 @@ class Store(Tables[Table]):
         for table in self.tables.values():
             table.sync()
 
-    def restore(self, rows: Mapping[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None:
-        """Take up a checkpoint; ValueError says what does not fit."""
+    def check(self, rows: Mapping[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None:
+        """ValueError if a checkpoint's rows are not all there and whole."""
         if set(rows) != set(self.tables) or set(sums) != set(rows):
             raise ValueError("its client state is that of another algorithm")
         for path, table in self.tables.items():
             table.check(rows[path], sums[path])
+
+    def restore(self, rows: Mapping[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None:
+        """Take up a checkpoint; ValueError says what does not fit."""
+        self.check(rows, sums)
         for path, table in self.tables.items():
             table.restore(rows[path], sums[path])
 
