@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedrift.algorithms.wrappers import Wrapper
 from fedrift.core import Algorithm, Cohort, Layout, Problem, Site, Vec, state
@@ -110,7 +109,7 @@ def kept_names(what: str, p: Problem, may_match_nothing: bool = False) -> tuple[
     """Names of the parameters and running statistics that a text chooses."""
     by: dict[str, str] = {}
     for pattern in what.split("+"):
-        found = [name for name in (*p.layout.names, *p.moving) if _matches(pattern, name, p)]
+        found = p.matching(pattern)
         if not found and pattern != "none" and not may_match_nothing:
             known = ", ".join(p.layout.names[:4]) + (", …" if len(p.layout.names) > 4 else "")
             raise InputError(
@@ -124,17 +123,6 @@ def kept_names(what: str, p: Problem, may_match_nothing: bool = False) -> tuple[
                 )
             by[name] = pattern
     return tuple(by)
-
-
-def _matches(pattern: str, name: str, p: Problem) -> bool:
-    if pattern in ("all", "none"):
-        return pattern == "all"
-    if pattern == "head":
-        return name in p.head_names()
-    layer, _, _ = name.rpartition(".")
-    if pattern == "norm":
-        return isinstance(p.model.module.get_submodule(layer), nn.modules.batchnorm._BatchNorm)
-    return fnmatchcase(name, pattern) or fnmatchcase(layer, pattern)
 
 
 def keep(inner: Algorithm[Any, Any], what: str = "head") -> Keep:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
@@ -149,6 +150,22 @@ class Problem:
             own_moving=tuple(name for name in self.moving if name in names),
             stack="off",  # rows hold one vector each
         )
+
+    def matching(self, pattern: str) -> list[str]:
+        """Trained parameters and moving buffers that are meant: `head`, `norm` (BatchNorm layers),
+        `all`, `none`, or a name with * and ?; a layer's name stands for all that is in it."""
+        return [n for n in (*self.layout.names, *self.moving) if self._matches(pattern, n)]
+
+    def _matches(self, pattern: str, name: str) -> bool:
+        if pattern in ("all", "none"):
+            return pattern == "all"
+        if pattern == "head":
+            return name in self.head_names()
+        layer, _, _ = name.rpartition(".")
+        if pattern == "norm":
+            owner = self.model.module.get_submodule(layer)
+            return isinstance(owner, nn.modules.batchnorm._BatchNorm)
+        return fnmatchcase(name, pattern) or fnmatchcase(layer, pattern)
 
     def own_start(self) -> tuple[Vec, tuple[Tensor, ...]]:
         """What a client begins with of that which stays there: parameters, and buffers."""
