@@ -21,11 +21,11 @@ from fedrift.algorithms import scaffold as scaffold_module
 from fedrift.algorithms.diloco import DiLoCo
 from fedrift.algorithms.ditto import Ditto
 from fedrift.algorithms.fed3r import Fed3R
+from fedrift.algorithms.fedavg_finetune import FineTuned
 from fedrift.algorithms.fedcm import FedCM
 from fedrift.algorithms.fednova import FedNova
 from fedrift.algorithms.fedrep import HeadThenBody
 from fedrift.algorithms.fedsmoo import Perturbed
-from fedrift.algorithms.finetune import FineTuned
 from fedrift.algorithms.keep import Keep
 from fedrift.conform import closed_form, convergence, generic, golden, identities, invariants
 from fedrift.conform.golden import PERSONAL, ROWS

@@ -23,7 +23,7 @@ from fedrift.algorithms.fedrep import fedrep
 from fedrift.algorithms.fedsgd import FedSGD
 from fedrift.algorithms.fedsmoo import FedSMOO
 from fedrift.algorithms.fedspeed import fedspeed
-from fedrift.algorithms.finetune import FineTuned
+from fedrift.algorithms.fedavg_finetune import FineTuned
 from fedrift.algorithms.ghbm import GHBM, FedHBM, LocalGHBM
 from fedrift.algorithms.keep import keep
 from fedrift.algorithms.localonly import localonly
