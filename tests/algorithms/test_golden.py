@@ -11,8 +11,9 @@ import torch
 from fedrift.algorithms import NAMES
 from fedrift.conform import closed_form, convergence, golden
 from fedrift.conform.convergence import LIMITS, Limit
-from fedrift.conform.golden import DERIVED, ROWS, Row
+from fedrift.conform.golden import DERIVED, PERSONAL, PERSONAL_AFTER, ROWS, Personal, Row
 from fedrift.conform.problem import DRIFTED, GOLDEN_A, GOLDEN_B
+from tests.support import least_squares
 from tests.support.product import MINIMISER, Inside, golden_trial, path
 
 THOUSANDS = 3000
@@ -48,10 +49,22 @@ def test_golden(row: Row) -> None:
     assert golden.failures(row) == []
 
 
+@pytest.mark.parametrize("row", PERSONAL, ids=str)
+def test_golden_models_of_the_clients_own(row: Personal) -> None:
+    """The table is what plain numpy makes of the papers' rules, and what the algorithm does."""
+    points = least_squares.after(row.text, row.mode, PERSONAL_AFTER)
+    numbers = [float(number) for number in row.numbers.split()]
+    assert numbers == pytest.approx([x for point in points for x in point], abs=6e-7)
+    assert golden.personal_failures(row) == []
+
+
 def test_the_table_is_complete() -> None:
     """36 rows, and at least one for every name but Fed3R+FT, whose second stage is another's."""
     assert len(ROWS) == 36
-    assert {row.name for row in (*ROWS, *DERIVED)} == set(NAMES) - {"fed3r", "fed3rft"}
+    assert {(row.text, row.mode) for row in PERSONAL} == {
+        (text, mode) for text in least_squares.METHODS for mode in "FA"
+    }
+    assert {row.name for row in (*ROWS, *DERIVED, *PERSONAL)} == set(NAMES) - {"fed3r", "fed3rft"}
 
 
 def test_a_wrong_number_is_found() -> None:

@@ -23,6 +23,7 @@ from tests.support.product import FedAvg, Trial, classifier, run_trial
 N, STEPS, COHORT = 8, 3, 3
 P = 8 * 12 + 12 + 12 * 4 + 4  # parameters of the model
 HEAD = 12 * 4 + 4
+BODY = (P - HEAD) / P
 SMALL = 212  # parameters of problems.Net
 
 
@@ -38,6 +39,8 @@ class Cost:
     numbers_down: int = 0
     numbers_up: int = 0
     exchanges: int = 1
+    trainings: int = 1
+    """Of a visit; each makes the run's local steps."""
 
     def gradients(self, samples: int, epochs: int) -> int:
         """Examples differentiated; a full-batch step is an epoch."""
@@ -74,12 +77,25 @@ COSTS = {
     "mimelite": Cost(1, 1, 1, numbers_down=1),
     "mimelitemom": Cost(2, 2, 1, passes=1, numbers_down=1),
     "diloco": PLAIN,
+    "localonly": Cost(0, 0, 1),
+    "fedper": Cost(BODY, BODY, 1),
+    "fedper:what=hidden": Cost(HEAD / P, HEAD / P, 1),
+    "fedrep": Cost(BODY, BODY, 2, trainings=2),
+    "fedrep:head_steps=0": Cost(BODY, BODY, 1),
+    "fedbn": PLAIN,
+    "pfedme": Cost(1, 1, 5),
+    "apfl": Cost(1, 1, 2),
     "swa(fedavg):cycle=2": PLAIN,
     "wima(fedsam)": SHARP,
     "sam(scaffold)": Cost(2, 2, 2),
     "asam(fedavg)": SHARP,
     "serveradam(scaffold)": Cost(2, 2, 1),
     "swa(serveradam(sam(scaffold)))": Cost(2, 2, 2),
+    "keep(scaffold)": Cost(2 * BODY, 2 * BODY, 1),
+    "keep(fedsam):what=none": SHARP,
+    "ditto(fedavg)": Cost(1, 1, 2, trainings=2),
+    "ditto(scaffold)": Cost(2, 2, 2, trainings=2),
+    "finetune(fedavg)": PLAIN,
 }
 
 
@@ -117,7 +133,7 @@ def test_cost(text: str) -> None:
     assert numbers(last, "down") == cost.numbers_down
     assert numbers(last, "up") == cost.numbers_up
     assert sum(e.gradients for e in last) == cost.gradients(COHORT * N, STEPS)
-    assert sum(e.steps for e in last) == (COHORT * STEPS if cost.per_step else 0)
+    assert sum(e.steps for e in last) == (COHORT * STEPS * cost.trainings if cost.per_step else 0)
     assert sum(e.forwards for e in last) == 0
     total = result.ledger.of_round(4)
     assert total.bytes_down == COHORT * (4 * P * cost.down + 8 * cost.numbers_down)
@@ -157,7 +173,7 @@ def test_batches_of_unequal_clients_are_counted_one_by_one(text: str) -> None:
         entries = of_round(result, round)
         asked = [sizes[client] for client in entries[-1].asked]
         assert sum(e.gradients for e in entries) == cost.gradients(sum(asked), epochs)
-        steps = epochs * sum(-(-n // 8) for n in asked)
+        steps = epochs * cost.trainings * sum(-(-n // 8) for n in asked)
         assert sum(e.steps for e in entries) == (steps if cost.per_step else 0)
         assert sum(e.forwards for e in entries) == 0
     assert result.ledger.gradients == sum(e.gradients for e in result.ledger.entries)

@@ -16,15 +16,19 @@ import pytest
 import torch
 
 import fedrift as fr
-from fedrift.algorithms import fedavg, fedcm, feddyn, fedgf, ghbm, mime, swa
+from fedrift.algorithms import apfl, fedavg, fedcm, feddyn, fedgf, ghbm, mime, pfedme, swa
 from fedrift.algorithms import scaffold as scaffold_module
 from fedrift.algorithms.diloco import DiLoCo
+from fedrift.algorithms.ditto import Ditto
 from fedrift.algorithms.fed3r import Fed3R
+from fedrift.algorithms.fedavg_finetune import FineTuned
 from fedrift.algorithms.fedcm import FedCM
 from fedrift.algorithms.fednova import FedNova
+from fedrift.algorithms.fedrep import HeadThenBody
 from fedrift.algorithms.fedsmoo import Perturbed
+from fedrift.algorithms.keep import Keep
 from fedrift.conform import closed_form, convergence, generic, golden, identities, invariants
-from fedrift.conform.golden import ROWS
+from fedrift.conform.golden import PERSONAL, ROWS
 from fedrift.core import SAM, SGD, Adam, Algorithm, Blend, Linear, Prox, advance, apply
 from tests.support.product import (
     Bench,
@@ -56,8 +60,10 @@ def _golden(name: str, mode: str = "") -> list[str]:
     if name == "fed3r":
         return closed_form.golden_failures()
     rows = [row for row in ROWS if row.name == name and row.mode == (mode or row.mode)]
-    assert rows
-    return [fault for row in rows for fault in golden.failures(row)]
+    own = [row for row in PERSONAL if row.name == name and row.mode == (mode or row.mode)]
+    assert rows or own
+    faults = [fault for row in rows for fault in golden.failures(row)]
+    return faults + [fault for row in own for fault in golden.personal_failures(row)]
 
 
 def _limit(name: str) -> list[str]:
@@ -397,6 +403,121 @@ def ridge_every_round(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Fed3R, "round", wrong)
 
 
+def absent_move(monkeypatch: Patch) -> None:
+    """FedPer: every client's personal part is that of the last visit of anybody."""
+    right, last = Keep.around, list[Any]()
+
+    def wrong(self: Keep, visit: Any, site: Any, received: Any, mine: Any) -> Any:
+        up, new = right(
+            self, visit, site, received, replace(mine, own=last[-1] if last else mine.own)
+        )
+        last[:] = [new.own]
+        return up, new
+
+    monkeypatch.setattr(Keep, "around", wrong)
+
+
+def body_first(monkeypatch: Patch) -> None:
+    @wraps(HeadThenBody.train)
+    def wrong(
+        self: HeadThenBody, site: Any, down: fedavg.Down, mine: None
+    ) -> tuple[fedavg.Up, None]:
+        head = replace(self.local, epochs=None, steps=self.head_steps)
+        run = site.train(self.local, down.w, trains="shared")
+        site.train(head, run.w, trains="own", purpose="head")
+        return fedavg.Up(delta=run.delta), mine
+
+    monkeypatch.setattr(HeadThenBody, "train", wrong)
+
+
+def heads_together(monkeypatch: Patch) -> None:
+    """FedRep that trains both parts at once is FedPer with more steps."""
+
+    @wraps(HeadThenBody.train)
+    def wrong(
+        self: HeadThenBody, site: Any, down: fedavg.Down, mine: None
+    ) -> tuple[fedavg.Up, None]:
+        return fedavg.Up(delta=site.train(self.local, down.w).delta), mine
+
+    monkeypatch.setattr(HeadThenBody, "train", wrong)
+
+
+def trained_anchor(monkeypatch: Patch) -> None:
+    """Ditto: the spring is tied to what the client has just trained."""
+    right = Ditto.around
+
+    def wrong(self: Ditto, visit: Any, site: Any, received: Any, mine: Any) -> Any:
+        said: list[Any] = []
+
+        def noted(own: Any) -> Any:
+            said[:] = visit(own)
+            object.__setattr__(moved, "w", received.w + said[0].delta)
+            return said
+
+        moved = replace(received)
+        return right(self, noted, site, moved, mine)
+
+    monkeypatch.setattr(Ditto, "around", wrong)
+
+
+def no_chain_rule(monkeypatch: Patch) -> None:
+    def wrong(self: Any, g: Any, step: Any) -> None:
+        mixed = self.v.lerp(step.w, 1.0 - self.alpha)
+        self.v.sub_(step.grad(mixed), alpha=step.lr)
+
+    monkeypatch.setattr(apfl.Mixture, "__call__", wrong)
+
+
+def server_in_the_mixture(monkeypatch: Patch) -> None:
+    """APFL: θ mixes in the server's model instead of the client's version of it."""
+    monkeypatch.setattr(
+        apfl.APFL,
+        "personal",
+        lambda self, site, shown, mine: replace(shown, w=self.mixed(mine, shown.w)),
+    )
+
+
+def theta_from_w(monkeypatch: Patch) -> None:
+    """pFedMe: θ starts from w instead of from where it was left."""
+    right = pfedme.Envelope.__call__
+
+    def wrong(self: Any, step: Any) -> Any:
+        self.theta.copy_(step.w)
+        return right(self, step)
+
+    monkeypatch.setattr(pfedme.Envelope, "__call__", wrong)
+
+
+def several_minibatches(monkeypatch: Patch) -> None:
+    """pFedMe: K local rounds of one inner step each, so a new minibatch for every step."""
+    right = pfedme.PFedMe.train
+
+    @wraps(right)
+    def wrong(self: Any, site: Any, down: Any, mine: Any) -> Any:
+        steps = site.steps(self.local) * self.inner_steps
+        local = replace(self.local, epochs=None, steps=steps)
+        return right(replace(self, local=local, inner_steps=1), site, down, mine)
+
+    monkeypatch.setattr(pfedme.PFedMe, "train", wrong)
+
+
+def whole_mean(monkeypatch: Patch) -> None:
+    """pFedMe: the server takes the mean, whatever β is."""
+
+    def wrong(self: Any, s: Any, cohort: Any) -> Any:
+        return pfedme.Server(w=s.w + cohort.ask(self.train, pfedme.Down(w=s.w)).delta)
+
+    monkeypatch.setattr(pfedme.PFedMe, "round", wrong)
+
+
+def tuned_for_good(monkeypatch: Patch) -> None:
+    """Fine-tuning one step too many."""
+    right = FineTuned.personal
+    monkeypatch.setattr(
+        FineTuned, "personal", lambda self, *a: right(replace(self, steps=self.steps + 1), *a)
+    )
+
+
 @dataclass(frozen=True)
 class Mutant:
     """What is planted, and what must catch it."""
@@ -472,6 +593,18 @@ MUTANTS = (
     Mutant(
         "DiLoCo: moments reset every round", moments_reset, ("golden diloco", "invariants diloco")
     ),
+    Mutant("FedPer: absent clients' part changes", absent_move, ("golden fedper", "order fedper")),
+    Mutant("FedRep: body before head", body_first, ("golden fedrep",)),
+    Mutant("FedRep: head and body together", heads_together, ("golden fedrep",)),
+    Mutant(
+        "Ditto: held to the trained model", trained_anchor, ("golden ditto", "invariants ditto")
+    ),
+    Mutant("APFL: without the factor α", no_chain_rule, ("golden apfl",)),
+    Mutant("APFL: mixes in the server's model", server_in_the_mixture, ("golden apfl",)),
+    Mutant("pFedMe: θ starts from w", theta_from_w, ("golden pfedme",)),
+    Mutant("pFedMe: a new minibatch every step", several_minibatches, ("golden pfedme",)),
+    Mutant("pFedMe: β ignored", whole_mean, ("golden pfedme",)),
+    Mutant("fine-tuning: a step too many", tuned_for_good, ("golden finetune",)),
     Mutant("Fed3R: λI added every round", ridge_every_round, ("golden fed3r", "identities fed3r")),
 )
 

@@ -34,8 +34,12 @@ WRAPPED |= {
     "asam": "asam(fedavg)",
     "serveradam": "serveradam(fedavg)",
     "fed3rft": "fed3rft(fedavg)",
+    "keep": "keep(fedavg)",
+    "ditto": "ditto(fedavg)",
+    "finetune": "finetune(fedavg)",
 }
 ALONE = ("fedsgd", "fed3r", "fed3rft", "fedsmoo")  # no steps, a temperature, a rule not for rows
+ALONE += ("localonly", "fedper", "fedrep", "keep", "pfedme", "apfl")  # two vectors a client
 
 
 class Counter:

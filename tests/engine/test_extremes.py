@@ -10,14 +10,16 @@ import pytest
 
 import fedrift as fr
 from fedrift import algorithms
+from fedrift.config.algorithms import algorithms as catalogue
 from fedrift.engine import recorder
 from fedrift.engine.callbacks import Passive
 from tests.support.problems import small_run
 from tests.support.product import Plan
 
-WRAPPERS = {"fed3rft", "swa", "wima", "sam", "asam", "serveradam"}
+WRAPPERS = {name for name, entry in catalogue().items() if entry.is_wrapper}
 ALONE = sorted(set(algorithms.NAMES) - WRAPPERS)
 WRAPPED = ["swa(scaffold):start=0.5", "wima(fedavg)", "sam(fedhbm)", "serveradam(fedavg)"]
+WRAPPED += ["keep(scaffold)", "ditto(fedavg)", "finetune(fedavg)"]
 NO_RATE = ("fedsgd", "fed3r")  # no local steps
 
 

@@ -139,10 +139,15 @@ def test_an_embellished_curve_is_found(
     rows[1]["accuracy"] = 0.99
     (lies / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert code_of(["verify", str(lies), "-q"]) == 1
-    assert "fingerprint" in capsys.readouterr().err
+    assert "best_accuracy" in capsys.readouterr().err
     summary = json.loads((lies / "summary.json").read_text())
-    del summary["fingerprint"]  # better hidden
-    (lies / "summary.json").write_text(json.dumps(summary))
+    curve = [row["accuracy"] for row in rows]
+    summary |= {"best_accuracy": max(curve), "accuracy": curve}
+    (lies / "summary.json").write_text(json.dumps(summary))  # better hidden
+    assert code_of(["verify", str(lies), "-q"]) == 1
+    assert "fingerprint" in capsys.readouterr().err
+    for name in ("summary.json", "checkpoint.safetensors", "checkpoint.previous.safetensors"):
+        (lies / name).unlink(missing_ok=True)
     assert code_of(["verify", str(lies), "-q", "--rounds", "3"]) == 1
     assert "round 2: accuracy was 0.99" in capsys.readouterr().err
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fedrift.algorithms import NAMES
 from fedrift.explain import explain
 from tests.support.browsers import PHONE, Opened, browser, needs_browser
+from tests.support.explained import TRAINS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -30,7 +30,7 @@ def opened(page: Page, path: Path) -> Opened:
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "fed3r"])
+@pytest.mark.parametrize("name", TRAINS)
 def test_every_moment_of_every_algorithm_draws(browser: Browser, tmp_path: Path, name: str) -> None:
     page = browser.new_page()
     found = opened(page, explain(name, tmp_path / "page.html", rounds=3).path)

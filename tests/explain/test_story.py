@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedrift.algorithms import NAMES
 from fedrift.errors import InputError
 from fedrift.explain import captions, choose_settings, explain, write_file
 from fedrift.explain.captions import Texts
@@ -66,7 +65,7 @@ def test_a_run_that_diverges_is_told() -> None:
 
 
 def test_every_algorithm_that_trains_has_its_words() -> None:
-    assert set(captions.read_texts()) == set(NAMES) - {"fed3r"}
+    assert set(captions.read_texts()) == set(TRAINS)
     for name, entry in captions.read_texts().items():
         assert entry.idea and entry.look and entry.title, name
         used = captions.visible(parse(name, "algorithm"))
@@ -135,4 +134,10 @@ def test_fed3rft_shows_its_second_stage() -> None:
 @pytest.mark.parametrize("text", ["fed3r", "swa(fed3r)", "fed3rft(fed3r)"])
 def test_what_has_no_steps_gets_a_sentence(text: str) -> None:
     with pytest.raises(InputError, match="closed form"):
+        explain(text, "never.html")
+
+
+@pytest.mark.parametrize("text", ["fedper", "keep(scaffold)", "swa(localonly)"])
+def test_what_keeps_a_part_gets_a_sentence(text: str) -> None:
+    with pytest.raises(InputError, match="a point in the plane has no parts"):
         explain(text, "never.html")

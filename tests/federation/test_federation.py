@@ -16,6 +16,7 @@ import fedrift as fr
 from fedrift import api
 from fedrift.algorithms import NAMES
 from fedrift.backends.codec import Piece
+from fedrift.config.algorithms import algorithms as catalogue
 from fedrift.core.isolation import borrowed_generators, seed_all
 from fedrift.engine import task
 from fedrift.federation import membership, remote
@@ -35,7 +36,7 @@ SMALL: dict[str, Any] = {
     "batch_size": 8,
     "lr": 0.05,
 }
-WRAPPERS = ("swa", "wima", "sam", "asam", "serveradam", "fed3rft")
+WRAPPERS = {name for name, entry in catalogue().items() if entry.is_wrapper}
 
 
 def spec(algorithm: str = "scaffold", **changes: Any) -> Spec:

@@ -185,7 +185,8 @@ def test_lines_whose_round_is_no_number(
     line = (folder / "rounds.jsonl").read_text().splitlines()[0]
     first = line.replace('"round": 1', f'"round": {value}')
     (folder / "rounds.jsonl").write_text(f"{first}\n{line}\n")
-    assert "line 1" in refused("verify", capfd)
+    assert code_of(["verify", "run"]) == 1  # it cannot be verified
+    assert "not verified: line 1 of 'run/rounds.jsonl' is damaged" in capfd.readouterr().err
 
 
 def test_a_model_that_no_machine_holds(capfd: pytest.CaptureFixture[str]) -> None:

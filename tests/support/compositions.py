@@ -14,5 +14,9 @@ COMPOSED = (
     "fed3rft(scaffold):temperature=auto",
     "fed3r:features=64",
     "swa(serveradam(sam(scaffold)))",
+    "keep(mimemom):what=hidden",
+    "keep(swa(localghbm))",
+    "ditto(fedsam):lam=0.1,steps=2",
+    "apfl:adaptive=true",
 )
 EVERY = (*NAMES, *COMPOSED)

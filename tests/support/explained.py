@@ -6,10 +6,10 @@ from functools import cache
 
 from fedrift.algorithms import NAMES
 from fedrift.conform.subject import subject_of
-from fedrift.explain import choose_settings
+from fedrift.explain import UNDRAWN, choose_settings
 from fedrift.explain.story import Turn, record_turns
 
-TRAINS = [name for name in NAMES if name != "fed3r"]
+TRAINS = [name for name in NAMES if name not in UNDRAWN]
 ROUNDS = 4
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedrift.algorithms.fed3r import Fed3R
 from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, message, state
-from fedrift.core import Part, Redefine, Sampling, shaped
+from fedrift.core import InputError, Part, Redefine, Sampling, has_hosts, shaped
 
 GRID = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 LOSSES: Any = shaped(torch.float64, lambda f, p: (len(GRID),))
@@ -54,6 +54,11 @@ class FineTune(Algorithm[Stages, None]):
         return p.view(self.train) if child == "second" else p
 
     def check(self, p: Problem) -> None:
+        if has_hosts(self.second):
+            kind = type(self.second).__name__
+            raise InputError(
+                f"{kind} has models of the clients' own, which would begin before the first stage"
+            )
         self.first.check(p)
         self.second.check(self.view("second", p))
 

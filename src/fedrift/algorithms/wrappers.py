@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from fedrift.core import Algorithm, Local, Problem, Redefine, Sampling, local_of, map_local, parts
+from fedrift.core import Algorithm, Cohort, Local, Problem, Redefine, Sampling, Vec, state
 from fedrift.core import ASAM, SAM, Adam, Gradient, InputError, Plain
+from fedrift.core import local_of, makes_steps, map_local, parts
 
 
 class Wrapper(Algorithm[Any, Any]):
@@ -48,6 +49,36 @@ class Wrapper(Algorithm[Any, Any]):
 
     def exhausted(self, s: Any, p: Problem) -> Any:
         return replace(s, inner=self.inner.exhausted(s.inner, p))
+
+
+@state
+class Wrapped:
+    inner: Any
+
+
+class AtClients(Wrapper):
+    """The server does what the inner algorithm does; clients do something more."""
+
+    def prepare(self, p: Problem) -> Algorithm[Any, Any]:
+        return replace(self, inner=self.inner.prepare(p))  # type: ignore[type-var]
+
+    def check(self, p: Problem) -> None:
+        self.inner.check(p)
+        if not makes_steps(self.inner):
+            kind = type(self.inner).__name__
+            raise InputError(f"{kind} makes no local steps that could be made for a client itself")
+
+    def server(self, p: Problem) -> Wrapped:
+        return Wrapped(inner=self.inner.server(p))
+
+    def round(self, s: Wrapped, cohort: Cohort) -> Wrapped:
+        return Wrapped(inner=self.inner.round(s.inner, cohort))
+
+    def model(self, s: Wrapped) -> Vec:
+        return self.inner.model(s.inner)
+
+    def also(self, s: Wrapped) -> Mapping[str, Vec]:
+        return self.inner.also(s.inner)
 
 
 def with_sam(

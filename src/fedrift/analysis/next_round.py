@@ -163,18 +163,10 @@ class _Stage:
         step, whole = problem.step, self.task.problem
         start, w = step.start, step.w.clone()
         if problem.layout != whole.layout:
-            start, w = (_embedded(v, problem, whole, self._model) for v in (start, w))
+            placed = whole.layout.placed
+            start, w = (placed(self._model, problem.layout, v) for v in (start, w))
         # most algorithms send the same model to all: it is kept once
         if self._start is None or not torch.equal(self._start, start):
             self._start = start.clone()
         n = int(self.task.split.sizes[client])
         return Visited(client, n, self._start, w, buffers, steps)
-
-
-def _embedded(part: Vec, problem: Problem, whole: Problem, model: Vec) -> Vec:
-    """A vector of the trained part with the rest of the whole model around it."""
-    new = model.clone()
-    views = whole.layout.named(new)
-    for name, value in problem.layout.named(part).items():
-        views[name].copy_(value)
-    return new

@@ -19,6 +19,7 @@ from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Vec
 from fedrift.core.problem import Problem
 from fedrift.engine.identity import differences
+from fedrift.engine.ledger import Ledger
 from fedrift.engine.plan import Task
 from fedrift.engine.prepare import Prepared, prepare
 from fedrift.engine.task import Tensors, task_from_spec
@@ -98,8 +99,8 @@ def _case(task: Task, record: RunRecord, name: str) -> Case:
 def _cohorts(record: RunRecord) -> dict[int, tuple[int, ...]]:
     """By round, from the ledger; who came to any of its exchanges took part."""
     clients_by_round: dict[int, set[int]] = {}
-    for row in record.ledger:
-        clients_by_round.setdefault(int(row["round"]), set()).update(row["replied"])
+    for entry in Ledger.of(record.ledger).entries:
+        clients_by_round.setdefault(entry.round, set()).update(entry.replied)
     return {round: tuple(sorted(clients)) for round, clients in clients_by_round.items()}
 
 

@@ -96,23 +96,27 @@ def strange(paths: Iterable[str], known: Iterable[str]) -> None:
 class Codec:
     """Turns the messages (or states) of one class into pieces and back.
 
-    A tensor is a vector of the run's parameters, or what its field declares with `shaped`.
+    A tensor is a vector of the run's parameters, or what its field declares with `shaped`, or what
+    it is in `like`, which also shows what a state inside another is.
     """
 
-    def __init__(self, cls: type, owner: Algorithm[Any, Any], problem: Problem) -> None:
+    def __init__(
+        self, cls: type, owner: Algorithm[Any, Any], problem: Problem, like: Any = None
+    ) -> None:
         self.cls, self._owner, self._problem = cls, owner, problem
+        self._like = like
         self._vector = Form(problem.w0.dtype, (problem.layout.size,))
 
     def encode(self, value: Any) -> Pieces:
         """The pieces of a message; refused if any field is not as declared."""
         pieces: Pieces = {}
-        self._write(self.cls, value, "", self._vector, pieces)
+        self._write(self.cls, value, "", self._vector, pieces, self._like)
         return pieces
 
     def decode(self, pieces: Mapping[str, Piece]) -> Any:
         """The message of these pieces; refused if any field is not as declared."""
         seen: set[str] = set()
-        value = self._read(self.cls, pieces, "", self._vector, seen)
+        value = self._read(self.cls, pieces, "", self._vector, seen, self._like)
         strange(pieces, seen)
         return value
 
@@ -129,18 +133,18 @@ class Codec:
                 here = f"{path}.{f.name}" if path else f.name
                 yield f.name, own[f.name], here, self._form(f.metadata)
 
-    def _write(self, hint: Any, value: Any, path: str, form: Form, out: Pieces) -> None:
-        hint, optional = plain(hint)
+    def _write(self, hint: Any, value: Any, path: str, form: Form, out: Pieces, like: Any) -> None:
+        hint, optional, form = _shown(hint, form, like)
         if value is None and optional:
             return
         if get_origin(hint) is tuple and isinstance(value, tuple):
             kinds = _kinds(hint, len(value), path)
             out[f"{path}#"] = piece(torch.tensor(len(value)))
             for i, (kind, item) in enumerate(zip(kinds, value, strict=True)):
-                self._write(kind, item, f"{path}.{i}", form, out)
+                self._write(kind, item, f"{path}.{i}", form, out, _item(like, i))
         elif is_dataclass(hint) and type(value) is hint:
             for name, kind, here, own in self.sent(hint, path):
-                self._write(kind, getattr(value, name), here, own, out)
+                self._write(kind, getattr(value, name), here, own, out, getattr(like, name, None))
         elif hint in NUMBERS:
             out[path] = piece(_number(hint, value, path))
         elif hint is Tensor and isinstance(value, Tensor):
@@ -151,15 +155,21 @@ class Codec:
             raise Refused(f"field '{path}' is a {type(value).__name__}, declared is {hint}")
 
     def _read(
-        self, hint: Any, pieces: Mapping[str, Piece], path: str, form: Form, seen: set[str]
+        self,
+        hint: Any,
+        pieces: Mapping[str, Piece],
+        path: str,
+        form: Form,
+        seen: set[str],
+        like: Any,
     ) -> Any:
-        hint, optional = plain(hint)
+        hint, optional, form = _shown(hint, form, like)
         if optional and not _is_there(pieces, path):
             return None
         if is_dataclass(hint):
             make: Any = hint
             values = {
-                name: self._read(kind, pieces, here, own, seen)
+                name: self._read(kind, pieces, here, own, seen, getattr(like, name, None))
                 for name, kind, here, own in self.sent(hint, path)
             }
             return make(**values)
@@ -172,7 +182,8 @@ class Codec:
             number = int(tensor(pieces[here], Form(torch.int64, ()), here))
             kinds = _kinds(hint, number, path)
             return tuple(
-                self._read(kind, pieces, f"{path}.{i}", form, seen) for i, kind in enumerate(kinds)
+                self._read(kind, pieces, f"{path}.{i}", form, seen, _item(like, i))
+                for i, kind in enumerate(kinds)
             )
         if hint in NUMBERS:
             return tensor(pieces[here], Form(NUMBERS[hint], ()), here).item()
@@ -181,11 +192,31 @@ class Codec:
         return tensor(pieces[here], form, here)
 
 
-def through(cls: type | None, value: Any, owner: Algorithm[Any, Any], problem: Problem) -> Any:
+def _shown(hint: Any, form: Form, like: Any) -> tuple[Any, bool, Form]:
+    """The hint, whether None will do too, and the form, as an example shows them."""
+    hint, optional = plain(hint)
+    if isinstance(like, Tensor):
+        form = Form.like(like)
+    if hint is Any:
+        return (type(like), False, form) if like is not None else (Any, True, form)
+    return hint, optional, form
+
+
+def _item(like: Any, i: int) -> Any:
+    return like[i] if isinstance(like, tuple) and i < len(like) else None  # type: ignore[reportUnknownVariableType]
+
+
+def through(
+    cls: type | None,
+    value: Any,
+    owner: Algorithm[Any, Any],
+    problem: Problem,
+    like: Any = None,
+) -> Any:
     """A message as it arrives at the other end; None stands for nothing said or kept."""
     if cls is None or cls is type(None) or value is None:
         return None
-    codec = Codec(cls, owner, problem)
+    codec = Codec(cls, owner, problem, like)
     return codec.decode(codec.encode(value))
 
 

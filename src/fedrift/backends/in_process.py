@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from fedrift.backends.backend import Fold, RunParts
 from fedrift.backends.profiling import OFF, Meter, account
 from fedrift.backends.visit import Call, Reply, VisitInput, Visitor
-from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome, owner_of
+from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome
 from fedrift.core.evaluation import Done, Evaluator
 
 Order = Callable[[Iterable[int]], Sequence[int]]
@@ -41,7 +41,7 @@ def deliver(
     meter: Meter = OFF,
 ) -> Outcome:
     """Visit the clients, one by one if they are watched, and fold in client-id order."""
-    call, fold, path = Call.of(exchange), Fold(exchange), owner_of(exchange.phase)
+    call, fold, path = Call.of(exchange), Fold(exchange), visitor.state_path(exchange.phase)
     groups = visitor.groups(exchange.phase, clients) if watch is None else [[c] for c in clients]
     first = {group[0]: group for group in groups}
     waiting, came = deque(sorted(clients)), dict[int, Reply]()

@@ -33,7 +33,7 @@ from fedrift.backends.worker import (
     with_paths,
 )
 from fedrift.config.backends import MOST_WORKERS
-from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome, owner_of
+from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome
 from fedrift.core.evaluation import Chunk, Evaluator
 from fedrift.core.messages import Packed
 from fedrift.data.split import Split
@@ -114,7 +114,7 @@ class Processes:
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
         fold = Fold(exchange)
-        table = self._store.tables.get(owner_of(exchange.phase))
+        table = self._store.tables.get(self._visitor.state_path(exchange.phase))
         waiting, parked = deque(sorted(clients)), dict[int, Answer]()
         with self._meter.span("send"):
             self._pool.submit(self._visits(exchange, clients, table))

@@ -37,7 +37,7 @@ from fedrift.backends.worker import (
     with_paths,
     without_paths,
 )
-from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome, owner_of
+from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome
 from fedrift.core.alignment import is_channels_last, settled
 from fedrift.core.evaluation import Chunk, Evaluator
 from fedrift.core.messages import Packed, pack, unpack
@@ -132,7 +132,9 @@ def visit(name: str, refs: dict[str, Any], task: Visit) -> tuple[Packed, Packed,
 
 
 def _visited(run: Run, ask: Ask, task: Visit) -> tuple[Packed, Packed, Told]:
-    mine = unpack(ask.signature.state, loaded(task.mine or {}))
+    mine = run.visitor.initial(run.visitor.state_path(ask.call.phase))
+    if mine is not None:
+        mine = unpack(type(mine), loaded(task.mine or {}), mine)
     [reply] = run.visits([VisitInput(task.client, run.private(task, loaded), mine)])
     packed, told = packed_reply(reply)
     return stored(packed), stored(pack(reply.mine)), told
@@ -211,7 +213,8 @@ class Ray:
     ) -> None:
         if not isinstance(visitor.clients, Split):
             raise InputError("backend 'ray': this kind of client data cannot be sent to workers")
-        self._store, self._cost, self._sizes = store, cost, visitor.clients.sizes
+        self._visitor, self._store, self._cost = visitor, store, cost
+        self._sizes = visitor.clients.sizes
         self._chunks = len(evaluator) if evaluator is not None else 0
         self._owns = connect(address, workers)
         self.workers = int(ray.cluster_resources().get("CPU", 1))
@@ -229,7 +232,8 @@ class Ray:
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
         fold = Fold(exchange)
         ask, private = asked(exchange, next(self._count), stored)
-        refs, path = {**self._refs, "ask": ray.put(ask)}, owner_of(exchange.phase)
+        refs = {**self._refs, "ask": ray.put(ask)}
+        path = self._visitor.state_path(exchange.phase)
         order = sorted(clients, key=lambda c: (-self._cost(c, exchange.round), c))
         under_way = {c: self._start(refs, path, c, private.get(c)) for c in order}
         try:
@@ -248,13 +252,14 @@ class Ray:
 
     def _fold(self, fold: Fold, exchange: Exchange, client: int, content: Any) -> None:
         packed, new, told = content
-        kinds, path = exchange.signature, owner_of(exchange.phase)
-        reply = reply_from(kinds, loaded(packed, copies=False), told)
+        path = self._visitor.state_path(exchange.phase)
+        reply = reply_from(exchange.signature, loaded(packed, copies=False), told)
         counts = fold.add(client, int(self._sizes[client]), reply)
-        if exchange.is_evaluation:
+        like = self._store.initial[path]
+        if exchange.is_evaluation or like is None:
             return
         if counts:
-            self._store.keep(path, client, unpack(kinds.state, loaded(new, copies=False)))
+            self._store.keep(path, client, unpack(type(like), loaded(new, copies=False), like))
         else:
             self._store.drop(path, client)
 

@@ -19,10 +19,12 @@ from fedrift.core.algorithm import (
     Algorithm,
     EvaluatedModel,
     Exchange,
+    host_path,
     is_evaluation,
     local_of,
     owner_of,
     resolve,
+    state_path,
 )
 from fedrift.core.alignment import settled
 from fedrift.core.evaluation import ClientSums, Evaluator, client_sums, evaluate_chunk
@@ -87,6 +89,10 @@ class Reply:
     is_finite: bool
 
 
+ClientVisit = Callable[[Site, Any, Any, tuple[Any, ...]], tuple[Any, Any]]
+"""Site, message, state and what is for the client alone → reply and new state."""
+
+
 class Visitor:
     """Runs visits in this process."""
 
@@ -102,6 +108,7 @@ class Visitor:
         self.root, self.problem, self.clients, self.augment = root, problem, clients, augment
         self.site = site
         self._resolved: dict[str, tuple[Algorithm[Any, Any], Problem]] = {}
+        self._initial: dict[str, Any] = {}
         self._stacks: dict[str, StackScheduler | None] = {}
 
     def owner(self, path: str) -> tuple[Algorithm[Any, Any], Problem]:
@@ -109,6 +116,32 @@ class Visitor:
         if path not in self._resolved:
             self._resolved[path] = resolve(self.root, self.problem, path)
         return self._resolved[path]
+
+    def state_path(self, phase: str) -> str:
+        """Where the state is kept that the visits of a phase read and write."""
+        return state_path(self.root, owner_of(phase))
+
+    def initial(self, path: str) -> Any:
+        """The state there that every client begins with."""
+        if path not in self._initial:
+            node, problem = self.owner(path)
+            self._initial[path] = node.client(problem)
+        return self._initial[path]
+
+    def _method(self, phase: str, path: str) -> ClientVisit:
+        """What runs at the client: the method, and around it what a wrapper does there."""
+        method: Callable[..., tuple[Any, Any]] = getattr(
+            self.owner(path)[0], phase.rpartition(".")[2]
+        )
+        around = host_path(self.root, path)
+        if around is None:
+            return lambda site, down, mine, private: method(site, down, mine, *private)
+        host = self.owner(around)[0]
+
+        def hosted(site: Site, down: Any, mine: Any, private: tuple[Any, ...]) -> tuple[Any, Any]:
+            return host.around(lambda own: method(site, down, own, *private), site, down, mine)
+
+        return hosted
 
     def _together(self, path: str) -> StackScheduler | None:
         if path not in self._stacks:
@@ -152,7 +185,7 @@ class Visitor:
     ) -> list[Reply]:
         """Run it at several; what becomes of one does not depend on the others."""
         path = owner_of(call.phase)
-        node, problem = self.owner(path)
+        problem = self.owner(path)[1]
         stacks, model = self._together(path), problem.model
         down = settled(down)
         visit: Callable[[VisitInput, TrainTogether | None], Reply]
@@ -160,7 +193,7 @@ class Visitor:
             shown = EvaluatedModel(down.w, tuple(buffers), down.allowed, call.temperature, frozen)
             visit = partial(self._evaluate, call, shown)
         else:
-            method = getattr(node, call.phase.rpartition(".")[2])
+            method = self._method(call.phase, path)
             visit = partial(self._visit, call, method, problem, down)
 
         if stacks is not None:  # its model has nothing that a visit could leave behind
@@ -239,7 +272,7 @@ class Visitor:
     def _visit(
         self,
         call: Call,
-        method: Callable[..., tuple[Any, Any]],
+        method: ClientVisit,
         problem: Problem,
         down: Any,
         caller: VisitInput,
@@ -263,7 +296,7 @@ class Visitor:
         if alignment.CHECKS:
             alignment.check_settled(call.phase, down, private, mine)
         try:
-            up, new = method(site, down, mine, *(() if private is None else (private,)))
+            up, new = method(site, down, mine, () if private is None else (private,))
         except (RuntimeError, OverflowError) as error:
             if not is_overflow(error):
                 raise

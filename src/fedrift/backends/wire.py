@@ -24,15 +24,16 @@ class Wire:
 
     def __call__(self, visit: Visit, exchange: Exchange, given: VisitInput) -> Reply:
         kinds, owner = exchange.signature, self._visitor.owner(owner_of(exchange.phase))
+        state = self._visitor.initial(self._visitor.state_path(exchange.phase))
         down = through(kinds.down, exchange.down, *owner)
         private = through(kinds.private, given.private, *owner)
-        mine = through(kinds.state, given.mine, *owner)
+        mine = through(type(state), given.mine, *owner, like=state)
         before = _digest(down, private, mine)
         reply = visit(replace(exchange, down=down), VisitInput(given.client, private, mine))
         if _digest(down, private, mine) != before:
             raise AssertionError(f"'{exchange.phase}' wrote to its message or its old state")
         up = through(kinds.up, reply.up, *owner)
-        new = through(kinds.state, reply.mine, *owner)
+        new = through(type(state), reply.mine, *owner, like=state)
         return Reply(up, new, reply.buffers, reply.work, reply.is_finite)
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fedrift.backends.profiling import account
 from fedrift.backends.visit import Call, Reply, VisitInput, Visitor
-from fedrift.core.algorithm import Algorithm, EvaluatedModel, Exchange, Signature, owner_of
+from fedrift.core.algorithm import Algorithm, EvaluatedModel, Exchange, Signature
 from fedrift.core.evaluation import Chunk, ChunkMetric, Evaluator
 from fedrift.core.flat import map_tree
 from fedrift.core.isolation import TorchSettings
@@ -341,7 +341,6 @@ class SharedRun:
         for name, (block, where) in shared.trees.items():
             trees[name] = packed_to_tree(setup.skeletons[name], blocks[block].get(where), name)
         self._run = Run(setup, trees)
-        self._initial: dict[str, Any] = {}
 
     def _get(self, where: Packed) -> Packed:
         return self._blocks[f"{self._own} down"].get(where)
@@ -370,7 +369,8 @@ class SharedRun:
 
     def _replies(self, tasks: Sequence[Visit]) -> tuple[list[Reply], float]:
         """What the clients say, and the seconds that took."""
-        run, path = self._run, owner_of(self._run.ask.call.phase)
+        run = self._run
+        path = run.visitor.state_path(run.ask.call.phase)
         given = [
             VisitInput(t.client, run.private(t, self._get), self._mine(t, path)) for t in tasks
         ]
@@ -385,10 +385,7 @@ class SharedRun:
     def _mine(self, task: Visit, path: str) -> Any:
         if task.read >= 0:
             return self.rows[path].read(task.read)
-        if path not in self._initial:
-            node, problem = self._run.visitor.owner(path)
-            self._initial[path] = node.client(problem)
-        return self._initial[path]
+        return self._run.visitor.initial(path)
 
     def evaluate(self, task: Evaluation) -> tuple[Sequence[Chunk], float]:
         began = perf_counter()

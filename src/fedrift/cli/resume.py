@@ -37,11 +37,10 @@ def resume(
     from fedrift.config.own_code import IN_PYTHON
     from fedrift.config.spec import FIELDS
     from fedrift.engine.trackers import tracks
-    from fedrift.storage.jsonl import read_file
-    from fedrift.storage.run_folder import SUMMARY, check_idle
+    from fedrift.storage.run_folder import SUMMARY, check_idle, read_summary
 
     spec, origin = check_trust(folder, trust_code)
-    summary = read_file(folder / SUMMARY) or {}
+    summary = read_summary(folder)
     if spec.data == IN_PYTHON:
         raise InputError(
             f"'{folder}' was made in Python; to continue, make the same call there once more"

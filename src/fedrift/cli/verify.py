@@ -7,17 +7,35 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedrift.cli.console import one_line
 from fedrift.cli.resume import TRUST
 from fedrift.config.own_code import IN_PYTHON
 from fedrift.config.spec import FIELDS
 from fedrift.errors import InputError, RunError
 from fedrift.storage import run_folder
 from fedrift.storage.fork import read_origin
-from fedrift.storage.run_folder import RunRecord
+from fedrift.storage.jsonl import dump, load
+from fedrift.storage.run_folder import (
+    CLIENTS,
+    ENVIRONMENT,
+    LEDGER,
+    MODEL,
+    ORIGIN,
+    ROUNDS,
+    SPEC,
+    STATES,
+    SUMMARY,
+    RunRecord,
+    is_temporary,
+)
+
+if TYPE_CHECKING:
+    from fedrift.engine.plan import Task
+    from fedrift.engine.result import Result
 
 UNTIMED = "seconds"
 
@@ -26,36 +44,124 @@ UNTIMED = "seconds"
 class Verdict:
     """What a second run said."""
 
-    sentence: str
+    agreement: str
     differences: tuple[str, ...]
     hints: tuple[str, ...] = ()
 
 
-def check_consistent(folder: Path) -> RunRecord:
-    """The run as its folder tells it; refuses one whose parts contradict each other."""
-    record = run_folder.load(folder)
-    if record.spec.data == IN_PYTHON:
-        raise InputError(f"'{folder}' was made in Python; make the same call once more to verify")
-    if record.torn:
-        raise RunError(f"'{folder}': the last line of {record.torn[0]} is cut short; resume it")
-    fingerprint = record.summary.get("fingerprint")
-    if fingerprint is not None and fingerprint_of(record) != fingerprint:
-        raise RunError(f"'{folder}': weights and rounds do not give its fingerprint {fingerprint}")
-    return record
+def check_consistent(folder: Path) -> tuple[RunRecord, Checked]:
+    """The run as its folder tells it; RunError if it is damaged or its parts contradict each
+    other."""
+    run_folder.read_spec(folder)  # what is no run folder cannot be verified at all
+    try:
+        record = run_folder.load(folder)
+        if record.spec.data == IN_PYTHON:
+            raise NotVerified(f"'{folder}' was made in Python; make the same call again to verify")
+        if record.torn:
+            raise RunError(f"'{folder}': the last line of {record.torn[0]} is cut short; resume it")
+        return record, Checked.of(record)
+    except NotVerified:
+        raise
+    except InputError as error:
+        raise RunError(f"not verified: {error}") from None
 
 
-def fingerprint_of(record: RunRecord) -> str:
+class NotVerified(InputError):
+    """There is nothing wrong with the folder, but it cannot be verified."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The task of a folder, made again from its spec, and the files that have been looked at."""
+
+    task: Task
+    files: tuple[str, ...]
+
+    @staticmethod
+    def of(record: RunRecord) -> Checked:
+        from fedrift.engine.ledger import Ledger
+        from fedrift.engine.prepare import prepare
+        from fedrift.engine.result import figures
+        from fedrift.engine.task import task_from_spec
+
+        folder, summary = record.folder, record.summary
+        origin = read_origin(folder)
+        task = task_from_spec(record.spec, prepare(record.spec), origin=origin)
+        if summary:
+            wanted = figures(record.rounds, Ledger.of(record.ledger))
+            _check_same(folder, summary, wanted, f"{ROUNDS} and {LEDGER}")
+            _check_same(folder, summary, json_of(task.about), "the spec")
+            if summary.get("fingerprint") != fingerprint_of(record, task):
+                raise RunError(
+                    f"'{folder}': weights and rounds do not give its fingerprint "
+                    f"{summary.get('fingerprint')}"
+                )
+        elif (folder / MODEL).exists():
+            fingerprint_of(record, task)
+        _check_clients(record, task)
+        points = _check_checkpoints(record, task)
+        named = (SPEC, ORIGIN, ENVIRONMENT, CLIENTS, ROUNDS, LEDGER, SUMMARY, MODEL)
+        here = [name for name in named if (folder / name).exists()]
+        return Checked(task, (*here, *points))
+
+    def sentence(self, folder: Path) -> str:
+        """What has been looked at, and what else is there."""
+        covered = {*self.files, STATES} if STATES in self.files else {*self.files}
+        inside = sorted(entry.name for entry in folder.iterdir())
+        others = [name for name in inside if name not in covered and not is_temporary(name)]
+        looked = f"looked at {', '.join(self.files)}"
+        return f"{looked}; not at {', '.join(others)}" if others else looked
+
+
+def _check_same(
+    folder: Path, summary: Mapping[str, Any], wanted: Mapping[str, Any], source: str
+) -> None:
+    for name, value in wanted.items():
+        if name in summary and str(summary[name]) != str(value):
+            raise RunError(
+                f"'{folder}': {SUMMARY} says {name} {summary[name]!s:.40}, {source} give "
+                f"{value!s:.40}"
+            )
+
+
+def json_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As they come back from a file."""
+    return load(dump(values))
+
+
+def _check_clients(record: RunRecord, task: Task) -> None:
+    from fedrift.engine.recorder import clients
+
+    wanted = json_of(clients(task.split, task.problem.classes))
+    for name, value in record.clients.items():
+        if name in wanted and value != wanted[name]:
+            raise RunError(f"'{record.folder}': {name} of {CLIENTS} are not those of the data")
+
+
+def _check_checkpoints(record: RunRecord, task: Task) -> tuple[str, ...]:
+    """Reads every checkpoint as a run would that goes on from it; their names."""
+    from fedrift.engine.resume import check_checkpoint
+    from fedrift.storage import checkpoint
+
+    names = [n for n in (checkpoint.FILE, checkpoint.PREVIOUS) if (record.folder / n).exists()]
+    for name in names:
+        try:
+            check_checkpoint(task, record.folder, name)
+        except ValueError as error:
+            raise RunError(f"'{record.folder}': {name} cannot be used ({error})") from None
+    return (*names, STATES) if names and (record.folder / STATES).exists() else tuple(names)
+
+
+def fingerprint_of(record: RunRecord, task: Task) -> str:
     """Of the weights and rounds as they stand in the folder."""
     import torch
 
-    from fedrift.engine.prepare import prepare
     from fedrift.engine.result import fingerprint
-    from fedrift.engine.task import task_from_spec
 
-    weights = record.weights()
-    layout = task_from_spec(record.spec, prepare(record.spec)).problem.layout
-    if any(name not in weights for name in layout.names):
-        raise RunError(f"'{record.folder}': weights of the model are missing")
+    weights, layout = record.weights(), task.problem.layout
+    wanted = layout.named(task.problem.w0)
+    if any(n not in weights or weights[n].shape != tuple(wanted[n].shape) for n in layout.names):
+        raise RunError(f"'{record.folder}': weights of the model are missing or of another form")
     flat = torch.cat([torch.from_numpy(weights[name]).reshape(-1) for name in layout.names])
     return fingerprint(flat, record.rounds)
 
@@ -76,20 +182,49 @@ def run_again(record: RunRecord, rounds: int | None, workers: str | None, quiet:
     with tempfile.TemporaryDirectory(prefix="fedrift-verify-") as scratch, closing(watch):
         out = None if origin is None else Path(scratch) / "run"
         result = run_spec(spec, callbacks=[watch], out=out, until=until, origin=origin)
-    mine = [row for row in record.rounds if until is None or row["round"] <= until]
+
+    def early(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        return [row for row in rows if until is None or row["round"] <= until]
+
+    mine = early(record.rounds)
     differences = compared(mine, result.metrics)
-    if is_whole and result.fingerprint != record.summary["fingerprint"]:
-        differences += (f"the fingerprint is {result.fingerprint} now",)
+    differences += compared(early(record.ledger), json_rows(result.ledger.rows()), "exchanges")
+    if is_whole:
+        differences += _ends(record, result)
     which = "all" if is_whole else "the first"
     count = f"{which} {len(mine)} evaluated rounds agree"
     agreement = "the one evaluated round agrees" if len(mine) == 1 else count
     return Verdict(
-        f"verified: {agreement} to the last bit", differences, _hints(record) if differences else ()
+        f"{agreement} to the last bit", differences, _hints(record) if differences else ()
     )
 
 
+def json_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [json_of(row) for row in rows]
+
+
+def _ends(record: RunRecord, result: Result) -> tuple[str, ...]:
+    """What of the end is not the same: the fingerprint, the summary, any saved tensor."""
+    import numpy as np
+
+    if result.fingerprint != record.summary["fingerprint"]:
+        return (f"the fingerprint is {result.fingerprint} now",)
+    new = json_of(result.summary())
+    for name in sorted(record.summary.keys() & new.keys() - {UNTIMED, "folder"}):
+        if str(record.summary[name]) != str(new[name]):
+            return (
+                f"{SUMMARY}: {name} was {record.summary[name]!s:.40}, is {new[name]!s:.40} now",
+            )
+    saved, tensors = record.weights(), result.tensors()
+    for name in sorted(saved.keys() | tensors.keys()):
+        now = tensors[name].detach().cpu().numpy() if name in tensors else None
+        if name not in saved or now is None or not np.array_equal(saved[name], now, equal_nan=True):
+            return (f"{MODEL}: '{name}' is another one now",)
+    return ()
+
+
 def compared(
-    before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
+    before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], what: str = "rounds"
 ) -> tuple[str, ...]:
     """One sentence for the first number that is not the same."""
     for old, new in zip(before, now, strict=False):
@@ -101,7 +236,7 @@ def compared(
                     f"is {new.get(name)!s:.40} now",
                 )
     if len(before) != len(now):
-        return (f"{len(before)} rounds were evaluated, {len(now)} are now",)
+        return (f"there were {len(before)} {what}, there are {len(now)} now",)
     return ()
 
 
@@ -122,16 +257,18 @@ def verify(
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")] = False,
 ) -> None:
-    """Check a run folder: its weights against its fingerprint, and its rounds by doing them again.
+    """Check a run folder: its files against each other, and its rounds by doing them again.
 
-    Exit code 0 if all agrees to the last bit, 1 if not, 2 if the folder cannot be read.
+    Exit code 0 if all agrees to the last bit, 1 if something is damaged or differs, 2 if it is no
+    run folder.
     """
     from fedrift.cli.launch import check_trust
 
     if rounds is not None and rounds < 1:
         raise InputError(f"rounds must be a whole number of at least 1, not {rounds}")
     check_trust(folder, trust_code)
-    verdict = run_again(check_consistent(folder), rounds, workers, quiet)
+    record, checked = check_consistent(folder)
+    verdict = run_again(record, rounds, workers, quiet)
     if verdict.differences:
         raise RunError("; ".join([verdict.differences[0], *verdict.hints]))
-    typer.echo(verdict.sentence)
+    typer.echo(one_line(f"verified: {verdict.agreement}; {checked.sentence(folder)}"))

@@ -67,11 +67,20 @@ LIMITS = {
     "mimelite": Limit("mimelite", DRIFTED),
     "mimelitemom": Limit("mimelitemom", (-0.196156, 1.333778), 150, 1e-3),
     "diloco": Limit("diloco", local={"lr": 0.01}),
+    "localonly": Limit("localonly", (0.0, 0.0)),  # nothing is sent: the server stays where it was
+    "fedper": Limit("fedper:what=none", DRIFTED),
+    "fedrep": Limit("fedrep:what=none", DRIFTED),
+    "fedbn": Limit("fedbn", DRIFTED),
+    "pfedme": Limit("pfedme:lam=2,inner_lr=0.1"),
+    "apfl": Limit("apfl", DRIFTED),
     "swa": Limit("swa(fedavg)", DRIFTED),
     "wima": Limit("wima(scaffold)", MINIMISER),
     "sam": Limit("sam(scaffold):rho=0.1", PERTURBED),
     "asam": Limit("asam(scaffold):rho=0.1"),
     "serveradam": Limit("serveradam(scaffold)", MINIMISER, 150, 1e-3),
+    "keep": Limit("keep(scaffold):what=none", MINIMISER),
+    "ditto": Limit("ditto(scaffold)", MINIMISER),
+    "finetune": Limit("finetune(fedavg)", DRIFTED),
 }
 
 

@@ -206,12 +206,13 @@ def _answer(visitor: Visitor, seen: Seen) -> Answer:
     try:
         owner, _ = visitor.owner(owner_of(seen.call.phase))
         kinds = signature(getattr(owner, seen.call.phase.rpartition(".")[2]))
+        state = visitor.initial(visitor.state_path(seen.call.phase))
         reply = visitor.visit(
             seen.call,
             seen.client,
             unpack(kinds.down, seen.down),
             unpack(kinds.private, seen.private) if seen.private else None,
-            unpack(kinds.state, seen.mine),
+            unpack(None if state is None else type(state), seen.mine, state),
             seen.buffers,
             seen.frozen,
         )

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from fedrift.conform import closed_form
 from fedrift.conform.problem import (
     Trial,
@@ -23,7 +25,9 @@ from fedrift.conform.problem import (
 from fedrift.conform.report import Cell, not_checked, sum_up
 from fedrift.conform.runs import path
 from fedrift.conform.subject import Subject
+from fedrift.conform.watched_run import Inside
 from fedrift.core.flat import Vec
+from fedrift.engine.callbacks import RoundReport
 
 ROUNDING = 1e-12
 Shape = Callable[[Trial], Trial]
@@ -72,6 +76,8 @@ class Row:
     left_local: Mapping[str, Any] = field(default_factory=dict[str, Any])
     left_shape: Shape = as_it_is
     right_shape: Shape = as_it_is
+    personal: bool = False
+    """Compare what every client is evaluated with."""
     inner: bool = False
     """Compare the path of the algorithm inside the left side."""
     also: tuple[str, ...] = ()
@@ -89,6 +95,12 @@ class Row:
         return self.left_shape(both.working(**self.left_local)), self.right_shape(both)
 
 
+def one_by_one(trial: Trial) -> Trial:
+    """No stacks, whose last bits differ from those of a client by itself."""
+    return replace(trial, stack="off")
+
+
+WHOLE = {"steps": 3, "batch_size": None}
 ONE_STEP = {"steps": 1, "batch_size": None}
 FEDAVG, UNIFORM = "fedavg", "fedavg:weights=uniform"
 SAM, UNIFORM_SAM = "fedsam:rho=0.1", "fedsam:rho=0.1,weights=uniform"
@@ -163,6 +175,29 @@ ROWS = (
     Row("swa(fedavg):start=99", FEDAVG),
     Row("wima(fedsam):window=2", "fedsam", inner=True),
     Row("wima(fedsam):window=1", "fedsam"),
+    Row("keep(fedavg):what=none", FEDAVG),
+    Row("keep(scaffold):what=none", "scaffold"),
+    Row("keep(fedavg):what=all", "localonly", personal=True, also=("localonly",)),
+    Row("keep(fedsam):what=none", "fedsam"),
+    Row("fedper:what=none", FEDAVG),
+    Row("fedper:what=all", "localonly", personal=True),
+    Row("fedrep:what=none", UNIFORM),
+    Row("fedbn", FEDAVG),
+    Row("ditto(fedavg)", FEDAVG),
+    Row("ditto(scaffold)", "scaffold"),
+    Row("ditto(mimemom)", "mimemom"),
+    Row("ditto(fedavg):lam=0", "localonly", local=WHOLE, shape=one_by_one, personal=True),
+    Row("apfl:alpha=0", FEDAVG, shape=one_by_one),
+    Row("apfl:alpha=1", "localonly", shape=one_by_one, personal=True),
+    Row("finetune(fedavg):steps=0", FEDAVG, personal=True),
+    Row("finetune(scaffold)", "scaffold"),
+    Row(
+        "pfedme:lam=10,inner_steps=1,inner_lr=0.1",
+        "fedsgd:weights=uniform",
+        exact=False,
+        local=ONE_STEP,
+        shape=lambda trial: replace(trial, rounds=1),
+    ),
 )
 
 
@@ -188,10 +223,24 @@ def failures(row: Row) -> list[str]:
         if not row.exact:
             trial = replace(trial, dtype="float64")
         mine, other = row.sides(trial)
-        left = path(row.left, mine, row.inner)
-        right = path(row.right, other)
+        if row.personal:
+            left, right = thetas(row.left, mine), thetas(row.right, other)
+        else:
+            left, right = path(row.left, mine, row.inner), path(row.right, other)
         faults += [f"{row} {fault}" for fault in _parting(left, right, row.exact)]
     return faults
+
+
+def thetas(text: str, trial: Trial) -> list[Vec]:
+    """What all clients would be evaluated with after every round, one after another."""
+    inside, found = Inside(text, trial), list[Vec]()
+    clients = range(len(inside.split))
+
+    def look(report: RoundReport) -> None:
+        found.append(torch.cat([inside.evaluated(client, report).w for client in clients]))
+
+    inside.run(look)
+    return found
 
 
 def _parting(left: list[Vec], right: list[Vec], exact: bool) -> list[str]:

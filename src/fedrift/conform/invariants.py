@@ -18,7 +18,7 @@ from fedrift.conform.report import Cell, sum_up
 from fedrift.conform.rules import Ascents
 from fedrift.conform.subject import Subject
 from fedrift.conform.watched_run import Inside, Invariant, Moment, differing_fields
-from fedrift.core.algorithm import local_of
+from fedrift.core.algorithm import local_of, owner_of, state_path
 from fedrift.core.messages import pack
 from fedrift.errors import InputError
 
@@ -26,6 +26,7 @@ CONTROLS = (rules.mean_over_all("c"), rules.moves_by_mean)
 DUALS = (rules.mean_over_all("h"), rules.subtracts_dual)
 MEAN = (rules.moves_by_mean,)
 MIME = (rules.moves_by_mean, rules.frozen_state)
+KEPT = (rules.kept_start, rules.inner_moves_by_mean)
 
 OF: dict[str, tuple[Invariant, ...]] = {
     "fedsgd": (rules.moves_by_gradient,),
@@ -56,11 +57,20 @@ OF: dict[str, tuple[Invariant, ...]] = {
     "fed3r": (rules.counted_once,),
     "fed3rft": (rules.leaves_the_rest,),
     "diloco": (rules.inner_steps,),
+    "localonly": (rules.kept_start, rules.sends_nothing),
+    "fedper": KEPT,
+    "fedrep": KEPT,
+    "fedbn": KEPT,
+    "pfedme": (rules.moves_by_beta, rules.envelope),
+    "apfl": (*MEAN, rules.mixture),
     "swa": (rules.average_of_captured,),
     "wima": (rules.average_of_last,),
     "sam": CONTROLS,
     "asam": MEAN,
     "serveradam": (rules.mean_over_all("c"), rules.adaptive),
+    "keep": (*KEPT, rules.controls_inside),
+    "ditto": (rules.inner_moves_by_mean, rules.controls_inside, rules.own_step),
+    "finetune": (rules.inner_moves_by_mean,),
 }
 
 SHARP = ("fedsam", "fedasam", "mofedsam", "fedgamma", "fedspeed", "fedsmoo", "sam", "asam")
@@ -70,14 +80,11 @@ def absentees_keep(m: Moment) -> Iterator[str]:
     """Who did not take part keeps a bit-identical state."""
     seen = {visit.client for visit in m.inside.backend.visits if visit.call.round == m.t}
     for (path, client), row in m.inside.rows().items():
-        last = [v.new for v in m.inside.backend.visits if v.client == client and _at(v, path)]
+        visits = [v for v in m.inside.backend.visits if v.client == client]
+        last = [v.new for v in visits if state_path(m.algorithm, owner_of(v.call.phase)) == path]
         node = m.inside.store.initial[path]
         if client not in seen and differing_fields(row, last[-1] if last else pack(node)):
             yield f"client {client} took no part in round {m.report.round}, but its state changed"
-
-
-def _at(visit: Any, path: str) -> bool:
-    return visit.call.phase.rpartition(".")[0] == path
 
 
 def void_changes_nothing(m: Moment) -> Iterator[str]:

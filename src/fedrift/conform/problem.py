@@ -50,6 +50,23 @@ def quadratic(output: tuple[Tensor, Tensor], b: Tensor) -> Tensor:
     return (a * distance).mul(distance).sum().mul(0.5 / len(b))
 
 
+class Pair(nn.Module):
+    """A linear model of two parameters with names of their own, which meet in every sample."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.base = nn.Parameter(torch.tensor([0.5]))
+        self.own = nn.Parameter(torch.tensor([-0.5]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.cat([self.base, self.own])
+
+
+def half_squares(output: Tensor, y: Tensor) -> Tensor:
+    """Mean of ½ (prediction − y)²."""
+    return (output - y).square().mean() / 2
+
+
 class Net(nn.Module):
     """A small classifier without dropout or normalisation."""
 
@@ -94,6 +111,7 @@ class Trial:
     fraction: float | None = None
     augment: tuple[str, ...] = field(default=())
     seed: int = 0
+    stack: str = "auto"
 
     def working(self, **local: Any) -> Trial:
         """The same with other local settings; `steps` takes the place of `epochs`."""
@@ -118,6 +136,22 @@ def golden(copies: tuple[int, ...] = (1, 1), rounds: int = 10) -> Trial:
     )
     local = {"lr": 0.1, "steps": 5, "batch_size": None}
     return Trial(Point, clients, local, rounds, loss=quadratic)
+
+
+PAIR_X = (((1.0, 0.5), (-0.5, 2.0), (1.5, -1.0)), ((0.5, 1.0), (2.0, 0.5)))
+PAIR_Y = ((2.0, -1.0, 3.0), (-2.0, 1.0))
+
+
+@cache
+def pair(rounds: int = 10) -> Trial:
+    """Least squares of two parameters at two clients of three and two samples, η = 0.1, K = 3."""
+    double = torch.float64
+    clients = tuple(
+        (torch.tensor(x, dtype=double), torch.tensor(y, dtype=double))
+        for x, y in zip(PAIR_X, PAIR_Y, strict=True)
+    )
+    local = {"lr": 0.1, "steps": 3, "batch_size": None}
+    return Trial(Pair, clients, local, rounds, loss=half_squares)
 
 
 def alternating(trial: Trial) -> Trial:

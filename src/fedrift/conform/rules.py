@@ -11,7 +11,7 @@ from torch import Tensor
 from fedrift.algorithms.fed3r_finetune import FineTune
 from fedrift.algorithms.swa import SWA
 from fedrift.algorithms.wima import WiMA
-from fedrift.conform.watched_run import TOLERANCE, Inside, Invariant, Moment
+from fedrift.conform.watched_run import TOLERANCE, Inside, Invariant, Moment, Seen
 from fedrift.core.optim import rate
 from fedrift.core.pieces import ASAM
 from fedrift.core.problem import Problem
@@ -136,6 +136,95 @@ def leaves_the_rest(m: Moment) -> Iterator[str]:
     for name, value in names.named(m.report.weights).items():
         if name not in trained and not torch.equal(value, before[name]):
             yield f"'{name}' is frozen but has moved after round {m.report.round}"
+
+
+# Models of the clients' own.
+
+
+def inner_moves_by_mean(m: Moment) -> Iterator[str]:
+    """The algorithm inside, where it has a model of its own: w⁺ = w + Σ p_i Δ_i."""
+    if not m.is_void and hasattr(m.old.inner, "w"):
+        moved = m.old.inner.w.double() + m.mean("delta", "inner.train")
+        yield from m.differ(m.new.inner.w, moved, "w")
+
+
+def kept_start(m: Moment) -> Iterator[str]:
+    """The server never learns what is kept: there its model has the bits it began with."""
+    problem, names = m.inside.problem, m.algorithm.names
+    start, now = (problem.layout.named(w) for w in (problem.w0, m.report.weights))
+    for name in names:
+        if name in start and not torch.equal(start[name], now[name]):
+            yield f"the server's '{name}', which is kept, has moved after round {m.report.round}"
+    shared = problem.layout.size - sum(start[n].numel() for n in names if n in start)
+    for seen in m.visits():
+        for path, leaf in {**seen.down, **seen.up}.items():
+            if isinstance(leaf, Tensor) and leaf.dim() and leaf.numel() != shared:
+                yield f"'{path}' travels with {leaf.numel()} numbers, {shared} are shared"
+
+
+def sends_nothing(m: Moment) -> Iterator[str]:
+    """Local training alone: no message holds a number."""
+    for seen in m.visits():
+        for path, leaf in {**seen.down, **seen.up}.items():
+            if not isinstance(leaf, Tensor) or leaf.numel():
+                yield f"'{path}' is sent"
+
+
+def controls_inside(m: Moment) -> Iterator[str]:
+    """SCAFFOLD inside another: c is the mean of the c_i that the wrapper keeps for it."""
+    states = [m.inside.client(i).inner for i in range(len(m.inside.split))]
+    if all(hasattr(state, "c") for state in states):
+        mean = torch.stack([state.c.double() for state in states]).mean(0)
+        yield from m.differ(m.new.inner.c, mean, "c − mean c_i")
+
+
+def own_step(m: Moment) -> Iterator[str]:
+    """Ditto: with one step, v⁺ = v − η (∇F_i(v) + λ (v − wᵗ)), held to the model received."""
+    for seen in m.visits("inner.train"):
+        pulled = _ditto_again(m, seen)
+        if pulled is not None:
+            yield from m.differ(seen.new["v"], pulled, f"client {seen.client}'s own model")
+
+
+def _ditto_again(m: Moment, seen: Seen) -> Tensor | None:
+    """v after the visit, by plain steps on the whole client; None where it trains minibatches."""
+    local, problem = m.algorithm.local(), m.inside.problem
+    data = m.inside.split.view(seen.client)
+    if local.batch_size is not None and local.batch_size < len(data):
+        return None
+    model, v = problem.model, seen.mine["v"].clone()
+    received, batch, eta = seen.down["w"], data.batch(None), rate(local.lr, m.t)
+    model.module.train()
+    for _ in range(local.steps_for(len(data), m.inside.trial.seed, m.t, seen.client)):
+        v = v - eta * (model.grad_at(v, batch) + m.algorithm.lam * (v - received))
+    return v
+
+
+def moves_by_beta(m: Moment) -> Iterator[str]:
+    """pFedMe: w⁺ = (1 − β) w + β mean w_i."""
+    if not m.is_void:
+        moved = m.old.w.double() + m.algorithm.beta * m.mean("delta", "train")
+        yield from m.differ(m.new.w, moved, "w")
+
+
+def envelope(m: Moment) -> Iterator[str]:
+    """pFedMe: w_i moves only along w_i − θ: with one local round Δ_i = −ηλ (w − θ)."""
+    local = m.algorithm.local
+    for seen in m.visits():
+        n = int(m.inside.split.sizes[seen.client])
+        if local.steps_for(n, m.inside.trial.seed, m.t, seen.client) == 1:
+            step = rate(local.lr, m.t) * m.algorithm.lam
+            moved = -step * (seen.down["w"].double() - seen.new["theta"].double())
+            yield from m.differ(seen.up["delta"], moved, f"Δ of client {seen.client}")
+
+
+def mixture(m: Moment) -> Iterator[str]:
+    """APFL: a client keeps its own version of w as it sent it, and α stays a weight."""
+    for seen in m.visits():
+        own = seen.down["w"] + seen.up["delta"]
+        yield from m.differ(seen.new["w"], own, f"client {seen.client}'s version of w")
+        if not 0.0 <= seen.new["alpha"] <= 1.0:
+            yield f"client {seen.client}'s α is {seen.new['alpha']}"
 
 
 # What is remembered: rings, anchors, momenta, step counts; and ascent points.

@@ -26,7 +26,7 @@ def make_task(what: Subject | str, trial: Trial) -> execute.Task:
     return task.make_task(spec, made)
 
 
-SETTINGS = "rounds per_round fraction participants sampling augment dtype seed".split()
+SETTINGS = "rounds per_round fraction participants sampling augment dtype seed stack".split()
 
 
 def run(

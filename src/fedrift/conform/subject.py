@@ -25,6 +25,9 @@ EXAMPLES = {
     "sam": "sam(scaffold)",
     "asam": "asam(fedavg)",
     "serveradam": "serveradam(scaffold)",
+    "keep": "keep(scaffold):what=head",
+    "ditto": "ditto(scaffold)",
+    "finetune": "finetune(fedavg):steps=3",
 }
 
 

@@ -15,7 +15,15 @@ from fedrift.backends.visit import Call, Reply, VisitInput, Visitor
 from fedrift.conform.problem import Trial
 from fedrift.conform.runs import make_task
 from fedrift.conform.subject import Subject
-from fedrift.core.algorithm import Algorithm, Exchange, Outcome, owner_of, resolve
+from fedrift.core.algorithm import (
+    Algorithm,
+    EvaluatedModel,
+    Exchange,
+    Outcome,
+    owner_of,
+    personal_path,
+    resolve,
+)
 from fedrift.core.evaluation import Done
 from fedrift.core.messages import Packed, pack
 from fedrift.core.site import Site
@@ -70,14 +78,14 @@ class Watching:
     workers = 0
 
     def __init__(self, visitor: Visitor, store: Store, order: in_process.Order) -> None:
-        self._visitor, self._store, self._order = visitor, store, order
+        self.visitor, self._store, self._order = visitor, store, order
         self.visits: list[Seen] = []
         self.written: list[str] = []
         """What was written to though it belongs to others."""
 
     def deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
         return in_process.deliver(
-            exchange, clients, self._visitor, self._store, order=self._order, watch=self._look
+            exchange, clients, self.visitor, self._store, order=self._order, watch=self._look
         )
 
     def _look(self, visit: in_process.Visit, exchange: Exchange, caller: VisitInput) -> Reply:
@@ -131,6 +139,15 @@ class Inside:
     def client(self, client: int, path: str = "") -> Any:
         """The state a client keeps now."""
         return self.store.read(path, client)
+
+    def evaluated(self, client: int, report: RoundReport) -> EvaluatedModel:
+        """The model that a client would be evaluated with after a round."""
+        path = personal_path(self.algorithm, self.problem)
+        shown = self.algorithm.shown(report.state, self.problem, report.buffers)[""]
+        if path is None:
+            return shown
+        call = Call(path, report.round - 1, self.trial.seed)
+        return self.backend.visitor.personal(call, client, shown, self.client(client, path))
 
     def rows(self) -> dict[tuple[str, int], Packed]:
         """Copies of the states of all clients."""

@@ -14,10 +14,14 @@ if TYPE_CHECKING:
         Algorithm,
         Cohort,
         EvaluatedModel,
+        InnerVisit,
         Redefine,
         Sampling,
         Weights,
+        has_hosts,
+        inner_client,
         local_of,
+        makes_steps,
         map_local,
         parts,
         refuse_memory,
@@ -62,8 +66,9 @@ if TYPE_CHECKING:
 _HOMES = {
     name: home
     for home, names in {
-        "fedrift.core.algorithm": "Algorithm Cohort EvaluatedModel Redefine Sampling Weights "
-        "local_of map_local parts refuse_memory refuse_rates uniform_only",
+        "fedrift.core.algorithm": "Algorithm Cohort EvaluatedModel InnerVisit Redefine "
+        "Sampling Weights has_hosts inner_client local_of makes_steps map_local parts "
+        "refuse_memory refuse_rates uniform_only",
         "fedrift.core.flat": "Batch Layout Vec cosine dot flatten norm unit",
         "fedrift.core.local": "Draw Local Run clip_",
         "fedrift.core.messages": "Gather Mean Sum derived message pack shaped state",
@@ -97,6 +102,7 @@ __all__ = [
     "Extra",
     "Gather",
     "Gradient",
+    "InnerVisit",
     "InputError",
     "Layout",
     "Linear",
@@ -127,7 +133,10 @@ __all__ = [
     "derived",
     "dot",
     "flatten",
+    "has_hosts",
+    "inner_client",
     "local_of",
+    "makes_steps",
     "map_local",
     "message",
     "norm",

@@ -39,6 +39,9 @@ U = TypeVar("U")
 Weights = Literal["samples", "uniform"]
 """What a client counts in a mean: its samples, or as much as any other."""
 
+InnerVisit = Callable[[Any], tuple[Any, Any]]
+"""The visit of an algorithm inside, for its state: the reply and the new state."""
+
 Sampling = Literal["uniform", "once"]
 """Who may be drawn: anybody, or only clients that have not been counted yet."""
 
@@ -132,6 +135,15 @@ class Algorithm(ABC, Generic[S, C]):
         was never visited is the initial state. Random numbers are of streams that no visit uses.
         """
         return None
+
+    def around(self, visit: InnerVisit, site: Site, received: Any, mine: C) -> tuple[Any, C]:
+        """What a client does when an algorithm inside this one visits it.
+
+        A wrapper that writes this keeps the state of the algorithm inside in a field `inner` of its
+        own: `visit(mine.inner)` is the visit, and gives the reply and the new inner state.
+        `received` is the message that came down; the reply goes up.
+        """
+        raise NotImplementedError
 
     def shown(
         self, s: S, p: Problem, buffers: tuple[Tensor, ...] = ()
@@ -364,6 +376,42 @@ def personal_path(root: Algorithm[Any, Any], p: Problem) -> str | None:
     return None
 
 
+def is_host(node: Algorithm[Any, Any]) -> bool:
+    """Whether it does something around the visits of what it wraps."""
+    return type(node).around is not Algorithm.around
+
+
+def has_hosts(root: Algorithm[Any, Any]) -> bool:
+    """Whether any wrapper does something around the visits of what it wraps."""
+    return any(is_host(node) for _, node in parts(root))
+
+
+def host_path(root: Algorithm[Any, Any], path: str) -> str | None:
+    """Where the wrapper stands that is around the visits of what stands at a path."""
+    node, way = root, path.split(".") if path else []
+    for i, name in enumerate(way):
+        if is_host(node):
+            return ".".join(way[:i])
+        node = getattr(node, name)
+    return None
+
+
+def state_path(root: Algorithm[Any, Any], path: str) -> str:
+    """Where the state is kept that visits of what stands at a path read and write."""
+    host = host_path(root, path)
+    return path if host is None else host
+
+
+def inner_client(inner: Algorithm[Any, Any], p: Problem) -> Any:
+    """The initial state that a wrapper around visits keeps for the algorithm inside."""
+    if len({id(method.owner) for method in client_methods(inner)}) > 1:
+        raise InputError("it wraps two algorithms that take turns; only one can be inside")
+    if has_hosts(inner):
+        raise InputError("what it wraps has models of the clients' own already; keep one of them")
+    states = (node.client(view) for node, view in (resolve(inner, p, at) for at, _ in parts(inner)))
+    return next((state for state in states if state is not None), None)
+
+
 class ClientMethod(NamedTuple):
     """A method that runs at clients, and what it declares."""
 
@@ -381,6 +429,12 @@ def client_methods(root: Algorithm[Any, Any]) -> list[ClientMethod]:
             if not name.startswith("_") and first == ["site", "down", "mine"]:
                 methods.append(ClientMethod(node, function, signature(getattr(node, name))))
     return methods
+
+
+def makes_steps(root: Algorithm[Any, Any]) -> bool:
+    """Whether clients make local steps: FedSGD's, for one, only take a gradient."""
+    methods = (inspect.unwrap(method.function) for method in client_methods(root))
+    return any("train" in method.__code__.co_names for method in methods)
 
 
 def address(root: Algorithm[Any, Any], fn: Callable[..., Any]) -> str:

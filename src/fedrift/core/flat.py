@@ -92,6 +92,14 @@ class Layout:
     def named(self, w: Vec) -> dict[str, Tensor]:
         return dict(zip(self.names, self.views(w), strict=True))
 
+    def placed(self, whole: Vec, part: Layout, values: Vec) -> Vec:
+        """A copy of a vector in which the parameters of another layout have these values."""
+        new = whole.clone()
+        views = self.named(new)
+        for name, value in part.named(values).items():
+            views[name].copy_(value)
+        return new
+
     def select(self, keep: Callable[[str], bool]) -> Layout:
         """The layout of those parameters whose name is kept."""
         chosen = [i for i, name in enumerate(self.names) if keep(name)]
@@ -104,6 +112,9 @@ class Layout:
         return Layout(tuple(n for n, _ in trainable), tuple(s for _, s in trainable))
 
 
+NOTHING = Layout((), ())
+
+
 def flatten(tensors: Sequence[Tensor]) -> Vec:
     return torch.cat([t.detach().reshape(-1) for t in tensors])
 
@@ -114,7 +125,8 @@ def add_each(to: Sequence[Tensor], what: Sequence[Tensor], alpha: float) -> None
 
 
 def copy_each(to: Sequence[Tensor], what: Sequence[Tensor]) -> None:
-    torch._foreach_copy_(to, what)  # type: ignore[attr-defined]
+    if to:
+        torch._foreach_copy_(to, what)  # type: ignore[attr-defined]
 
 
 def map_tree(f: Callable[..., Any], *trees: Any) -> Any:
@@ -197,10 +209,13 @@ class FlatModel:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         moving: tuple[str, ...] = (),
+        own: Layout = NOTHING,
+        own_moving: tuple[str, ...] = (),
         head: str | None = None,
         example: Inputs | None = None,
         writes_input: bool = False,
     ) -> None:
+        """`own` are parameters that are trained too but stay at the client: a second vector."""
         with torch.random.fork_rng(devices=[]):  # building must not move the caller's generator
             module = fresh(make)
         if example is not None:  # a lazy module takes its shapes from a batch
@@ -218,12 +233,16 @@ class FlatModel:
         self._saved: Vec = torch.empty_like(self.w)
         for parameter in parameters.values():
             parameter.requires_grad_(False)
-        self.parameters = [parameters[name] for name in layout.names]
-        for parameter, view in zip(self.parameters, layout.views(self.w), strict=True):
+        self.own: Vec = torch.zeros(own.size, dtype=dtype, device=device)
+        self.own_g: Vec = torch.zeros_like(self.own)
+        self._own_views = own.views(self.own_g)
+        self.parameters = [parameters[name] for name in (*layout.names, *own.names)]
+        views = (*layout.views(self.w), *own.views(self.own))
+        for parameter, view in zip(self.parameters, views, strict=True):
             parameter.data = view
             parameter.requires_grad_(True)
-        self.moving = moving
-        self.memory = Memory(module, set(layout.names))
+        self.moving, self.own_moving = moving, own_moving
+        self.memory = Memory(module, {*layout.names, *own.names})
         self.has_batch_norm = any(
             isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()
         )
@@ -240,7 +259,8 @@ class FlatModel:
         return out if self.temperature == 1.0 else out / self.temperature
 
     def gradients(self, batch: Batch) -> Sequence[Tensor]:
-        """Gradients of the mean loss at the bound w, one tensor per parameter, freshly made."""
+        """Gradients of the mean loss at the bound w, one tensor per parameter, freshly made; those
+        of the client's own come last."""
         n = count(batch[0])
         target = batch[1]
         is_mean = self.loss_of is nn.functional.cross_entropy  # another may weigh its samples
@@ -269,8 +289,10 @@ class FlatModel:
 
     def grad(self, batch: Batch, out: Vec | None = None) -> Vec:
         """The same as one vector, into `out` (by default the bound g)."""
-        into = self.g if out is None else out
-        copy_each(self._views_of(into), self.gradients(batch))
+        into, made = self.g if out is None else out, self.gradients(batch)
+        shared = len(self.layout.names)
+        copy_each(self._views_of(into), made[:shared])
+        copy_each(self._own_views, made[shared:])
         return into
 
     def grad_at(self, at: Vec, batch: Batch, out: Vec | None = None) -> Vec:
@@ -333,11 +355,30 @@ class FlatModel:
 
     def buffers(self) -> tuple[Tensor, ...]:
         """Copies of the buffers that training moves (running statistics)."""
-        return tuple(self.memory.tensor(name).detach().clone() for name in self.moving)
+        return self._buffers(self.moving)
+
+    def load_buffers(self, values: Sequence[Tensor]) -> None:
+        self._load(self.moving, values)
+
+    def own_buffers(self) -> tuple[Tensor, ...]:
+        """Copies of those that stay at the client."""
+        return self._buffers(self.own_moving)
+
+    def load_own_buffers(self, values: Sequence[Tensor]) -> None:
+        self._load(self.own_moving, values)
+
+    def all_buffers(self) -> tuple[Tensor, ...]:
+        return self._buffers((*self.moving, *self.own_moving))
+
+    def load_all_buffers(self, values: Sequence[Tensor]) -> None:
+        self._load((*self.moving, *self.own_moving), values)
+
+    def _buffers(self, names: Sequence[str]) -> tuple[Tensor, ...]:
+        return tuple(self.memory.tensor(name).detach().clone() for name in names)
 
     @torch.no_grad()
-    def load_buffers(self, values: Sequence[Tensor]) -> None:
-        for name, value in zip(self.moving, values, strict=True):
+    def _load(self, names: Sequence[str], values: Sequence[Tensor]) -> None:
+        for name, value in zip(names, values, strict=True):
             self.memory.load(name, value)
 
     def begin(self, buffers: Sequence[Tensor], frozen: Mapping[str, Tensor], heat: float) -> None:
@@ -353,8 +394,9 @@ class FlatModel:
 
     def check_memory(self, frozen: Mapping[str, Tensor]) -> None:
         """Refuses a model that remembers, after a visit, what nobody knew of beforehand."""
+        known = {*self.moving, *self.own_moving, *frozen}
         for name in self.memory.moved():
-            if name not in self.moving and name not in frozen:
+            if name not in known:
                 raise InputError(
                     f"model: '{name}' of {type(self.module).__name__} changes while training, but "
                     "did not in the first batches that were tried, so it was not announced as "

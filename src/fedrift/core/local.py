@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -203,11 +203,11 @@ class LocalStep(Buffers):
     def grad(self, at: Vec) -> Vec:
         self.seed()
         model = self.model
-        statistics = model.buffers() if self._asked and model.moving else ()
+        statistics = model.all_buffers() if self._asked else ()
         self._asked += 1
         g = model.grad_at(at, self._batch, self.buffer())
         if statistics:  # only the first pass of a step moves running statistics
-            model.load_buffers(statistics)
+            model.load_all_buffers(statistics)
         return g
 
 
@@ -223,7 +223,39 @@ def is_bias(layout: Layout, device: torch.device) -> Tensor:
 
 def clip_(d: Vec, limit: float) -> Vec:
     """d · min(1, limit/‖d‖) in place; each row of a stack by its own norm."""
-    return d.mul_((limit / norm(d).clamp_min(1e-12)).clamp_max(1.0).to(d.dtype))
+    return d.mul_(_shortened(norm(d), limit, d))
+
+
+def _shortened(length: Tensor, limit: float, like: Vec) -> Tensor:
+    return (limit / length.clamp_min(1e-12)).clamp_max(1.0).to(like.dtype)
+
+
+Trains: TypeAlias = Literal["all", "shared", "own"]
+"""What a local step moves: everything, or only what travels, or only what stays at the client."""
+
+
+class _Own:
+    """The parameters that stay at the client. They follow the last gradient that the rule has
+    taken, uncorrected, with the local optimizer, which remembers nothing of earlier visits."""
+
+    def __init__(self, model: FlatModel, local: Local) -> None:
+        self._model, self._local = model, local
+        self._memory = local.optimizer.init(model.own)
+        self._d = torch.empty_like(model.own)
+
+    def look(self) -> None:
+        """Take the gradient, before a correction asks for others."""
+        self._d.copy_(self._model.own_g)
+
+    def clip_(self, d: Vec, limit: float) -> None:
+        """Both parts by the norm of the whole."""
+        length = (norm(d).square() + norm(self._d).square()).sqrt()
+        for part in (d, self._d):
+            part.mul_(_shortened(length, limit, part))
+
+    def step(self, lr: float) -> None:
+        own = self._model.own
+        own.add_(self._local.optimizer.update_(self._d, self._memory, own), alpha=-lr)
 
 
 @torch.no_grad()
@@ -241,6 +273,7 @@ def local_train(
     opt: OptState | None = None,
     freeze: bool = False,
     mean_grad: bool = False,
+    trains: Trains = "all",
 ) -> Run:
     """Train from w on minibatches. `outside` corrects the direction after the optimizer."""
     model, optimizer = step.model, local.optimizer
@@ -254,21 +287,28 @@ def local_train(
     rates = rates_of(local.lr, round, done, steps)
     plain = isinstance(optimizer, SGD) and optimizer.is_plain and isinstance(rule, Plain)
     bare = not (corrections or outside or mean_grad or local.clip is not None)
-    if plain and bare:
+    if plain and bare and trains == "all":
         _plain_steps(step, rates, batches)
         memory.count.fill_(done + steps)
         return _run(step, w, rates, memory)
 
+    own = _Own(model, local) if len(model.own) and trains != "shared" else None
     total = torch.zeros_like(w, dtype=torch.float64) if mean_grad else None
     for k, (lr, batch) in enumerate(zip(rates, batches, strict=True)):
         step.begin(k, lr, batch)
         d = rule(step)
+        if own is not None:
+            own.look()
         if total is not None:
             total.add_(d)
         for correction in corrections:
             correction(d, step)
         if local.clip is not None:
-            clip_(d, local.clip)
+            clip_(d, local.clip) if own is None else own.clip_(d, local.clip)
+        if own is not None:
+            own.step(lr)
+        if trains == "own":
+            continue
         direction = optimizer.update_(d, memory, model.w, freeze)
         if outside:
             direction = step.buffer().copy_(direction)  # the momentum buffer stays as it is

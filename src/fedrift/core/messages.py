@@ -158,6 +158,12 @@ def _filled(cls: Any, packed: Mapping[str, Any], path: str, like: Any) -> Any:
     return cls(**values)
 
 
+def outline(value: T) -> T:
+    """The same message or state without its values: `like` for others of its kind."""
+    packed = {p: v if p.endswith("#") else None for p, v in leaves(value)}
+    return _build(type(value), packed, "", value)
+
+
 def placed(value: T, device: str) -> T:
     """The same message or state with its vectors on a device; single numbers stay here."""
     if value is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedrift.core.flat import (
+    NOTHING,
     Batch,
     FlatModel,
     Inputs,
@@ -51,6 +53,10 @@ class Problem:
     """Everybody takes part in every round."""
     moving: tuple[str, ...] = ()
     """Names of the buffers that training moves: running statistics."""
+    own: Layout = NOTHING
+    """Parameters that are trained with the others but stay at the client."""
+    own_moving: tuple[str, ...] = ()
+    """Buffers that training moves and that stay at the client."""
     part: Part = "all"
     classes: int | None = None
     head: str | None = None
@@ -77,6 +83,8 @@ class Problem:
                 dtype=self.w0.dtype,
                 device=self.device,
                 moving=self.moving,
+                own=self.own,
+                own_moving=self.own_moving,
                 head=self.head,
                 example=self.example,
                 writes_input=self.writes_input,
@@ -129,11 +137,48 @@ class Problem:
 
     def view(self, part: Part) -> Problem:
         """The same task with only a part of the model trained."""
-        layout = self.layout.select(lambda name: self._belongs(name, part))
-        named = self.layout.named(self.w0)
+        return replace(self._cut(lambda name: self._belongs(name, part)), part=part)
+
+    def keeping(self, names: Collection[str]) -> Problem:
+        """The same task with some parameters and buffers that stay at the client."""
+        if not names:
+            return self
+        return replace(
+            self._cut(lambda name: name not in names),
+            own=self.layout.select(lambda name: name in names),
+            moving=tuple(name for name in self.moving if name not in names),
+            own_moving=tuple(name for name in self.moving if name in names),
+            stack="off",  # rows hold one vector each
+        )
+
+    def matching(self, pattern: str) -> list[str]:
+        """Trained parameters and moving buffers that are meant: `head`, `norm` (BatchNorm layers),
+        `all`, `none`, or a name with * and ?; a layer's name stands for all that is in it."""
+        return [n for n in (*self.layout.names, *self.moving) if self._matches(pattern, n)]
+
+    def _matches(self, pattern: str, name: str) -> bool:
+        if pattern in ("all", "none"):
+            return pattern == "all"
+        if pattern == "head":
+            return name in self.head_names()
+        layer, _, _ = name.rpartition(".")
+        if pattern == "norm":
+            owner = self.model.module.get_submodule(layer)
+            return isinstance(owner, nn.modules.batchnorm._BatchNorm)
+        return fnmatchcase(name, pattern) or fnmatchcase(layer, pattern)
+
+    def own_start(self) -> tuple[Vec, tuple[Tensor, ...]]:
+        """What a client begins with of that which stays there: parameters, and buffers."""
+        values = [self.rest[name] for name in self.own.names]
+        own = flatten(values) if values else self.w0.new_empty(0)
+        return own, tuple(self.rest[name] for name in self.own_moving)
+
+    def _cut(self, travels: Callable[[str], bool]) -> Problem:
+        """The task with fewer parameters in the vector; the others begin as they are in w0."""
+        layout, named = self.layout.select(travels), self.layout.named(self.w0)
         rest = {**self.rest, **{n: v for n, v in named.items() if n not in layout.names}}
-        w0 = flatten([named[name] for name in layout.names])
-        return replace(self, w0=w0, layout=layout, rest=rest, part=part, _bound=[])
+        w0 = flatten([named[name] for name in layout.names]) if layout.names else self.w0[:0]
+        return replace(self, w0=w0, layout=layout, rest=rest, _bound=[])
 
     def _belongs(self, name: str, part: Part) -> bool:
         return part == "all" or (name in self.head_names()) == (part == "head")

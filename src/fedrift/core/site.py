@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedrift.core import alignment
 from fedrift.core.alignment import empty_rows, settled
 from fedrift.core.flat import Batch, Vec, count
-from fedrift.core.local import Local, LocalStep, Run, batches, local_train, span_of
+from fedrift.core.local import Local, LocalStep, Run, Trains, batches, local_train, span_of
 from fedrift.core.optim import SGD, Adagrad, Adam, Decayed, Momentum, OptState, RMSprop, rates_of
 from fedrift.core.pieces import Correction, Gradient
 from fedrift.core.problem import Problem
@@ -115,10 +115,14 @@ class Site:
         freeze: bool = False,
         mean_grad: bool = False,
         purpose: str = "order",
+        trains: Trains = "all",
     ) -> Run:
-        """Local training from w. A method that trains twice in a round names its second purpose."""
+        """Local training from w. A method that trains twice in a round names its second purpose.
+
+        Where a part of the model stays at the client, `trains` may leave it, or the rest, as it is.
+        """
         steps = self.steps(local)
-        if self._meet is not None and self._augment is None:
+        if self._meet is not None and self._augment is None and trains != "own":
             done = 0 if opt is None else int(opt.count)
             rates = rates_of(local.lr, self.round, done, steps)
             rule, order = gradient or local.gradient, partial(self._stream, purpose)
@@ -130,6 +134,7 @@ class Site:
                 self.has_trained = True
                 return trained.run
         step = self._ready("dropout" if purpose == "order" else f"dropout {purpose}")
+        before = self._still(trains)
         run = local_train(
             step,
             local,
@@ -143,10 +148,40 @@ class Site:
             opt=opt,
             freeze=freeze,
             mean_grad=mean_grad,
+            trains=trains,
         )
+        before()
         self.work.add(Work(gradients=step.examples, steps=steps))
         self.has_trained = True
         return run
+
+    def _still(self, trains: Trains) -> Callable[[], None]:
+        """What puts the running statistics of the part back that is not trained."""
+        model = self.problem.model
+        if trains == "own" and model.moving:
+            return partial(model.load_buffers, model.buffers())
+        if trains == "shared" and model.own_moving:
+            return partial(model.load_own_buffers, model.own_buffers())
+        return lambda: None
+
+    def statistics(self) -> tuple[Tensor, ...]:
+        """Running statistics as training has left them here."""
+        return self.problem.model.buffers()
+
+    def load_statistics(self, values: Sequence[Tensor]) -> None:
+        """Go on with others, such as those of the client's own model."""
+        self.problem.model.load_buffers(values)
+
+    def own(self) -> tuple[Vec, tuple[Tensor, ...]]:
+        """Parameters and running statistics that stay here, as training has left them."""
+        model = self.problem.model
+        return model.own.clone(), model.own_buffers()
+
+    def load_own(self, own: Vec, statistics: Sequence[Tensor]) -> None:
+        """Put them into the model."""
+        model = self.problem.model
+        model.own.copy_(own)
+        model.load_own_buffers(statistics)
 
     def _stacked(self, request: Request) -> Trained | None:
         """Train together with others, if that is possible."""
@@ -183,12 +218,12 @@ class Site:
     def full_grad(self, w: Vec) -> Vec:
         """Exact gradient of the mean loss over all samples, without decay or augmentation."""
         step, model = self._ready("full"), self.problem.model
-        statistics = model.buffers()
+        statistics = model.all_buffers()
         batch = self._samples(None)
         step.begin(0, 0.0, batch)
         step.seed()
         g = model.grad_at(w, batch).clone()
-        model.load_buffers(statistics)
+        model.load_all_buffers(statistics)
         self.work.add(Work(gradients=self.n))
         return g
 

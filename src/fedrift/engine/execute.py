@@ -106,9 +106,10 @@ def reread(task: Task, folder: RunFolder) -> Result:
     record = load_folder(folder.path)
     weights = record.weights()
     layout = task.problem.layout
-    names = layout.names
+    names, wanted = layout.names, layout.named(task.problem.w0)
+    kind = task.problem.w0.cpu()[:0].numpy().dtype
     if any(
-        n not in weights or weights[n].shape != tuple(layout.named(task.problem.w0)[n].shape)
+        n not in weights or weights[n].shape != tuple(wanted[n].shape) or weights[n].dtype != kind
         for n in names
     ):
         raise InputError(f"'{folder.path}': its weights are not those of the model; start it anew")

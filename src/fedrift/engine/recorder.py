@@ -19,8 +19,7 @@ from fedrift.data.split import Split
 from fedrift.errors import InputError
 from fedrift.storage import checkpoint
 from fedrift.storage.checkpoint import Checkpoint
-from fedrift.storage.jsonl import read_file
-from fedrift.storage.run_folder import ENVIRONMENT, SPEC, RunFolder
+from fedrift.storage.run_folder import SPEC, RunFolder, read_environment
 from fedrift.version import VERSION
 
 SHORTEST = 10.0  # seconds between checkpoints
@@ -73,7 +72,7 @@ def open_folder(
     """
     if not (path / SPEC).exists():
         return RunFolder.create(path, spec, environment(), clients(), origin), False
-    known = read_file(path / ENVIRONMENT) or {}
+    known = read_environment(path)
     others = differences(known)
     if others:
         raise InputError(
@@ -153,7 +152,7 @@ def moved(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
 
 def elsewhere(folder: RunFolder, round: int) -> tuple[str, ...]:
     """A note if a run goes on under other circumstances than before; its folder keeps them."""
-    known = read_file(folder.path / ENVIRONMENT) or {}
+    known = read_environment(folder.path)
     places = known.get("resumed")
     past = [p for p in places if isinstance(p, dict)] if isinstance(places, list) else []
     now = environment("")

@@ -32,6 +32,25 @@ def fingerprint(weights: Vec, rows: Sequence[Mapping[str, Any]]) -> str:
     return digest.hexdigest()[:16]
 
 
+def figures(rows: Sequence[Mapping[str, Any]], ledger: Ledger) -> dict[str, Any]:
+    """What of a summary follows from the evaluated rounds and the exchanges."""
+    accuracy = [row["accuracy"] for row in rows if "accuracy" in row]
+    loss = [row["loss"] for row in rows if "loss" in row]
+    total = ledger.total
+    return {
+        "final_accuracy": accuracy[-1] if accuracy else None,
+        "best_accuracy": max(accuracy, default=None),
+        "final_loss": loss[-1] if loss else None,
+        "evaluated_rounds": [row["round"] for row in rows],
+        "accuracy": accuracy,
+        "loss": loss,
+        "bytes_up": total.bytes_up,
+        "bytes_down": total.bytes_down,
+        "gradient_evaluations": total.gradients,
+        "nonfinite_replies": sum(len(e.nonfinite) for e in ledger.entries),
+    }
+
+
 def _bytes(value: Any) -> bytes:
     if isinstance(value, (list, tuple)):
         return b"".join(_bytes(v) for v in value)
@@ -181,22 +200,12 @@ class Result:
 
     def summary(self) -> dict[str, Any]:
         """One object with everything that fits on a line each."""
-        total = self.ledger.total
         return {
             **self.info,
             "status": self.status,
             "diverged_at": self.diverged_at,
-            "final_accuracy": self.accuracy[-1] if self.accuracy else None,
-            "best_accuracy": max(self.accuracy, default=None),
-            "final_loss": self.loss[-1] if self.loss else None,
-            "evaluated_rounds": self.rounds,
-            "accuracy": self.accuracy,
-            "loss": self.loss,
+            **figures(self.metrics, self.ledger),
             **self._at_clients(),
-            "bytes_up": total.bytes_up,
-            "bytes_down": total.bytes_down,
-            "gradient_evaluations": total.gradients,
-            "nonfinite_replies": sum(len(e.nonfinite) for e in self.ledger.entries),
             "seconds": self.seconds,
             "fingerprint": self.fingerprint,
             "folder": None if self.folder is None else str(self.folder),

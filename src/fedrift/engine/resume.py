@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 from fedrift.core.algorithm import parts
@@ -13,16 +14,15 @@ from fedrift.engine.history import Progress, is_finite
 from fedrift.engine.ledger import Ledger
 from fedrift.engine.plan import Task
 from fedrift.errors import InputError
-from fedrift.storage.checkpoint import Checkpoint
-from fedrift.storage.client_state import States
-from fedrift.storage.jsonl import read_file
-from fedrift.storage.run_folder import LEDGER, ROUNDS, SUMMARY, RunFolder
+from fedrift.storage.checkpoint import Checkpoint, read
+from fedrift.storage.client_state import States, Store
+from fedrift.storage.run_folder import LEDGER, ROUNDS, STATES, RunFolder, read_summary
 from fedrift.storage.run_folder import load as load_folder
 
 
 def is_complete(folder: RunFolder) -> bool:
     """Nothing is left to do: a run that was stopped goes on."""
-    summary = read_file(folder.path / SUMMARY) or {}
+    summary = read_summary(folder.path)
     return summary.get("status") in ("done", "diverged")
 
 
@@ -71,6 +71,22 @@ def _check_model(task: Task, point: Checkpoint) -> None:
         fits = False
     if not fits:
         raise ValueError("it holds no model of this run")
+
+
+def check_checkpoint(task: Task, folder: Path, name: str) -> None:
+    """ValueError if a run could not go on from one of a folder's checkpoints."""
+    state = task.algorithm.server(task.problem)
+    point = read(folder / name, state)
+    start = Progress(state, tuple(task.problem.rest[n] for n in task.problem.moving))
+    lines = RunFolder(folder)
+    lines.check_marks(point.lines)
+    _check_point(point, start, task.rounds, task.problem.population)
+    _check_model(task, point)
+    store = Store(task.algorithm, task.problem, folder / STATES, writes=False)
+    try:
+        store.check(point.rows, point.sums)
+    finally:
+        store.close()
 
 
 def _check_lines(folder: RunFolder, point: Checkpoint) -> None:

@@ -33,6 +33,14 @@ NO_STEPS = (
     "fed3r does not train: it solves for a classifier in closed form, so there are no steps to "
     "show; try fed3rft(fedavg), whose second stage trains"
 )
+NO_PARTS = (
+    "{name} leaves a part of the model at the clients, and a point in the plane has no parts; try "
+    "ditto(fedavg), pfedme or apfl, whose clients have whole models of their own"
+)
+UNDRAWN = {"fed3r": NO_STEPS} | dict.fromkeys(
+    ("keep", "localonly", "fedper", "fedrep", "fedbn"), NO_PARTS
+)
+"""Algorithms of which there is no picture, and why."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +129,11 @@ def choose_settings(
 
 
 def _refuse(given: Named) -> None:
-    """A sentence for what has no local steps."""
+    """A sentence for what cannot be drawn."""
     inner: Named | None = given
     while inner is not None:
-        if inner.name == "fed3r":
-            raise InputError(NO_STEPS)
+        if inner.name in UNDRAWN:
+            raise InputError(UNDRAWN[inner.name].format(name=inner.name))
         inner = inner.inner
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedrift.core.flat import Vec
-from fedrift.core.local import Local, Run
+from fedrift.core.local import Local, Run, Trains
 from fedrift.core.optim import Adagrad, Adam, Momentum, Optimizer, OptState
 from fedrift.core.pieces import Blend, Correction, Gradient, Step
 from fedrift.core.site import Site
@@ -206,7 +206,12 @@ class WatchedSite:
         freeze: bool = False,
         mean_grad: bool = False,
         purpose: str = "order",
+        trains: Trains = "all",
     ) -> Run:
+        if purpose != "order":  # of a model of the client's own, beside the one that is drawn
+            return self._site.train(
+                local, w, *correct, gradient=gradient, opt=opt, purpose=purpose, trains=trains
+            )
         recorder = _Recorder(gradient if gradient is not None else local.gradient)
         watched = replace(
             local,

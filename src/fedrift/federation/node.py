@@ -89,8 +89,8 @@ class Node:
             raise Refused(f"this node is client {self._client}")
         phase = read_header(envelope, "phase", str)
         kinds = declared_signature(self._visitor.root, phase, self._visitor.problem)
-        path = owner_of(phase)
-        owner, problem = self._visitor.owner(path)
+        path = self._visitor.state_path(phase)
+        owner, problem = self._visitor.owner(owner_of(phase))
         down = Codec(kinds.down, owner, problem).decode(envelope.part("down"))
         private = None
         if kinds.private is not None and envelope.part("private"):
@@ -102,8 +102,8 @@ class Node:
             read_header(envelope, "seed", int),
             read_header(envelope, "temperature", float),
         )
-        initial = owner.client(problem)
-        states = None if initial is None else Codec(type(initial), owner, problem)
+        initial = self._visitor.initial(path)
+        states = None if initial is None else Codec(type(initial), owner, problem, initial)
         read, write = (read_header(envelope, name, int) for name in ("read", "write"))
         # Those that a void round or a killed server goes back to.
         kept = {read_header(envelope, name, int) for name in ("start", "saved", "before")}

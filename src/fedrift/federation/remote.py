@@ -16,7 +16,14 @@ import numpy as np
 from fedrift.backends.backend import Fold
 from fedrift.backends.codec import Codec, Refused, piece, tensors
 from fedrift.backends.visit import Reply, Visitor
-from fedrift.core.algorithm import Algorithm, EvaluatedModel, Exchange, Outcome, owner_of
+from fedrift.core.algorithm import (
+    Algorithm,
+    EvaluatedModel,
+    Exchange,
+    Outcome,
+    owner_of,
+    state_path,
+)
 from fedrift.core.evaluation import Done, Evaluator
 from fedrift.core.messages import all_finite, pack
 from fedrift.core.problem import Problem
@@ -74,9 +81,8 @@ class NodeStates(Tables[Versions]):
     def __init__(self, visitor: Visitor, paths: Sequence[str]) -> None:
         super().__init__()
         for path in paths:
-            node, problem = visitor.owner(path)
-            if node.client(problem) is not None:
-                self.tables[path] = Versions(problem.population)
+            if state_path(visitor.root, path) == path and visitor.initial(path) is not None:
+                self.tables[path] = Versions(visitor.problem.population)
 
     scratch = tempfile.gettempdir()
 
@@ -152,7 +158,7 @@ class Remote:
 
     def table(self, exchange: Exchange) -> Versions | None:
         """The versions of the states that an exchange reads and makes."""
-        return self._states.tables.get(owner_of(exchange.phase))
+        return self._states.tables.get(self._visitor.state_path(exchange.phase))
 
     def at(self, path: str) -> tuple[Algorithm[Any, Any], Problem]:
         """The algorithm at a path and its view of the task."""

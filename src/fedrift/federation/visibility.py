@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, get_args, get_origin
+from typing import Any, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
 from fedrift.backends.codec import Refused, plain, unfit
-from fedrift.core.algorithm import Algorithm, Signature, parts
+from fedrift.core.algorithm import Algorithm, Signature, host_path, owner_of, parts
 from fedrift.core.messages import hints, reductions
 from fedrift.federation.protocol import declared_signature
 
@@ -59,8 +59,19 @@ def visible_fields(root: Algorithm[Any, Any]) -> list[VisibleField]:
             )
             rows.append(VisibleField(phase, "server", name, kind, use))
         stays = "never leaves the node"
-        rows += [VisibleField(phase, "node", n, k, stays) for n, k in _leaves(kinds.state)]
+        around, inside = _around(root, phase), kinds.state
+        own = [*_leaves(around), *_leaves(inside, "inner")] if around else _leaves(inside)
+        rows += [VisibleField(phase, "node", n, k, stays) for n, k in own if n != "inner"]
     return rows
+
+
+def _around(root: Algorithm[Any, Any], phase: str) -> Any:
+    """What a wrapper keeps that is around the visits of a phase; None without one."""
+    path = host_path(root, owner_of(phase))
+    if path is None:
+        return None
+    host = next(node for where, node in parts(root) if where == path)
+    return get_args(get_type_hints(type(host).around)["return"])[1]
 
 
 def can_be_masked(root: Algorithm[Any, Any], phase: str) -> bool:

@@ -22,6 +22,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedrift.core.messages import Packed, pack, unpack
+from fedrift.storage.jsonl import check_plain
 
 FILE, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 CLIENT_LISTS = ("counted", "told")
@@ -99,6 +100,7 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def read(path: Path, like: Any) -> Checkpoint:
     """One checkpoint; ValueError says what is wrong. `like` is a server state of its kind."""
     try:
+        check_plain(path)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             packed: Packed = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -108,7 +110,14 @@ def read(path: Path, like: Any) -> Checkpoint:
         return _unpacked(json.loads(text), packed, like)
     except (SafetensorError, OSError, RuntimeError, RecursionError) as error:
         raise ValueError(str(error).split("\n")[0][:200]) from None
-    except (KeyError, TypeError, AttributeError, StopIteration, IndexError) as error:
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        StopIteration,
+        ArithmeticError,
+        IndexError,
+    ) as error:
         raise ValueError(f"it is not a checkpoint of this run ({error!r:.80})") from None
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift.core.algorithm import Algorithm, parts, resolve
-from fedrift.core.messages import Packed, hints, pack, unpack
+from fedrift.core.algorithm import Algorithm, is_host, parts, resolve, state_path
+from fedrift.core.messages import Packed, hints, outline, pack, unpack
 from fedrift.core.problem import Problem
 from fedrift.storage.shared_memory import DTYPES, Ref, aligned, anonymous_file, grow, name_of
 
@@ -35,15 +35,17 @@ _NUMBERS: dict[str, Any] = {"int": int, "float": float, "bool": bool}
 class RowLayout:
     """Where the leaves of one client's state stand in its row."""
 
-    cls: type
+    like: Any
+    """A state of this kind, without values."""
     leaves: tuple[tuple[str, Ref | str], ...]
     """Path → place of a tensor, or the kind of a number; lengths of tuples are constants."""
     constants: tuple[tuple[str, int], ...]
     nbytes: int
 
     @staticmethod
-    def of(example: Any, w: Tensor) -> RowLayout:
-        """The layout of a state like this one; an absent vector gets room for the parameters."""
+    def of(example: Any, w: Tensor, inner: Tensor | None = None) -> RowLayout:
+        """The layout of a state like this one; an absent vector gets room for the parameters, in
+        the state of an algorithm inside for `inner`."""
         packed = pack(example)
         constants = tuple((p, v) for p, v in packed.items() if p.endswith("#"))
         plain = [(p, v) for p, v in packed.items() if not p.endswith("#")]
@@ -51,7 +53,8 @@ class RowLayout:
         leaves: list[tuple[str, Ref | str]] = []
         for path, value in plain:
             if value is None:
-                value = _stand_in(type(example), path, w)
+                is_inner = inner is not None and path.startswith("inner.")
+                value = _stand_in(example, path, inner if is_inner else w)
             if isinstance(value, Tensor):
                 leaves.append((path, Ref(end, name_of(value.dtype), tuple(value.shape))))
                 end += aligned(value.nbytes)
@@ -59,30 +62,38 @@ class RowLayout:
                 leaves.append((path, type(value).__name__))
                 end += 8
                 end = aligned(end)
-        return RowLayout(type(example), tuple(leaves), constants, end)
+        return RowLayout(outline(example), tuple(leaves), constants, end)
 
 
-def _stand_in(cls: type, path: str, w: Tensor) -> Any:
-    hint = str(hints(cls).get(path))
+def _stand_in(state: Any, path: str, w: Tensor | None) -> Any:
+    *above, name = path.split(".")
+    for part in above:
+        state = getattr(state, part)
+    cls = type(state)
+    hint = str(hints(cls).get(name))
     if "Tensor" in hint:
         return w
     for kind in (float, int, bool):
         if kind.__name__ in hint:
             return kind()
+    if hint == str(Any):  # of an algorithm inside that keeps nothing
+        return 0
     raise TypeError(f"{cls.__name__}.{path}: a client state that starts as None must be a vector")
 
 
 class StateRows:
     """Rows of one layout in one file; every process may open it."""
 
-    def __init__(self, descriptor: int, layout: RowLayout) -> None:
+    def __init__(self, descriptor: int, layout: RowLayout, writes: bool = True) -> None:
         self.descriptor, self.layout = descriptor, layout
+        self._access = mmap.ACCESS_WRITE if writes else mmap.ACCESS_COPY
         self._map: mmap.mmap | None = None
 
     def _row(self, slot: int) -> np.ndarray:
         start, size = slot * self.layout.nbytes, self.layout.nbytes
         if self._map is None or start + size > len(self._map):
-            self._map = mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size)
+            size_now = os.fstat(self.descriptor).st_size
+            self._map = mmap.mmap(self.descriptor, size_now, access=self._access)
         return np.frombuffer(self._map, np.uint8, size, start)
 
     def read(self, slot: int) -> Any:
@@ -96,7 +107,7 @@ class StateRows:
                 packed[path] = torch.from_numpy(piece).view(DTYPES[place.dtype]).view(place.shape)
             else:
                 packed[path] = _NUMBERS[place](piece.view(np.float64)[0])
-        return unpack(self.layout.cls, packed)
+        return unpack(type(self.layout.like), packed, self.layout.like)
 
     def write(self, slot: int, state: Any) -> None:
         row, packed = self._row(slot), pack(state)
@@ -136,13 +147,22 @@ class StateRows:
 class Table:
     """The states of one algorithm's clients: which slot is whose, and which are free."""
 
-    def __init__(self, layout: RowLayout, population: int, file: Path | None, keeps: bool) -> None:
+    def __init__(
+        self,
+        layout: RowLayout,
+        population: int,
+        file: Path | None,
+        keeps: bool,
+        writes: bool = True,
+    ) -> None:
         if file is None:
             descriptor = anonymous_file(folder=tempfile.gettempdir())
+        elif not writes:
+            descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         else:
             file.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        self.rows = StateRows(descriptor, layout)
+        self.rows = StateRows(descriptor, layout, writes)
         self.index = np.full(population, -1, dtype=np.int64)
         self.sums = np.zeros(population, dtype=np.int64)
         """Checksums of the rows, as of the last checkpoint."""
@@ -295,19 +315,27 @@ class Store(Tables[Table]):
     """One table for each algorithm (the root, what it wraps) whose clients keep a state."""
 
     def __init__(
-        self, root: Algorithm[Any, Any], problem: Problem, folder: Path | None = None
+        self,
+        root: Algorithm[Any, Any],
+        problem: Problem,
+        folder: Path | None = None,
+        writes: bool = True,
     ) -> None:
         super().__init__()
         self.scratch = tempfile.gettempdir() if folder is None else str(folder)
         self.initial: dict[str, Any] = {}
         for path, _ in parts(root):
+            if state_path(root, path) != path:  # it stands in that of the wrapper around it
+                continue
             node, view = resolve(root, problem, path)
             self.initial[path] = example = node.client(view)
             if example is None:
                 continue
             file = folder / f"{path or 'root'}.rows" if folder is not None else None
-            layout = RowLayout.of(example, view.w0)
-            self.tables[path] = Table(layout, problem.population, file, folder is not None)
+            inside = node.view("inner", view).w0 if is_host(node) else None
+            layout = RowLayout.of(example, view.w0, inside)
+            keeps = folder is not None
+            self.tables[path] = Table(layout, problem.population, file, keeps, writes)
 
     def read(self, path: str, client: int) -> Any:
         table = self.tables.get(path)
@@ -336,12 +364,16 @@ class Store(Tables[Table]):
         for table in self.tables.values():
             table.sync()
 
-    def restore(self, rows: Mapping[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None:
-        """Take up a checkpoint; ValueError says what does not fit."""
+    def check(self, rows: Mapping[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None:
+        """ValueError if a checkpoint's rows are not all there and whole."""
         if set(rows) != set(self.tables) or set(sums) != set(rows):
             raise ValueError("its client state is that of another algorithm")
         for path, table in self.tables.items():
             table.check(rows[path], sums[path])
+
+    def restore(self, rows: Mapping[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None:
+        """Take up a checkpoint; ValueError says what does not fit."""
+        self.check(rows, sums)
         for path, table in self.tables.items():
             table.restore(rows[path], sums[path])
 

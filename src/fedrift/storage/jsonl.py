@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,8 +27,29 @@ def dump(value: object, indent: int | None = None) -> str:
 def load(text: str) -> Any:
     """What `dump` wrote; the words nan, inf and -inf are numbers again."""
     value = json.loads(text)
+    if _LONG.search(text) or "\\ud" in text.lower():
+        _check_leaves(value)
     # Most records have no such word, and looking at every number would take most of the time.
     return decode(value) if any(f'"{word}"' in text for word in WORDS) else value
+
+
+_LONG = re.compile(r"(?<![.\d])\d{19,}")
+MOST_WHOLE = 1 << 63
+
+
+def _check_leaves(value: Any) -> None:
+    """ValueError for what this program never writes: endless numbers, halves of characters."""
+    if isinstance(value, str):
+        value.encode("utf-8")
+    elif isinstance(value, int) and abs(value) > MOST_WHOLE:
+        raise ValueError("a number is too large")
+    elif isinstance(value, dict):
+        for key, item in cast(Record, value).items():
+            _check_leaves(key)
+            _check_leaves(item)
+    elif isinstance(value, list):
+        for item in cast("list[Any]", value):
+            _check_leaves(item)
 
 
 def encode(value: object) -> object:
@@ -91,11 +113,20 @@ def read_plain(path: Path, most: int = LARGEST) -> bytes:
     """The bytes of a plain file; a pipe or a device, which may never end, is an OSError."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         there = os.fstat(file.fileno())
-        if not stat.S_ISREG(there.st_mode):
-            raise OSError(errno.EINVAL, "it is not a plain file")
+        _refuse_special(there)
         if there.st_size > most:
             raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes")
         return file.read()
+
+
+def check_plain(path: Path) -> None:
+    """OSError unless it is a plain file, for libraries that open files themselves."""
+    _refuse_special(os.stat(path))
+
+
+def _refuse_special(there: os.stat_result) -> None:
+    if not stat.S_ISREG(there.st_mode):
+        raise OSError(errno.EINVAL, "it is not a plain file")
 
 
 def read_file(path: Path) -> Record | None:

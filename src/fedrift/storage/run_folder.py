@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedrift.config.spec import Spec
 from fedrift.errors import InputError
-from fedrift.storage.jsonl import Record, dump, read_file, read_lines, replace_bytes
+from fedrift.storage import clean
+from fedrift.storage.jsonl import Record, check_plain, dump, read_lines, replace_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,8 +92,9 @@ def remove_first_files(path: Path, *, is_ours: bool) -> None:
             path.rmdir()
 
 
-def check_plain_files(path: Path) -> None:
-    """Refuses a folder with links or devices in it: through them a run would write elsewhere."""
+def check_plain_files(path: Path, *, writes: bool = False) -> None:
+    """Refuses a folder with links or devices in it: through them a run would write elsewhere. If
+    it `writes`, the folder's files must not stand under a second name either."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -100,9 +102,15 @@ def check_plain_files(path: Path) -> None:
     try:
         for place, folders, files in os.walk(path, onerror=fail):
             for entry in (Path(place) / name for name in (*folders, *files)):
-                mode = entry.lstat().st_mode
+                there = entry.lstat()
+                mode = there.st_mode
                 if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                     raise InputError(f"'{entry}' is not a plain file of a run; remove it first")
+                if writes and stat.S_ISREG(mode) and there.st_nlink > 1:
+                    raise InputError(
+                        f"'{entry}' stands elsewhere under another name (a hard link), where it "
+                        "would be changed, too; copy the folder and use the copy"
+                    )
     except OSError as error:
         raise InputError(f"'{error.filename}' cannot be read: {error.strerror}") from None
 
@@ -211,7 +219,7 @@ class RunFolder:
         """The folder of an earlier run, to go on writing."""
         folder = cls(path)
         read_spec(folder.path)
-        check_plain_files(folder.path)
+        check_plain_files(folder.path, writes=True)
         if not os.access(folder.path, os.W_OK):
             raise InputError(f"out '{path}' is not writable; copy it to where you may write")
         folder._take()
@@ -248,7 +256,8 @@ class RunFolder:
 
     def lines(self, name: str, marks: Mapping[str, tuple[int, int]]) -> list[Record]:
         """The lines of a file that a checkpoint has seen; ValueError if they are none."""
-        return read_lines(self.path / name, marks.get(name, (0, 0))[0])[0]
+        read = clean.read_rounds if name == ROUNDS else clean.read_exchanges
+        return read(self.path / name, marks.get(name, (0, 0))[0])[0]
 
     def cut(self, marks: Mapping[str, tuple[int, int]]) -> None:
         """Forget what came after a checkpoint (no marks: everything); a run writes it again."""
@@ -366,10 +375,16 @@ class RunRecord:
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
+        path = self.folder / MODEL
         try:
-            return load_file(self.folder / MODEL)
+            check_plain(path)
+            return load_file(path)
         except (OSError, SafetensorError) as error:
-            raise InputError(f"'{self.folder / MODEL}' cannot be read: {error}") from None
+            raise InputError(f"'{path}' cannot be read: {error}") from None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(
+                f"'{path}' holds numbers of a kind that no run writes ({error})"
+            ) from None
 
     def frame(self) -> Any:
         """One row per evaluated round: a pandas frame if installed, else a list of dicts."""
@@ -404,14 +419,28 @@ def load(folder: str | Path) -> RunRecord:
     """Reads a run folder, finished or not."""
     path = Path(folder)
     spec = read_spec(path)
-    rounds, rounds_torn = read_lines(path / ROUNDS)
-    ledger, ledger_torn = read_lines(path / LEDGER)
+    rounds, rounds_torn = clean.read_rounds(path / ROUNDS)
+    ledger, ledger_torn = clean.read_exchanges(path / LEDGER)
     own, own_torn = read_lines(path / CLIENT_ROUNDS)
     torn = tuple(
         name
         for name, is_torn in zip(LINES, (rounds_torn, ledger_torn, own_torn), strict=True)
         if is_torn
     )
-    environment = read_file(path / ENVIRONMENT) or {}
-    summary, clients = read_file(path / SUMMARY) or {}, read_file(path / CLIENTS) or {}
+    environment, summary, clients = read_environment(path), read_summary(path), read_clients(path)
     return RunRecord(path, spec, rounds, ledger, environment, summary, torn, clients, own)
+
+
+def read_environment(path: Path) -> Record:
+    """What the bits of a run depend on besides its spec; empty if it was not kept."""
+    return clean.read_record(path / ENVIRONMENT, clean.ENVIRONMENT)
+
+
+def read_summary(path: Path) -> Record:
+    """How a run ended; empty while it is unfinished."""
+    return clean.read_record(path / SUMMARY, clean.ENDED)
+
+
+def read_clients(path: Path) -> Record:
+    """Who holds what; empty if it was not kept."""
+    return clean.read_record(path / CLIENTS, clean.CLIENTS)

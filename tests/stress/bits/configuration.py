@@ -25,8 +25,10 @@ Configuration = dict[str, Any]
 """JSON: `model`, `module` (a module is given, not what makes one), `data`, `algorithm`, `options`
 of the run, `torch` (its switches), `ways` it is executed in besides that in this process."""
 
-WRAPPERS = tuple(name for name in NAMES if catalogue.entry(name).is_wrapper)
-PLAIN = tuple(name for name in NAMES if name not in WRAPPERS)
+PERSONAL = "keep ditto finetune fedper fedrep fedbn localonly pfedme apfl".split()
+"""Models of the clients' own, which many models and wrappers refuse: `conform` runs their bits."""
+WRAPPERS = tuple(n for n in NAMES if catalogue.entry(n).is_wrapper and n not in PERSONAL)
+PLAIN = tuple(name for name in NAMES if name not in (*WRAPPERS, *PERSONAL))
 CLOSED_FORM = ("fed3r", "fed3rft")
 """They replace the classifier, so that the output must be that of a last layer."""
 AVERAGED, LATE = ("swa", "wima"), ("spectral", "late")
@@ -134,7 +136,8 @@ def wrapped() -> tuple[str, ...]:
 
 
 def _algorithm(r: random.Random, kind: str) -> str:
-    chosen = r.choice((PLAIN, PLAIN, wrapped(), COMPOSED))
+    composed = [text for text in COMPOSED if text.partition("(")[0] not in PERSONAL]
+    chosen = r.choice((PLAIN, PLAIN, wrapped(), composed))
     never = () if kind in WITH_HEAD else CLOSED_FORM
     never = (*never, *AVERAGED) if kind in LATE else never
     return r.choice([text for text in chosen if not any(name in text for name in never)])

@@ -1,0 +1,149 @@
+"""What may stand in the files of a run folder: clean records, or one sentence about the first flaw.
+
+A folder may come from anybody. Whoever reads one gets records whose known fields have their types
+and sizes; fields that are not known here are left as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+from fedrift.errors import InputError
+from fedrift.storage.jsonl import Record, read_file, read_lines
+
+MOST = 1 << 62  # of any whole number: what is counted in a run stays far below
+STATUS = ("done", "stopped", "diverged")
+Check = Callable[[Any], bool]
+
+
+def is_whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < MOST
+
+
+def is_number(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) < MOST)
+
+
+def is_amount(value: Any) -> bool:
+    return is_number(value) and value >= 0
+
+
+def is_share(value: Any) -> bool:
+    return is_number(value) and (0 <= value <= 1 or math.isnan(value))
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def list_of(check: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(check, cast("list[Any]", value)))
+
+
+def maybe(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def is_sizes(value: Any) -> bool:
+    """Bytes of tensors and of numbers, by the name of a field."""
+    if not isinstance(value, dict):
+        return False
+    pairs = cast("dict[str, Any]", value).values()
+    return all(list_of(is_whole)(pair) and len(pair) == 2 for pair in pairs)
+
+
+whole_numbers = list_of(is_whole)
+ROUND: Mapping[str, Check] = {
+    "round": is_whole,
+    "loss": is_number,
+    "accuracy": is_share,
+    "cohort": whole_numbers,
+    "bytes_down": is_whole,
+    "bytes_up": is_whole,
+    "gradients": is_whole,
+    "seconds": is_amount,
+}
+EXCHANGE: Mapping[str, Check] = {
+    "round": is_whole,
+    "phase": is_text,
+    "asked": whole_numbers,
+    "replied": whole_numbers,
+    "nonfinite": whole_numbers,
+    "down": is_sizes,
+    "up": is_sizes,
+    "gradients": is_whole,
+    "forwards": is_whole,
+    "steps": is_whole,
+    "dropped": whole_numbers,
+}
+ENDED: Mapping[str, Check] = {
+    "status": lambda value: value in STATUS,
+    "diverged_at": maybe(is_whole),
+    "rounds": is_whole,
+    "final_accuracy": maybe(is_share),
+    "best_accuracy": maybe(is_share),
+    "final_loss": maybe(is_number),
+    "evaluated_rounds": whole_numbers,
+    "accuracy": list_of(is_share),
+    "loss": lambda value: is_number(value) or list_of(is_number)(value),
+    "bytes_up": is_whole,
+    "bytes_down": is_whole,
+    "gradient_evaluations": is_whole,
+    "seconds": is_amount,
+    "fingerprint": is_text,
+}
+ENVIRONMENT: Mapping[str, Check] = {"notes": list_of(is_text)}
+CLIENTS: Mapping[str, Check] = {
+    "sizes": whole_numbers,
+    "counts": maybe(list_of(whole_numbers)),
+    "scheme": is_text,
+}
+
+
+def flaw(record: Mapping[str, Any], known: Mapping[str, Check]) -> str | None:
+    """The first field that is not what it should be; earlier versions did not write all of them."""
+    for name, check in known.items():
+        if name in record and not check(record[name]):
+            return f"'{name}' is {str(record[name])[:40]!r}"
+    return None
+
+
+def read_record(path: Path, known: Mapping[str, Check]) -> Record:
+    """A file that holds one record; empty if there is no such file."""
+    record = read_file(path) or {}
+    wrong = flaw(record, known)
+    if wrong is not None:
+        raise InputError(f"'{path}' is damaged ({wrong}); restore it from a copy")
+    return record
+
+
+def read_rounds(path: Path, most: int | None = None) -> tuple[list[Record], bool]:
+    """The evaluated rounds in their order, and whether the last line was torn; of the first `most`
+    bytes of a file."""
+    rows, is_torn = read_lines(path, most)
+    _check_lines(path, rows, ROUND)
+    pairs = enumerate(pairwise(row["round"] for row in rows), start=2)
+    late = next((number for number, (a, b) in pairs if a >= b), None)
+    if late is not None:
+        raise InputError(f"line {late} of '{path}' is damaged: its rounds are not in order")
+    return rows, is_torn
+
+
+def read_exchanges(path: Path, most: int | None = None) -> tuple[list[Record], bool]:
+    """The exchanges of a run, and whether the last line was torn."""
+    rows, is_torn = read_lines(path, most)
+    _check_lines(path, rows, EXCHANGE)
+    return rows, is_torn
+
+
+def _check_lines(path: Path, rows: Sequence[Record], known: Mapping[str, Check]) -> None:
+    for number, row in enumerate(rows, start=1):
+        wrong = flaw(row, known)
+        if wrong is not None:
+            raise InputError(
+                f"line {number} of '{path}' is damaged ({wrong}); restore it from a copy"
+            )

@@ -1,0 +1,119 @@
+"""`fedrift verify`: every file that it claims to have looked at, and only then to the last bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from fedrift.cli import code_of
+
+WORDS = "run scaffold --data digits --model logistic --clients 4 --rounds 2 --workers 0 -q".split()
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("verify") / "run"
+    assert code_of([*WORDS, "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(original, tmp_path / "run")
+
+
+def summary(**changes: Any) -> Callable[[Path], None]:
+    def forge(folder: Path) -> None:
+        path = folder / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return forge
+
+
+def text(name: str, content: str) -> Callable[[Path], None]:
+    def forge(folder: Path) -> None:
+        (folder / name).write_text(content)
+
+    return forge
+
+
+def line(name: str, **changes: Any) -> Callable[[Path], None]:
+    def forge(folder: Path) -> None:
+        path = folder / name
+        rows = [json.loads(row) for row in path.read_text().splitlines()]
+        rows[0] |= changes
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    return forge
+
+
+def flipped(name: str, where: float) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = folder / name
+        content = bytearray(path.read_bytes())
+        content[int(where * len(content))] ^= 1
+        path.write_bytes(bytes(content))
+
+    return damage
+
+
+def weights(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    name = sorted(tensors)[0]
+    tensors[name] = np.nextafter(tensors[name], np.float32(9))
+    save_file(tensors, folder / "model.safetensors")
+
+
+DAMAGED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a better accuracy": (summary(final_accuracy=0.99, best_accuracy=0.99), "final_accuracy 0.99"),
+    "fewer bytes": (summary(bytes_up=1), "bytes_up 1"),
+    "another seed": (summary(seed=7), "seed 7"),
+    "no status": (summary(status="perfect"), "status"),
+    "no summary": (text("summary.json", "{"), "summary.json"),
+    "exchanges": (line("ledger.jsonl", gradients=1), "gradient_evaluations"),
+    "who replied": (line("ledger.jsonl", replied=[0]), "checkpoint"),
+    "damaged exchanges": (text("ledger.jsonl", "x\n\n"), "ledger.jsonl"),
+    "damaged clients": (text("clients.json", '{"sizes": "x"}'), "clients.json"),
+    "other clients": (text("clients.json", '{"sizes": [1, 2, 3, 4]}'), "clients.json"),
+    "damaged environment": (text("env.json", "[]"), "env.json"),
+    "weights": (weights, "fingerprint"),
+    "the checkpoint": (flipped("checkpoint.safetensors", 0.9), "checkpoint"),
+    "client states": (flipped("clients/root.rows", 0.6), "client"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_damage_is_a_failed_verification(
+    what: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forge, says = DAMAGED[what]
+    forge(folder)
+    assert code_of(["verify", str(folder), "-q"]) == 1
+    said = capsys.readouterr().err
+    assert says in said and "FEDRIFT_DEBUG" not in said, said
+
+
+def test_what_was_looked_at_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "analysis").mkdir()
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    assert code_of(["verify", str(folder), "-q"]) == 0
+    said = capsys.readouterr().out
+    assert "all 2 evaluated rounds agree to the last bit" in said
+    names = "spec.toml env.json clients.json rounds.jsonl ledger.jsonl summary.json"
+    for name in f"{names} model.safetensors checkpoint.safetensors".split():
+        assert name in said.partition("; not at ")[0]
+    assert said.rstrip().endswith("not at analysis")
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["nothing", "empty"])
+def test_what_is_no_run_folder_is_a_wrong_input(name: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert code_of(["verify", str(tmp_path / name)]) == 2
