@@ -232,20 +232,26 @@ class Visitor:
             return shown, Work()
         problem.model.begin(shown.buffers, shown.frozen, shown.temperature)
         seed_all(call.seed, "personal", call.round, client)
-        site = self.site(
+        site = self._site(call, problem, client, meet, streams="personal ")
+        own = settled(mine)
+        if problem.device != "cpu":
+            own = placed(own, problem.device)
+        return node.personal(site, settled(shown), own) or shown, site.work
+
+    def _site(
+        self, call: Call, problem: Problem, client: int, meet: TrainTogether | None, **more: Any
+    ) -> Any:
+        if meet is not None:
+            more["meet"] = meet
+        return self.site(
             problem,
             self.clients.view(client),
             client=client,
             round=call.round,
             seed=call.seed,
             augment=self.augment,
-            streams="personal ",
-            **({} if meet is None else {"meet": meet}),
+            **more,
         )
-        own = settled(mine)
-        if problem.device != "cpu":
-            own = placed(own, problem.device)
-        return node.personal(site, settled(shown), own) or shown, site.work
 
     def _evaluate(
         self, call: Call, shown: EvaluatedModel, caller: VisitInput, meet: TrainTogether | None
@@ -279,17 +285,8 @@ class Visitor:
         meet: TrainTogether | None,
     ) -> Reply:
         trouble, client = call.trouble, caller.client
-        more: dict[str, Any] = {} if meet is None else {"meet": meet}
-        site = self.site(
-            problem,
-            self.clients.view(client),
-            client=client,
-            round=call.round,
-            seed=call.seed,
-            augment=self.augment,
-            part=1.0 if trouble is None else trouble.part.get(client, 1.0),
-            **more,
-        )
+        part = 1.0 if trouble is None else trouble.part.get(client, 1.0)
+        site = self._site(call, problem, client, meet, part=part)
         private, mine, is_away = *settled((caller.private, caller.mine)), problem.device != "cpu"
         if is_away:  # server, messages and states are the host's; only training is elsewhere
             down, private, mine = (placed(v, problem.device) for v in (down, private, mine))

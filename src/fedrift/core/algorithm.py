@@ -141,9 +141,9 @@ class Algorithm(ABC, Generic[S, C]):
 
         A wrapper that writes this keeps the state of the algorithm inside in a field `inner` of its
         own: `visit(mine.inner)` is the visit, and gives the reply and the new inner state.
-        `received` is the message that came down; the reply goes up.
+        `received` is the message that came down; the reply goes up. Otherwise the visit is all.
         """
-        raise NotImplementedError
+        return visit(mine)
 
     def shown(
         self, s: S, p: Problem, buffers: tuple[Tensor, ...] = ()
