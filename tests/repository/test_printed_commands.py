@@ -32,6 +32,7 @@ ELSEWHERE = {
     "flwr run my-app": "tests/federation/test_flower_deployed.py",
     "flwr supernode register": "tests/federation/test_flower_deployed.py",
     "ssh-keygen": "tests/federation/test_flower_deployed.py",
+    "fedrift watch runs": "tests/watch/test_command.py",  # it serves until it is stopped
     "tensorboard --logdir": "tests/engine/test_trackers.py",  # it serves until it is stopped
 }
 """Beginnings of commands that need a cluster, a server that stays or an installation, and the file

@@ -119,9 +119,14 @@ LAYERS = (
         "The literature's experiments by name.",
     ),
     Layer(
+        "watch",
+        "errors config storage figures",
+        "Runs while they run: a page on this machine that reads their folders.",
+    ),
+    Layer(
         "cli",
         "errors grammar data config storage backends engine report analysis federation "
-        "merging comparison api conform explain presets",
+        "merging comparison api conform explain presets watch",
         "The command line.",
     ),
     Layer("__main__", "cli", "The program `fedrift`."),
@@ -133,10 +138,10 @@ ALGORITHM_MAY_USE = "__future__ abc collections dataclasses functools math numpy
 
 # `fedrift --help` and wrong input answer without the second that `import torch` takes.
 WITHOUT_TORCH = (
-    "version errors rng grammar config config.* figures figures.* report report.* cli cli.* "
-    "core.sampling core.faults data data.datasets data.partition storage storage.jsonl "
-    "storage.run_folder storage.fork engine engine.prepare engine.callbacks engine.trackers "
-    "presets presets.preset presets.page presets.running"
+    "version errors rng grammar config config.* figures figures.* report report.* watch "
+    "watch.* cli cli.* core.sampling core.faults data data.datasets data.partition storage "
+    "storage.jsonl storage.run_folder storage.fork engine engine.prepare engine.callbacks "
+    "engine.trackers presets presets.preset presets.page presets.running"
 )
 
 

@@ -25,6 +25,7 @@ from fedrift.cli.report import report
 from fedrift.cli.resume import fork, resume
 from fedrift.cli.run import run
 from fedrift.cli.verify import verify
+from fedrift.cli.watch import watch
 from fedrift.errors import (
     BAD_INPUT,
     DONE,
@@ -49,6 +50,7 @@ app.command(no_args_is_help=True)(compare)
 app.command(no_args_is_help=True)(report)
 app.command(no_args_is_help=True)(analyse)
 app.command(no_args_is_help=True)(merge)
+app.command()(watch)
 app.command()(resume)
 app.command()(fork)
 app.command()(verify)

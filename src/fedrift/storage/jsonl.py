@@ -155,8 +155,8 @@ def read_lines(path: Path, most: int | None = None) -> tuple[list[Record], bool]
         raise InputError(f"'{path}' cannot be read: {error.strerror}") from None
     lines = whole.split(b"\n") if whole else []
     records: list[Record] = []
-    for number, line in enumerate(lines, start=1):
-        record = _line(line)
+    for number, content in enumerate(lines, start=1):
+        record = line(content)
         if record is None:
             # A crash may leave blocks of zeros at the very end, newline included.
             if number == len(lines) and not tail:
@@ -166,9 +166,10 @@ def read_lines(path: Path, most: int | None = None) -> tuple[list[Record], bool]
     return records, bool(tail)
 
 
-def _line(line: bytes) -> Record | None:
+def line(text: bytes) -> Record | None:
+    """The record of a line; None if it is none."""
     try:
-        record = load(line.decode("utf-8"))
+        record = load(text.decode("utf-8"))
     except (ValueError, RecursionError):
         return None
     is_line = isinstance(record, dict) and type(cast(Record, record).get("round")) is int

@@ -1,0 +1,228 @@
+"""Run folders below a root, read again and again at the price of what is new in them."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedrift.config.spec import Spec
+from fedrift.errors import InputError
+from fedrift.storage import jsonl, run_folder
+from fedrift.storage.jsonl import Record
+from fedrift.watch.writer import writer_of, writers
+
+DEEPEST = 5  # folders between the root and a run
+MOST_RUNS = 2000
+PACE = 20  # rows at the end that say how fast a run goes
+MOST_CLIENTS = 200  # of a cohort that are named
+
+
+@dataclass
+class Tail:
+    """The lines of a file, each read once; from the beginning again when the file was cut."""
+
+    path: Path
+    place: int = 0
+    inode: int = 0
+
+    def fresh(self) -> tuple[list[Record], bool]:
+        """Whole lines since the last time, and whether the earlier ones are void."""
+        try:
+            handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except OSError:
+            return [], False
+        with open(handle, "rb") as file:
+            there = os.fstat(file.fileno())
+            if not stat.S_ISREG(there.st_mode):
+                return [], False
+            is_other = there.st_ino != self.inode or there.st_size < self.place
+            if is_other:
+                self.place, self.inode = 0, there.st_ino
+            if there.st_size == self.place:
+                return [], is_other
+            file.seek(self.place)
+            whole = file.read(jsonl.LARGEST).rpartition(b"\n")[0]
+        self.place += len(whole) + 1 if whole else 0
+        lines = (jsonl.line(text) for text in whole.split(b"\n")) if whole else ()
+        return [line for line in lines if line is not None], is_other
+
+
+@dataclass
+class WatchedRun:
+    """One run folder as far as it has been read."""
+
+    folder: Path
+    name: str
+    spec: Spec
+    rounds: Tail
+    ledger: Tail
+    columns: dict[str, list[float | None]] = field(default_factory=dict[str, list[float | None]])
+    reached: int = 0
+    cohort: list[int] = field(default_factory=list[int])
+    left_out: int = 0
+    """Replies that were not finite."""
+    generation: int = 0
+    """Grows when what was read before is void: a run that was resumed writes rounds again."""
+    summary: Record = field(default_factory=Record)
+
+    @classmethod
+    def open(cls, folder: Path, name: str) -> WatchedRun:
+        rounds, ledger = folder / run_folder.ROUNDS, folder / run_folder.LEDGER
+        return cls(folder, name, run_folder.read_spec(folder), Tail(rounds), Tail(ledger))
+
+    @property
+    def rows(self) -> int:
+        return len(self.columns.get("round", ()))
+
+    def refresh(self) -> None:
+        """Takes in what has been written since the last time."""
+        exchanges, _ = self.ledger.fresh()
+        for exchange in exchanges:
+            self._exchange(exchange)
+        rows, is_void = self.rounds.fresh()
+        if is_void and self.rows:
+            self.columns, self.generation = {}, self.generation + 1
+        for row in rows:
+            self._row(row)
+        try:
+            self.summary = run_folder.read_summary(self.folder)
+        except InputError:
+            self.summary = {}
+
+    def _exchange(self, exchange: Record) -> None:
+        self.reached = exchange["round"]
+        asked, lost = exchange.get("asked"), exchange.get("nonfinite")
+        if isinstance(asked, list) and exchange.get("phase") != "evaluate":
+            self.cohort = [client for client in asked if isinstance(client, int)]
+        self.left_out += len(lost) if isinstance(lost, list) else 0
+
+    def _row(self, row: Record) -> None:
+        numbers = {key: value for key, value in row.items() if _is_number(value)}
+        if "bytes_up" in numbers and "bytes_down" in numbers:
+            numbers["bytes"] = numbers["bytes_up"] + numbers["bytes_down"]
+        rows = self.rows
+        for key in numbers:
+            self.columns.setdefault(key, [None] * rows)
+        for key, column in self.columns.items():
+            value = numbers.get(key)
+            column.append(value if value is not None and math.isfinite(value) else None)
+        self.reached = max(self.reached, row["round"])
+
+    def overview(self, process: int | None) -> Record:
+        """What is shown of a run in the list."""
+        seconds = self.columns.get("seconds", [])
+        status = "running" if process is not None else str(self.summary.get("status", "unfinished"))
+        pace = self._pace()
+        alpha = "" if self.spec.alpha is None else f", alpha {self.spec.alpha:g}"
+        left = None
+        if process is not None and pace:
+            left = pace * max(0, self.spec.rounds - self.reached)
+        return {
+            "name": self.name,
+            "algorithm": str(self.spec.algorithm_named),
+            "data": f"{self.spec.data}, {self.spec.partition}{alpha}",
+            "model": str(self.spec.model),
+            "seed": self.spec.seed,
+            "status": status,
+            "process": process,
+            "rounds": self.spec.rounds,
+            "reached": self.reached,
+            "rows": self.rows,
+            "generation": self.generation,
+            "accuracy": self._last("accuracy"),
+            "loss": self._last("loss"),
+            "seconds": seconds[-1] if seconds else None,
+            "left": left,
+            "pace": pace,
+            "cohort": self.cohort[:MOST_CLIENTS],
+            "cohort_size": len(self.cohort),
+            "warnings": self._warnings(status),
+        }
+
+    def _last(self, key: str) -> float | None:
+        return next((v for v in reversed(self.columns.get(key, ())) if v is not None), None)
+
+    def _pace(self) -> float | None:
+        """Seconds per round, lately."""
+        seconds, rounds = self.columns.get("seconds", []), self.columns.get("round", [])
+        pairs = [(s, r) for s, r in zip(seconds, rounds, strict=False) if s is not None and r]
+        if not pairs:
+            return None
+        (s0, r0), (s1, r1) = (0.0, 0) if len(pairs) < 2 else pairs[-PACE:][0], pairs[-1]
+        return (s1 - s0) / (r1 - r0) if r1 > r0 and s1 >= s0 else None
+
+    def _warnings(self, status: str) -> list[str]:
+        notes: list[str] = []
+        if status == "diverged":
+            notes.append(f"diverged in round {self.summary.get('diverged_at')}")
+        if status == "unfinished":
+            notes.append("not running and not finished: fedrift resume goes on with it")
+        if self.left_out:
+            notes.append(f"left out because they were not finite: {self.left_out} of the replies")
+        return notes
+
+    def curves(self, since: int, generation: int) -> Record:
+        """The columns from a row on; all of them if the reader has seen rows that are void now."""
+        start = since if generation == self.generation else 0
+        columns = {key: column[start:] for key, column in self.columns.items()}
+        return {"from": start, "generation": self.generation, "columns": columns}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class Watched:
+    """All runs below a folder."""
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise InputError(f"'{root}' is no folder; name one that holds runs, or will")
+        self.root = root
+        self.runs: dict[str, WatchedRun] = {}
+        self.unreadable: dict[str, str] = {}
+
+    def refresh(self) -> None:
+        """Looks for new folders and reads what is new in each."""
+        present: set[str] = set()
+        for folder in _run_folders(self.root):
+            name = folder.relative_to(self.root).as_posix()
+            present.add(name)
+            try:
+                if name not in self.runs:
+                    self.runs[name] = WatchedRun.open(folder, name)
+                self.runs[name].refresh()
+                self.unreadable.pop(name, None)
+            except InputError as error:
+                self.unreadable[name] = str(error)
+        for gone in self.runs.keys() - present:
+            del self.runs[gone]
+        for gone in self.unreadable.keys() - present:
+            del self.unreadable[gone]
+
+    def overview(self) -> Record:
+        locked = writers()
+        listed = [run.overview(writer_of(run.folder, locked)) for run in self.runs.values()]
+        problems = [f"{name} cannot be read: {why}" for name, why in self.unreadable.items()]
+        return {"root": self.root.absolute().name, "runs": listed, "problems": problems}
+
+
+def _run_folders(root: Path) -> Iterator[Path]:
+    """Folders with a spec, links not followed; never what stands inside a run."""
+    count = 0
+    for place, folders, files in os.walk(root):
+        here = Path(place)
+        is_run = run_folder.SPEC in files
+        if is_run or len(here.relative_to(root).parts) >= DEEPEST:
+            folders.clear()
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if is_run:
+            yield here
+            count += 1
+            if count == MOST_RUNS:
+                return

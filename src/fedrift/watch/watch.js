@@ -1,0 +1,270 @@
+"use strict";
+// Every text comes from files and is set as text, never as HTML.
+const AXES = ["round", "bytes", "gradients", "seconds"];
+const HIDDEN = new Set([...AXES, "n", "bytes_up", "bytes_down", "clients_evaluated", "clients_not_visited"]);
+const FIRST = ["accuracy", "loss"];
+const MOST_SHOWN = 8; // runs whose curves are drawn before anybody chose
+const PAUSE = { busy: 1000, idle: 4000 };
+const known = new Map(); // name of a run -> {generation, columns}
+const chosen = new Map(); // name of a run -> whether its curve is drawn
+let overview = { runs: [], problems: [] };
+let isOver = false;
+
+const byId = (id) => document.getElementById(id);
+const node = (tag, kind, text) => {
+  const made = document.createElement(tag);
+  if (kind) made.className = kind;
+  if (text !== undefined) made.textContent = text;
+  return made;
+};
+const colour = (name) => COLOURS[overview.runs.findIndex((run) => run.name === name) % COLOURS.length];
+// Black on the dark page is drawn in the page's own ink.
+const ink = (value) => (value.toLowerCase() === "#000000" ? "var(--ink)" : value);
+
+function time(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
+  const minutes = Math.floor(Math.round(seconds) / 60);
+  return minutes < 60 ? `${minutes} min ${Math.round(seconds) % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+function short(value) {
+  if (value === 0) return "0";
+  const units = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+  for (const [size, unit] of units) if (Math.abs(value) >= size) return `${+(value / size).toPrecision(3)} ${unit}`;
+  return String(+value.toPrecision(3));
+}
+
+async function ask(what, options) {
+  const answer = await fetch(what, { cache: "no-store", ...options });
+  const content = await answer.json();
+  if (!answer.ok) throw new Error(content.error || answer.statusText);
+  return content;
+}
+
+async function fetchCurves(run) {
+  const have = known.get(run.name) || { generation: 0, columns: {} };
+  const rows = (have.columns.round || []).length;
+  if (rows === run.rows && have.generation === run.generation) return;
+  const query = new URLSearchParams({ run: run.name, from: rows, generation: have.generation });
+  const news = await ask(`curves?${query}`);
+  const columns = news.from ? have.columns : {};
+  for (const [key, values] of Object.entries(news.columns)) {
+    const before = columns[key] || new Array(news.from).fill(null);
+    columns[key] = before.concat(values);
+  }
+  known.set(run.name, { generation: news.generation, columns });
+}
+
+function isShown(run) {
+  const words = byId("search").value.trim().toLowerCase();
+  const filter = byId("filter").value;
+  const state = run.status === "running" ? "running" : "ended";
+  return (!filter || filter === state) && (!words || `${run.name} ${run.algorithm}`.toLowerCase().includes(words));
+}
+
+function drawn() {
+  const shown = overview.runs.filter(isShown);
+  const usual = [...shown].sort((a, b) => (b.status === "running") - (a.status === "running")).slice(0, MOST_SHOWN);
+  return shown.filter((run) => (chosen.has(run.name) ? chosen.get(run.name) : usual.includes(run)));
+}
+
+async function refresh() {
+  try {
+    overview = await ask("runs");
+    isOver = false;
+    await Promise.all(drawn().map(fetchCurves));
+    byId("state").textContent = `${overview.runs.filter((run) => run.status === "running").length} running, ${overview.runs.length} in all`;
+  } catch (error) {
+    isOver = true;
+    byId("state").textContent = "fedrift watch has ended; this is what it last saw";
+  }
+  show();
+  document.documentElement.dataset.ready = "true";
+  const busy = !isOver && overview.runs.some((run) => run.status === "running");
+  setTimeout(refresh, busy ? PAUSE.busy : PAUSE.idle);
+}
+
+function show() {
+  byId("root").textContent = overview.root || "";
+  const problems = byId("problems");
+  problems.hidden = !overview.problems.length;
+  problems.replaceChildren(...overview.problems.map((words) => node("div", "", words)));
+  byId("empty").hidden = overview.runs.length > 0;
+  showMeasures();
+  showRuns();
+  showChart();
+}
+
+function showMeasures() {
+  const names = new Set();
+  for (const run of overview.runs) for (const key of Object.keys((known.get(run.name) || { columns: {} }).columns)) if (!HIDDEN.has(key)) names.add(key);
+  const ordered = [...FIRST.filter((name) => names.has(name)), ...[...names].filter((name) => !FIRST.includes(name)).sort()];
+  const select = byId("measure");
+  if ([...select.options].map((option) => option.value).join() === ordered.join()) return;
+  const before = select.value;
+  select.replaceChildren(...ordered.map((name) => Object.assign(node("option", "", name.replaceAll("_", " ")), { value: name })));
+  if (ordered.includes(before)) select.value = before;
+}
+
+const cards = new Map(); // kept, so that focus and a pressed button survive a refresh
+
+function showRuns() {
+  const shown = overview.runs.filter(isShown);
+  const drawnNames = new Set(drawn().map((run) => run.name));
+  const rank = { running: 0, unfinished: 1, diverged: 2, stopped: 3, done: 4 };
+  shown.sort((a, b) => (rank[a.status] ?? 5) - (rank[b.status] ?? 5) || a.name.localeCompare(b.name));
+  const made = shown.map((run) => card(run, drawnNames.has(run.name)));
+  const place = byId("runs");
+  if (made.length !== place.children.length || made.some((one, i) => one !== place.children[i])) place.replaceChildren(...made);
+  for (const name of cards.keys()) if (!overview.runs.some((run) => run.name === name)) cards.delete(name);
+}
+
+function card(run, isDrawn) {
+  let one = cards.get(run.name);
+  if (!one) {
+    one = node("article", "run");
+    const box = Object.assign(node("input"), { type: "checkbox", ariaLabel: `draw ${run.name}` });
+    box.addEventListener("change", async () => {
+      chosen.set(run.name, box.checked);
+      await Promise.all(drawn().map(fetchCurves)).catch(() => {});
+      show();
+    });
+    const stop = node("button", "stop", "Stop");
+    stop.type = "button";
+    stop.addEventListener("click", () => stopRun(run.name, stop));
+    one.append(box, node("span", "name"), stop, node("progress"), node("div", "figures"), node("div", "cohort"), node("div", "warning"));
+    cards.set(run.name, one);
+  }
+  const [box, name, stop, bar, figures, cohort, warning] = one.children;
+  box.checked = isDrawn;
+  const swatch = node("span", "swatch");
+  swatch.style.background = ink(colour(run.name));
+  name.replaceChildren(swatch, run.name === run.algorithm ? ` ${run.name}` : ` ${run.name} · ${run.algorithm}`);
+  stop.hidden = run.status !== "running";
+  bar.max = run.rounds;
+  bar.value = run.reached;
+  bar.ariaLabel = `round ${run.reached} of ${run.rounds}`;
+  figures.replaceChildren(...parts(run));
+  cohort.hidden = run.status !== "running" || !run.cohort_size;
+  const more = run.cohort_size > 20 ? ", …" : "";
+  cohort.textContent = `round ${run.reached}, ${run.cohort_size} clients visited: ${run.cohort.slice(0, 20).join(", ")}${more}`;
+  warning.hidden = !run.warnings.length;
+  warning.textContent = run.warnings.join("; ");
+  return one;
+}
+
+function parts(run) {
+  const figures = [
+    [run.status, ""],
+    [`${run.reached}/${run.rounds}`, "rounds"],
+    [run.accuracy === null ? null : `${(100 * run.accuracy).toFixed(2)} %`, "accuracy"],
+    [run.loss === null ? null : short(run.loss), "loss"],
+    [run.seconds === null ? null : time(run.seconds), "so far"],
+    [run.pace ? `${short(1 / run.pace)}` : null, "rounds a second"],
+    [run.left === null ? null : time(run.left), "left"],
+  ].filter(([value]) => value !== null);
+  return [...figures.flatMap(([value, words], i) => [i ? " · " : "", node("b", "", value), words ? ` ${words}` : ""]), ` · seed ${run.seed} · ${run.data} · ${run.model}`];
+}
+
+async function stopRun(name, button) {
+  const run = overview.runs.find((one) => one.name === name);
+  const others = overview.runs.filter((one) => one.process === run.process && one.name !== name).length;
+  const also = others ? ` It writes ${others} other run${others > 1 ? "s" : ""} too, which end with it.` : "";
+  if (!confirm(`End process ${run.process} as Ctrl-C would? Finished rounds are kept.${also}`)) return;
+  button.disabled = true;
+  try {
+    await ask(`stop?${new URLSearchParams({ run: name })}`, { method: "POST" });
+    button.textContent = "Stopping…";
+  } catch (error) {
+    button.disabled = false;
+    byId("state").textContent = error.message;
+  }
+}
+
+function smoothed(values, width) {
+  if (width === 1) return values;
+  return values.map((value, i) => {
+    if (value === null) return null;
+    const near = values.slice(Math.max(0, i - width + 1), i + 1).filter((one) => one !== null);
+    return near.reduce((a, b) => a + b, 0) / near.length;
+  });
+}
+
+function ticks(low, high, whole) {
+  const span = high - low || 1;
+  let step = 10 ** Math.floor(Math.log10(span / 4));
+  for (const factor of [1, 2, 5, 10]) if (span / (step * factor) <= 6) { step *= factor; break; }
+  if (whole) step = Math.max(1, step);
+  const marks = [];
+  for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) marks.push(+at.toPrecision(12));
+  return marks;
+}
+
+const EDGE = { left: 52, right: 12, top: 12, bottom: 40 };
+
+function showChart() {
+  const measure = byId("measure").value, axis = byId("axis").value, isLog = byId("log").checked;
+  const lines = [];
+  for (const run of drawn()) {
+    const columns = (known.get(run.name) || { columns: {} }).columns;
+    if (!columns[measure] || !columns[axis]) continue;
+    const values = smoothed(columns[measure], +byId("smooth").value);
+    const points = columns[axis].map((x, i) => [x, values[i]]).filter(([x, y]) => x !== null && y !== null && y !== undefined && (!isLog || y > 0));
+    if (points.length) lines.push({ run, points: thinned(points) });
+  }
+  const place = byId("chart");
+  if (!lines.length) return place.replaceChildren(node("p", "soft", overview.runs.length ? "No round has been evaluated yet." : ""));
+  const WIDE = Math.max(300, place.clientWidth), HIGH = Math.min(380, Math.max(240, WIDE * 0.4));
+  const across = lines.flatMap(({ points }) => points.map(([x]) => x));
+  const up = lines.flatMap(({ points }) => points.map(([, y]) => (isLog ? Math.log10(y) : y)));
+  const [x0, x1] = [Math.min(...across), Math.max(...across)];
+  let [y0, y1] = [Math.min(...up), Math.max(...up)];
+  const air = (y1 - y0) * 0.05 || Math.abs(y1) * 0.05 || 1;
+  [y0, y1] = [y0 - air, y1 + air];
+  const toX = (x) => EDGE.left + ((x - x0) / (x1 - x0 || 1)) * (WIDE - EDGE.left - EDGE.right);
+  const toY = (y) => HIGH - EDGE.bottom - (((isLog ? Math.log10(y) : y) - y0) / (y1 - y0)) * (HIGH - EDGE.top - EDGE.bottom);
+  const svg = shape("svg", { viewBox: `0 0 ${WIDE} ${HIGH}` });
+  for (const mark of ticks(y0, y1)) {
+    const y = toY(isLog ? 10 ** mark : mark);
+    svg.append(shape("line", { x1: EDGE.left, x2: WIDE - EDGE.right, y1: y, y2: y, class: "rule" }));
+    svg.append(shape("text", { x: EDGE.left - 8, y: y + 4, "text-anchor": "end" }, short(isLog ? 10 ** mark : mark)));
+  }
+  for (const mark of ticks(x0, x1, axis === "round")) {
+    svg.append(shape("text", { x: toX(mark), y: HIGH - EDGE.bottom + 18, "text-anchor": "middle" }, axis === "seconds" ? time(mark) : short(mark)));
+  }
+  svg.append(shape("line", { x1: EDGE.left, x2: WIDE - EDGE.right, y1: HIGH - EDGE.bottom, y2: HIGH - EDGE.bottom, class: "axis" }));
+  const label = byId("axis").selectedOptions[0].textContent;
+  svg.append(shape("text", { x: (EDGE.left + WIDE - EDGE.right) / 2, y: HIGH - 4, "text-anchor": "middle" }, label));
+  for (const { run, points } of lines) {
+    const path = points.map(([x, y]) => `${toX(x).toFixed(1)},${toY(y).toFixed(1)}`).join(" ");
+    const line = shape("polyline", { points: path, fill: "none", "stroke-width": 2, "stroke-linejoin": "round" });
+    line.style.stroke = ink(colour(run.name));
+    const last = points[points.length - 1];
+    const end = shape("circle", { cx: toX(last[0]), cy: toY(last[1]), r: 3.5 });
+    end.style.fill = ink(colour(run.name));
+    line.append(shape("title", {}, `${run.name}: ${short(last[1])}`));
+    svg.append(line, end);
+  }
+  place.replaceChildren(svg);
+}
+
+function thinned(points) {
+  const step = Math.ceil(points.length / 1500);
+  return step < 2 ? points : points.filter((_, i) => i % step === 0 || i === points.length - 1);
+}
+
+function shape(tag, attributes, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+for (const id of ["measure", "axis", "smooth", "log"]) byId(id).addEventListener("change", showChart);
+for (const id of ["filter", "search"]) byId(id).addEventListener("input", async () => {
+  await Promise.all(drawn().map(fetchCurves)).catch(() => {});
+  show();
+});
+window.addEventListener("resize", showChart);
+refresh();

@@ -1,0 +1,93 @@
+"""The page of running and finished runs in a browser: it grows, stops a run, and shows no HTML of
+strangers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fedrift.watch.server import WatchServer
+from tests.support.browsers import PHONE, browser, needs_browser, sync_api
+from tests.watch.test_folders import add, folder, row
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+__all__ = ["browser"]
+pytestmark = needs_browser
+expect = sync_api.expect
+NASTY = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[WatchServer]:
+    add(folder(tmp_path, NASTY), "rounds.jsonl", row(1), row(2))
+    with WatchServer(tmp_path) as opened:
+        threading.Thread(target=opened.serve_forever, daemon=True).start()
+        yield opened
+        opened.shutdown()
+
+
+def open_page(browser: Browser, server: WatchServer, **options: object) -> tuple[Page, list[str]]:
+    page = browser.new_context(**options).new_page()  # type: ignore[reportArgumentType]
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(server.address)
+    page.wait_for_selector("html[data-ready=true]")
+    return page, complaints
+
+
+def test_curves_grow_and_new_runs_appear(
+    browser: Browser, server: WatchServer, tmp_path: Path
+) -> None:
+    page, complaints = open_page(browser, server)
+    assert page.locator("#chart polyline").count() == 1
+    assert NASTY in page.locator(".run .name").inner_text()
+    assert page.locator("img").count() == 0
+    before = page.locator("#chart polyline").get_attribute("points")
+    add(tmp_path / NASTY, "rounds.jsonl", row(3), row(4))
+    add(folder(tmp_path, "another"), "rounds.jsonl", row(1), row(2))
+    expect(page.locator(".run")).to_have_count(2, timeout=15_000)
+    expect(page.locator("#chart polyline")).to_have_count(2)
+    assert before != page.locator("#chart polyline").last.get_attribute("points")
+    page.select_option("#axis", "bytes")
+    page.select_option("#measure", "loss")
+    assert page.locator("#chart polyline").count() == 2
+    page.fill("#search", "another")
+    expect(page.locator(".run")).to_have_count(1)
+    assert complaints == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_need_not_scroll_sideways(
+    browser: Browser, server: WatchServer, scheme: str
+) -> None:
+    size = {"width": PHONE, "height": 800}
+    page, complaints = open_page(browser, server, viewport=size, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE
+    assert complaints == []
+
+
+def test_the_button_ends_a_run_as_an_interrupt_would(
+    browser: Browser, server: WatchServer, tmp_path: Path
+) -> None:
+    out = tmp_path / "long"
+    command = [sys.executable, "-m", "fedrift", "run", "fedavg", "--data", "digits", "--rounds"]
+    command += ["100000", "--workers", "0", "--out", str(out), "--quiet"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        page, complaints = open_page(browser, server)
+        page.on("dialog", lambda dialog: dialog.accept())
+        page.wait_for_selector("button.stop:not([hidden])", timeout=60_000)
+        expect(page.locator(".run .cohort").first).to_be_visible(timeout=60_000)
+        page.locator("button.stop:not([hidden])").click()
+        assert process.wait(60) == 130
+        page.wait_for_selector(".warning:not([hidden])", timeout=15_000)
+        assert "fedrift resume" in page.locator(".warning:not([hidden])").first.inner_text()
+        assert complaints == []

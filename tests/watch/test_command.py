@@ -1,0 +1,32 @@
+"""`fedrift watch`: prints where the page is, serves it, and ends with Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+COMMAND = [sys.executable, "-m", "fedrift", "watch"]
+
+
+def test_it_serves_until_it_is_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    command = [*COMMAND, "runs", "--no-open"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as process:
+        assert process.stdout is not None and process.stderr is not None
+        address = process.stdout.readline().strip()
+        with urllib.request.urlopen(f"{address}runs", timeout=20) as answer:
+            assert b'"runs": []' in answer.read()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+        assert "the page has ended; runs go on" in process.stderr.read()
+
+
+def test_a_missing_folder_is_told(tmp_path: Path) -> None:
+    command = [*COMMAND, "none", "--no-open"]
+    ended = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == "error: 'none' is no folder; name one that holds runs, or will\n"
