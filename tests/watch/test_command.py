@@ -14,8 +14,9 @@ COMMAND = [sys.executable, "-m", "fedrift", "watch"]
 def test_it_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     command = [*COMMAND, "runs", "--no-open"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None and process.stderr is not None
         address = process.stdout.readline().strip()
         with urllib.request.urlopen(f"{address}runs", timeout=20) as answer:
