@@ -203,3 +203,29 @@ def test_rounds_are_told_with_their_own_time(capsys: pytest.CaptureFixture[str])
     told: Any = SimpleNamespace(round=2, metrics={"loss": 1.0}, nonfinite=(), seconds=75.0)
     lines.on_round(told)
     assert capsys.readouterr().err == "round 2/3  loss 1.0000  1 min 15 s\n"
+
+
+class LanguageModel(nn.Module):
+    """Logits of positions × tokens in an object, as causal models of Hugging Face give them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.out = nn.Embedding(5, 8), nn.Linear(8, 5)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
+        seen = self.tokens(input_ids) * attention_mask[..., None]
+        return SimpleNamespace(logits=self.out(seen), loss=None)
+
+
+def test_logits_of_positions_have_their_tokens_last() -> None:
+    x = torch.arange(96).reshape(12, 8) % 5
+    y = (x + 1) % 5
+    y[:, 6:] = -100  # ragged: the last positions are filled up
+    mask = (y >= 0).long()
+    given = [({"input_ids": x[i::3], "attention_mask": mask[i::3]}, y[i::3]) for i in range(3)]
+    test = {"input_ids": x, "attention_mask": mask}, y
+    how: dict[str, Any] = {"rounds": 30, "lr": 2.0, "workers": 0, "batch_size": 4}
+    made = fr.run("fedavg", model=LanguageModel, clients=given, test=test, **how)
+    assert made.accuracy[-1] == 1.0, "the next number follows from the last"
+    assert made.metrics[-1]["perplexity"] < 1.2
+    assert sum(made.metrics[-1]["class_total"]) == 12 * 6

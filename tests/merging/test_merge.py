@@ -12,7 +12,9 @@ from torch import nn
 
 import fedrift as fr
 from fedrift import InputError
+from fedrift.api import run_spec
 from fedrift.config.merging import RULES
+from fedrift.config.spec import Spec
 from fedrift.merging.statistics import fisher_information, gram_matrices
 
 
@@ -122,3 +124,42 @@ def test_what_cannot_be_merged_is_refused(specialists: list[fr.Result]) -> None:
 def test_a_wrong_rule_is_refused(specialists: list[fr.Result], how: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         fr.merge(specialists, how)
+
+
+def test_the_ledger_has_the_one_exchange(specialists: list[fr.Result]) -> None:
+    merged = fr.merge(specialists, "regmean", data=TASKS, tests=TASKS)
+    (entry,) = merged.ledger.entries
+    grams = (6 * 6 + 7 * 7) * 8  # inputs and a one for the bias, in double precision
+    each = specialists[0].weights.numel() * 4
+    assert {n: s.total for n, s in entry.up.items()} == {"w": 2 * each, "statistics": 2 * grams}
+    assert entry.phase == "merge" and entry.replied == (0, 1)
+
+
+def test_interference_of_pairs(specialists: list[fr.Result]) -> None:
+    two = fr.merge(specialists, tests=TASKS)
+    assert two.pairs[0, 1] == two.interference[1] and two.pairs[1, 0] == two.interference[0]
+    three = fr.merge([*specialists, specialists[0]], tests=[*TASKS, TASKS[0]])
+    assert three.pairs.shape == (3, 3) and not np.diagonal(three.pairs).any()
+    np.testing.assert_allclose(three.pairs[:2, :2], two.pairs)
+    assert three.pairs[0, 2] == 0.0, "merged with itself it loses nothing"
+    assert not np.isnan(three.pairs).any() and np.isnan(fr.merge(specialists).pairs).all()
+
+
+def test_texts_of_other_alphabets_are_refused(tmp_path: Path) -> None:
+    folders: list[Path] = []
+    for name, letters in (("one", "abc "), ("two", "xyz ")):
+        text = tmp_path / f"{name}.txt"
+        text.write_text(letters * 60)
+        spec = Spec.of(
+            {
+                "data": f"text:{text},context=8,shards=2",
+                "partition": "natural",
+                "model": "lstm:width=4,embedding=4",
+                "rounds": 1,
+                "workers": 0,
+            }
+        )
+        folders.append(tmp_path / name)
+        run_spec(spec, out=folders[-1])
+    with pytest.raises(InputError, match=r"texts of other alphabets.*alphabet=bytes"):
+        fr.merge(folders)

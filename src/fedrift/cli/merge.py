@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,4 +66,12 @@ def _show(merged: Merged) -> None:
         f"{name} {value:+.4f}" for name, value in zip(names, merged.interference, strict=True)
     )
     screen.print(f"interference (own − merged): {cost}")
+    if len(names) > 2 and not isnan(merged.pairs[0, 1]):
+        pairs = Table(box=None, pad_edge=False, header_style="bold")
+        pairs.add_column("lost with ↓ alone by →")
+        for name in names:
+            pairs.add_column(name, justify="right")
+        for name, row in zip(names, merged.pairs.tolist(), strict=True):
+            pairs.add_row(name, *(f"{lost:+.4f}" for lost in row))
+        screen.print(pairs)
     screen.print(f"sent up: {merged.bytes_up:,} bytes, in one exchange")

@@ -182,14 +182,16 @@ def copied(module: nn.Module) -> nn.Module:
 def call(module: nn.Module, x: Inputs, loss: Loss | None = None) -> Any:
     """The module's output for one input, several, or named ones.
 
-    Of an object that holds `logits`, cross-entropy is given these; a loss of one's own gets what
-    the module returns.
+    Of an object that holds `logits`, cross-entropy is given these; where they have three axes,
+    classes are the last of them in such objects, and the second for cross-entropy. A loss of one's
+    own gets what the module returns.
     """
     one = (x,) if isinstance(x, Tensor) else x
     out = module(**one) if isinstance(one, dict) else module(*one)
-    if loss is nn.functional.cross_entropy and not isinstance(out, Tensor):
-        return getattr(out, "logits", out)
-    return out
+    if loss is not nn.functional.cross_entropy or isinstance(out, Tensor):
+        return out
+    logits = getattr(out, "logits", out)
+    return logits.transpose(1, 2) if isinstance(logits, Tensor) and logits.dim() == 3 else logits
 
 
 class FlatModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from fedrift.config.merging import RULES, check_rule
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.evaluation import Evaluator, combine, evaluate_chunk
 from fedrift.core.flat import Batch, Vec, count, take
+from fedrift.core.messages import Size
 from fedrift.core.problem import Problem
 from fedrift.engine.execute import one_thread
+from fedrift.engine.ledger import Entry, Ledger
 from fedrift.engine.result import Result
 from fedrift.errors import InputError
 from fedrift.merging import rules
@@ -43,6 +46,8 @@ class Specialist:
     frozen: Mapping[str, Tensor] | None = None
     data: Batch | None = None
     test: Batch | None = None
+    alphabet: tuple[str, ...] = ()
+    """What the tokens of its text stand for; empty for other data."""
 
     def some(self, samples: int, seed: int) -> Batch:
         """Some of its data, drawn once."""
@@ -70,13 +75,21 @@ class Merged:
     measure: str
     line: tuple[float, ...]
     """Mean loss over all tasks on the straight line from the first model to the second."""
-    bytes_up: int
-    """What the models' holders would send: weights, and the statistics that the rule asks for."""
+    pairs: np.ndarray
+    """Row i, column j: what task j loses when its model is merged with model i alone."""
+    ledger: Ledger
+    """One exchange: the holders of the models send weights, and the statistics that the rule asks
+    for."""
 
     @property
     def interference(self) -> np.ndarray:
-        """What merging costs every task: the score of its own model minus the merged one's."""
-        return np.diagonal(self.scores[:-1]) - self.scores[-1]
+        """What merging costs every task: the score of its own model minus the merged one's; of a
+        loss, the merged one's minus its own."""
+        return _cost(self.scores, self.measure)
+
+    @property
+    def bytes_up(self) -> int:
+        return self.ledger.bytes_up
 
     def module(self) -> nn.Module:
         """A module with the merged weights."""
@@ -97,8 +110,10 @@ class Merged:
             "measure": self.measure,
             "scores": self.scores.tolist(),
             "interference": self.interference.tolist(),
+            "pairs": self.pairs.tolist(),
             "line": list(self.line),
             "bytes_up": self.bytes_up,
+            "ledger": self.ledger.rows(),
         }
 
     def plot(self, path: str | Path) -> Path:
@@ -157,8 +172,7 @@ def merge(
     if RULES[named.name].needs_start:
         _check_start(specialists, named.name)
     with one_thread():
-        weights, sent = _merged(named.name, options, specialists, seed)
-        return _scored(how, specialists, weights, sent)
+        return _Merger(how, named.name, options, specialists, seed).merged()
 
 
 def _of_folder(folder: str | Path, loader: Loader) -> Specialist:
@@ -167,7 +181,14 @@ def _of_folder(folder: str | Path, loader: Loader) -> Specialist:
     whole = None if split.make is not None else (split.x, split.y)
     shown = case.shown
     return Specialist(
-        str(folder), case.task.problem, shown.w, shown.buffers, shown.frozen, whole, case.task.test
+        str(folder),
+        case.task.problem,
+        shown.w,
+        shown.buffers,
+        shown.frozen,
+        whole,
+        case.task.test,
+        case.task.alphabet,
     )
 
 
@@ -190,6 +211,11 @@ def _of_result(
 def _check_alike(specialists: Sequence[Specialist]) -> None:
     first = specialists[0]
     for other in specialists[1:]:
+        if other.alphabet != first.alphabet:
+            raise InputError(
+                f"merge: '{first.name}' and '{other.name}' read texts of other alphabets, so that "
+                "equal tokens mean other characters; run them on data with alphabet=bytes"
+            )
         if other.problem.layout != first.problem.layout:
             raise InputError(
                 f"merge: '{first.name}' and '{other.name}' are models of different architectures "
@@ -207,33 +233,138 @@ def _check_start(specialists: Sequence[Specialist], rule: str) -> None:
             )
 
 
-def _merged(
-    rule: str, options: Mapping[str, float], specialists: Sequence[Specialist], seed: int
-) -> tuple[Vec, int]:
-    """The merged weights, and how many bytes of statistics the rule needs besides the models."""
-    models, problem = [one.w for one in specialists], specialists[0].problem
-    start, samples = problem.w0, int(options.get("samples", SAMPLES.get(rule, 0)))
-    if rule == "task":
-        return rules.task_arithmetic(start, models, options["scale"]), 0
-    if rule == "ties":
-        return rules.ties(start, models, options["keep"], options["scale"]), 0
-    if rule == "dare":
-        scale = options.get("scale", 1.0 / len(models))
-        return rules.dare(start, models, options["drop"], scale, seed), 0
-    if rule == "fisher":
-        known = [
-            fisher_information(problem, one.w, one.some(samples, seed)[0]) for one in specialists
+def _cost(scores: np.ndarray, measure: str) -> np.ndarray:
+    own, merged = np.diagonal(scores[:-1]), scores[-1]
+    return own - merged if measure == "accuracy" else merged - own
+
+
+Score = Callable[[EvaluatedModel], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Merger:
+    """A rule with its options, and the models it is for."""
+
+    how: str
+    rule: str
+    options: Mapping[str, float]
+    specialists: Sequence[Specialist]
+    seed: int
+
+    def merged(self) -> Merged:
+        first, models = self.specialists[0], self.specialists
+        known = [self._statistics(one) for one in models]
+        whole = self._model(models, known)
+        tasks = [_score_on(one) for one in models]
+        measured = [
+            [score(model) for score in tasks] for model in (*map(_evaluated, models), whole)
         ]
-        return rules.fisher(models, known), sum(f.numel() for f in known) * start.element_size()
-    if rule == "regmean":
-        grams = [gram_matrices(problem, one.w, one.some(samples, seed)[0]) for one in specialists]
-        sent = sum(g.numel() * g.element_size() for own in grams for g in own.values())
-        return rules.regmean(problem.layout, models, grams, options.get("shrink", 0.9)), sent
-    if rule == "aligned":
-        return rules.mean(align_all(Chain.of(problem.layout), models, seed=seed)), 0
-    if rule == "evolve":
-        return _evolved(specialists, int(options.get("steps", 200)), samples, seed), 0
-    return rules.mean(models), 0
+        key = "accuracy" if all("accuracy" in m for row in measured for m in row) else "loss"
+        scores = np.array([[m.get(key, np.nan) for m in row] for row in measured], np.float64)
+        moved = dict(zip(first.problem.moving, whole.buffers, strict=True)) | dict(whole.frozen)
+        return Merged(
+            how=self.how,
+            weights=whole.w,
+            buffers=moved,
+            problem=first.problem,
+            names=tuple(s.name for s in models),
+            scores=scores,
+            measure=key,
+            line=_line(models, tasks, whole),
+            pairs=self._pairs(known, tasks, scores, key),
+            ledger=Ledger([self._exchange(known)]),
+        )
+
+    def _statistics(self, one: Specialist) -> Mapping[str, Tensor]:
+        """What the holder of a model sends beside it."""
+        if self.rule not in ("fisher", "regmean"):
+            return {}
+        x, problem = one.some(self._samples, self.seed)[0], one.problem
+        if self.rule == "fisher":
+            return {"fisher": fisher_information(problem, one.w, x)}
+        return gram_matrices(problem, one.w, x)
+
+    @property
+    def _samples(self) -> int:
+        return int(self.options.get("samples", SAMPLES.get(self.rule, 0)))
+
+    def _weights(self, those: Sequence[Specialist], known: Sequence[Mapping[str, Tensor]]) -> Vec:
+        models, problem, options = [one.w for one in those], those[0].problem, self.options
+        start = problem.w0
+        if self.rule == "task":
+            return rules.task_arithmetic(start, models, options["scale"])
+        if self.rule == "ties":
+            return rules.ties(start, models, options["keep"], options["scale"])
+        if self.rule == "dare":
+            scale = options.get("scale", 1.0 / len(models))
+            return rules.dare(start, models, options["drop"], scale, self.seed)
+        if self.rule == "fisher":
+            return rules.fisher(models, [one["fisher"] for one in known])
+        if self.rule == "regmean":
+            grams = [dict(one) for one in known]
+            return rules.regmean(problem.layout, models, grams, options.get("shrink", 0.9))
+        if self.rule == "aligned":
+            return rules.mean(align_all(Chain.of(problem.layout), models, seed=self.seed))
+        if self.rule == "evolve":
+            return _evolved(those, int(options.get("steps", 200)), self._samples, self.seed)
+        return rules.mean(models)
+
+    def _model(
+        self, those: Sequence[Specialist], known: Sequence[Mapping[str, Tensor]]
+    ) -> EvaluatedModel:
+        """Merged weights, and the mean of the running statistics."""
+        buffers = tuple(
+            torch.stack([b.double() for b in same]).mean(0).to(same[0].dtype)
+            for same in zip(*(one.buffers for one in those), strict=True)
+        )
+        weights = self._weights(those, known)
+        return EvaluatedModel(weights, buffers, frozen=dict(those[0].frozen or {}))
+
+    def _pairs(
+        self,
+        known: Sequence[Mapping[str, Tensor]],
+        tasks: Sequence[Score],
+        scores: np.ndarray,
+        key: str,
+    ) -> np.ndarray:
+        number = len(self.specialists)
+        lost = np.zeros((number, number))
+        if np.isnan(scores).any():
+            return np.full_like(lost, np.nan)
+        for i, j in combinations(range(number), 2):
+            row = scores[-1]
+            if number > 2:
+                both = [self.specialists[i], self.specialists[j]]
+                made = self._model(both, [known[i], known[j]])
+                row = np.array([score(made)[key] if n in (i, j) else 0.0
+                                for n, score in enumerate(tasks)])  # fmt: skip
+            cost = _cost(np.vstack((scores[:-1], row)), key)
+            lost[i, j], lost[j, i] = cost[j], cost[i]
+        return lost
+
+    def _exchange(self, known: Sequence[Mapping[str, Tensor]]) -> Entry:
+        everybody = tuple(range(len(self.specialists)))
+        up = {"w": Size(tensors=sum(one.w.nbytes for one in self.specialists))}
+        beside = sum(t.nbytes for one in known for t in one.values())
+        if beside:
+            up["statistics"] = Size(tensors=beside)
+        looks = self._samples * len(everybody) if self.rule in ("fisher", "regmean") else 0
+        return Entry(
+            round=1,
+            phase="merge",
+            asked=everybody,
+            replied=everybody,
+            nonfinite=(),
+            down={},
+            up=up,
+            gradients=looks if self.rule == "fisher" else 0,
+            forwards=looks if self.rule == "regmean" else 0,
+            steps=0,
+        )
+
+
+def _evaluated(one: Specialist) -> EvaluatedModel:
+    return EvaluatedModel(one.w, one.buffers, frozen=dict(one.frozen or {}))
 
 
 def _evolved(specialists: Sequence[Specialist], steps: int, samples: int, seed: int) -> Vec:
@@ -248,38 +379,6 @@ def _evolved(specialists: Sequence[Specialist], steps: int, samples: int, seed: 
 
     best = rules.search(loss, len(models), len(groups), steps, seed)
     return rules.weighted(problem.w0, models, best, groups)
-
-
-def _scored(how: str, specialists: Sequence[Specialist], weights: Vec, sent: int) -> Merged:
-    first = specialists[0]
-    buffers = tuple(
-        torch.stack([b.double() for b in those]).mean(0).to(those[0].dtype)
-        for those in zip(*(one.buffers for one in specialists), strict=True)
-    )
-    frozen = dict(first.frozen or {})
-    whole = EvaluatedModel(weights, buffers, frozen=frozen)
-    shown = [EvaluatedModel(s.w, s.buffers, frozen=dict(s.frozen or {})) for s in specialists]
-    tasks = [_score_on(s) for s in specialists]
-    measured = [[score(model) for score in tasks] for model in (*shown, whole)]
-    has_accuracy = all("accuracy" in m for row in measured for m in row)
-    key = "accuracy" if has_accuracy else "loss"
-    scores = np.array([[m.get(key, np.nan) for m in row] for row in measured], np.float64)
-    moved = dict(zip(first.problem.moving, buffers, strict=True)) | frozen
-    each = first.w.numel() * first.w.element_size()
-    return Merged(
-        how=how,
-        weights=weights,
-        buffers=moved,
-        problem=first.problem,
-        names=tuple(s.name for s in specialists),
-        scores=scores,
-        measure=key,
-        line=_line(specialists, tasks, whole),
-        bytes_up=each * len(specialists) + sent,
-    )
-
-
-Score = Callable[[EvaluatedModel], Mapping[str, Any]]
 
 
 def _score_on(specialist: Specialist) -> Score:
