@@ -26,6 +26,7 @@ from fedrift.engine.callbacks import Callback, RoundReport, callbacks_of
 from fedrift.engine.execute import execute
 from fedrift.engine.plan import Task, UserMetric
 from fedrift.engine.prepare import Prepared, prepare
+from fedrift.engine.progress import Shown, showing
 from fedrift.engine.result import Result
 from fedrift.engine.task import where
 from fedrift.engine.trackers import tracks
@@ -79,6 +80,7 @@ def run(
     track: str | Sequence[str] | None = None,
     analyse: str | LivePlan | None = None,
     profile: bool = False,
+    progress: bool | str = "auto",
 ) -> Result:
     """Simulate a federation and return its `Result`.
 
@@ -147,6 +149,9 @@ def run(
         track: `"tensorboard"`, `"mlflow"`, `"wandb"`, or a list of these.
         analyse: What to measure on the way, such as `"every=10,what=drift,classes"`; needs `out`.
         profile: Note where the time of every round goes, in `Result.profile`.
+        progress: `"auto"` shows a bar in a terminal, the growing curve in a notebook, and nothing
+            in a script whose errors go to a file or a pipe; `True` prints lines there; `False` is
+            silent.
 
     Returns:
         Curve, weights, costs and identity of the run. Divergence is a result, not an exception.
@@ -158,14 +163,17 @@ def run(
     made = replace(made, spec=where(made.spec, workers, backend))
     name = slug(f"{made.about['algorithm']}-s{made.seed}" if folder is None else folder.name)
     trackers = [one.follow(name, made.spec.to_dict(), folder) for one in wanted]
-    return execute(
-        made,
-        workers=workers,
-        backend=backend,
-        out=folder,
-        callbacks=[*_live(analyse, made, folder), *trackers, *given],
-        profile=profile,
-    )
+    live = _live(analyse, made, folder)
+    with showing(progress, [made.spec.rounds]) as board:
+        watching = [] if board is None else [board.callback(name, made.seed, made.spec.rounds)]
+        return execute(
+            made,
+            workers=workers,
+            backend=backend,
+            out=folder,
+            callbacks=[*live, *trackers, *watching, *given],
+            profile=profile,
+        )
 
 
 def _live(
@@ -257,6 +265,7 @@ def compare(
     out: str | Path | None = None,
     callbacks: CallbacksOf | None = None,
     track: str | Sequence[str] | None = None,
+    progress: bool | str = "auto",
     **settings: Any,
 ) -> Comparison:
     """Run several algorithms on the same task, with the same seeds; other arguments as for `run`.
@@ -274,6 +283,7 @@ def compare(
         callbacks: `f(item)`, the callbacks of one run, an `Item` with `label`, `seed` and `folder`;
             runs are under way side by side, each in a thread of its own.
         track: `"tensorboard"`, `"mlflow"`, `"wandb"`, or a list of these.
+        progress: As of `run`: `"auto"`, `True` or `False`.
         settings: The other arguments of `run`.
 
     Returns:
@@ -301,10 +311,23 @@ def compare(
             shown = "" if label == algorithm else label
             items.append(Item(label, {}, seed, make, place, settings.get("rounds", 0), shown))
     number = backends.cores() if workers == "auto" else int(workers)
-    made = Comparison(Runner(number, callbacks, wanted).run(items), folder)
+    with showing(progress, [item.rounds for item in items]) as board:
+        made = Comparison(Runner(number, _told(callbacks, board), wanted).run(items), folder)
     if not made.results and (cause := made.outcomes[0].cause) is not None:
         raise cause
     return made
+
+
+def _told(callbacks: CallbacksOf | None, board: Shown | None) -> CallbacksOf | None:
+    """The callbacks of each run, and the one that shows how far it is."""
+    if board is None:
+        return callbacks
+
+    def of(item: Item) -> list[Callback]:
+        given = [] if callbacks is None else callbacks_of(callbacks(item))
+        return [board.callback(item.label, item.seed, item.rounds), *given]
+
+    return of
 
 
 def named(algorithms: Any) -> dict[str, AlgorithmLike]:

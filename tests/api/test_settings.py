@@ -44,7 +44,7 @@ def test_the_signature_of_run_is_the_spec() -> None:
     usual = Spec()
     for name in SETTINGS.keys() - OF_NAMED_DATA:
         assert parameters[name].default == OTHERWISE.get(name, getattr(usual, name)), name
-    own = {"on_round", "track", "analyse", "profile", "test", "metrics"}
+    own = {"on_round", "track", "analyse", "profile", "test", "metrics", "progress"}
     assert {*parameters} - {*SETTINGS} <= own | {"callbacks"}
     assert {*api.OBJECTS} < {*inspect.signature(Objects).parameters}
 

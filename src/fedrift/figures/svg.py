@@ -1,0 +1,282 @@
+"""Small pictures as SVG text: lines, bars and colour tables, in the colours of the page around."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 560.0, 320.0
+LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 10.0, 44.0
+LETTER = 6.6  # width of one at the size of the labels
+MOST_POINTS = 240  # of one line
+UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points with finite coordinates; `band` holds a lower and an upper value for each."""
+
+    name: str
+    colour: str
+    x: Sequence[float]
+    y: Sequence[float]
+    band: tuple[Sequence[float], Sequence[float]] | None = None
+    dash: str = ""
+
+
+def percent(value: float) -> str:
+    """`85 %`."""
+    return f"{100 * value:.4g} %"
+
+
+def short(value: float) -> str:
+    """`12 k`, `0.25`."""
+    for size, unit in UNITS:
+        if abs(value) >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+def ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[float]:
+    """Round numbers between two others; only whole ones if there are no halves to speak of."""
+    span = high - low
+    if not span > 0:
+        return [low]
+    step = 10 ** math.floor(math.log10(span / most))
+    step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= most)
+    step = max(1.0, step) if whole else step
+    first = math.ceil(low / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """From numbers to places in a picture."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+    width: float = WIDTH
+    height: float = HEIGHT
+    left: float = LEFT
+
+    def across(self, value: float) -> float:
+        low, high = self.x
+        return self.left + (value - low) / ((high - low) or 1) * (self.width - self.left - RIGHT)
+
+    def down(self, value: float) -> float:
+        low, high = self.y
+        return (
+            self.height
+            - BOTTOM
+            - (value - low) / ((high - low) or 1) * (self.height - TOP - BOTTOM)
+        )
+
+    def points(self, x: Sequence[float], y: Sequence[float]) -> str:
+        return " ".join(
+            f"{self.across(a):.1f},{self.down(b):.1f}" for a, b in zip(x, y, strict=True)
+        )
+
+
+def lines_picture(
+    lines: Sequence[Line],
+    *,
+    about: str,
+    x_title: str,
+    y_title: str,
+    whole: bool = False,
+    x_text: Callable[[float], str] = short,
+    y_text: Callable[[float], str] = short,
+    x_range: tuple[float, float] | None = None,
+    y_range: tuple[float, float] | None = None,
+    level: float | None = None,
+    width: float = WIDTH,
+    height: float = HEIGHT,
+) -> str:
+    """Lines with their bands; `level` is a dotted line across; `whole`: only whole numbers on x."""
+    drawn = [thinned(line) for line in lines if len(line.x)]
+    frame = Frame(
+        x_range or _ends(value for line in drawn for value in line.x),
+        y_range or _ends((v for line in drawn for v in _heights(line)), air=0.05),
+        width,
+        height,
+    )
+    parts = [*_axes(frame, x_title, y_title, x_text, y_text, whole)]
+    if level is not None:
+        at = f"{frame.down(level):.1f}"
+        parts.append(
+            f'<line class="level" x1="{frame.left}" x2="{width - RIGHT}" y1="{at}" y2="{at}"/>'
+        )
+    for line in drawn:
+        if line.band is not None:
+            low, high = line.band
+            edge = frame.points([*line.x, *reversed(line.x)], [*high, *reversed(low)])
+            parts.append(f'<polygon points="{edge}" fill="{line.colour}" fill-opacity=".16"/>')
+    for line in drawn:
+        dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
+        if len(line.x) == 1:
+            at = frame.points(line.x, line.y).split(",")
+            parts.append(f'<circle cx="{at[0]}" cy="{at[1]}" r="3" fill="{line.colour}"/>')
+            continue
+        parts.append(
+            f'<polyline points="{frame.points(line.x, line.y)}" fill="none" '
+            f'stroke="{line.colour}" stroke-width="2" stroke-linejoin="round"{dash}/>'
+        )
+    return wrapped(parts, about, width, height)
+
+
+def _heights(line: Line) -> Iterable[float]:
+    return (*line.y, *(value for side in line.band or () for value in side))
+
+
+def _ends(values: Iterable[float], air: float = 0.0) -> tuple[float, float]:
+    listed = list(values)
+    low, high = (min(listed), max(listed)) if listed else (0.0, 1.0)
+    room = (high - low or abs(high) or 1.0) * air
+    return low - room, high + room
+
+
+def thinned(line: Line) -> Line:
+    """At most so many points, the first and the last among them."""
+    number = len(line.x)
+    if number <= MOST_POINTS:
+        return line
+    kept = sorted({round(i * (number - 1) / (MOST_POINTS - 1)) for i in range(MOST_POINTS)})
+    band = (
+        None
+        if line.band is None
+        else ([line.band[0][i] for i in kept], [line.band[1][i] for i in kept])
+    )
+    return Line(
+        line.name,
+        line.colour,
+        [line.x[i] for i in kept],
+        [line.y[i] for i in kept],
+        band,
+        line.dash,
+    )
+
+
+def _axes(
+    frame: Frame,
+    x_title: str,
+    y_title: str,
+    x_text: Callable[[float], str],
+    y_text: Callable[[float], str],
+    whole: bool,
+) -> Iterable[str]:
+    right, bottom = frame.width - RIGHT, frame.height - BOTTOM
+    for mark in ticks(*frame.y):
+        at = frame.down(mark)
+        yield f'<line class="rule" x1="{frame.left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>'
+        yield words(y_text(mark), frame.left - 8, at + 4, "end")
+    for mark in ticks(*frame.x, whole=whole):
+        yield words(x_text(mark), frame.across(mark), bottom + 18, "middle")
+    yield f'<line class="axis" x1="{frame.left}" x2="{right}" y1="{bottom}" y2="{bottom}"/>'
+    yield words(x_title, (frame.left + right) / 2, frame.height - 6, "middle")
+    middle = (TOP + bottom) / 2
+    yield (
+        f'<text x="14" y="{middle:.1f}" text-anchor="middle" '
+        f'transform="rotate(-90 14 {middle:.1f})">{escape(y_title)}</text>'
+    )
+
+
+def words(text: str, x: float, y: float, anchor: str = "start") -> str:
+    """A label."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def wrapped(parts: Iterable[str], about: str, width: float, height: float) -> str:
+    """The whole picture, which says what it shows to those who cannot see it."""
+    return (
+        f'<svg class="picture" role="img" aria-label="{escape(about, quote=True)}" '
+        f'viewBox="0 0 {width:g} {height:g}" xmlns="http://www.w3.org/2000/svg">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def bars_picture(
+    rows: Mapping[str, Sequence[tuple[float, str, str]]], *, about: str, x_title: str
+) -> str:
+    """A bar per name, of pieces as (length, colour, class)."""
+    left = min(220.0, 12 + LETTER * max((len(name) for name in rows), default=0))
+    height = 26.0 * len(rows) + BOTTOM + TOP
+    longest = max((sum(size for size, *_ in pieces) for pieces in rows.values()), default=1.0)
+    frame = Frame((0, longest or 1.0), (0, 1), WIDTH, height, left)
+    parts: list[str] = []
+    for mark in ticks(0, longest or 1.0, 5):
+        at = frame.across(mark)
+        parts.append(
+            f'<line class="rule" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>'
+        )
+        parts.append(words(short(mark), at, height - BOTTOM + 16, "middle"))
+    for place, (name, pieces) in enumerate(rows.items()):
+        top, so_far = TOP + 26 * place + 4, 0.0
+        fits = int((left - 12) / LETTER)
+        parts.append(
+            words(name if len(name) <= fits else f"{name[: fits - 1]}…", left - 8, top + 13, "end")
+        )
+        for size, colour, kind in pieces:
+            begin, end = frame.across(so_far), frame.across(so_far + size)
+            named = f' class="{kind}"' if kind else ""
+            parts.append(
+                f'<rect{named} x="{begin:.1f}" y="{top}" width="{max(0.0, end - begin):.1f}" '
+                f'height="18" fill="{colour}"/>'
+            )
+            so_far += size
+    parts.append(words(x_title, (left + WIDTH - RIGHT) / 2, height - 6, "middle"))
+    return wrapped(parts, about, WIDTH, height)
+
+
+MOST_CELLS = 90  # columns or rows of a table of colours; of more, some are left out
+
+
+def table_picture(
+    cells: Sequence[Sequence[float]],
+    *,
+    about: str,
+    x_title: str,
+    y_title: str,
+    columns: Sequence[float],
+    colour: str,
+) -> str:
+    """Shares from 0 to 1 as depths of one colour, a row for each list."""
+    across = kept(len(columns))
+    rows = kept(len(cells))
+    height = min(420.0, 18.0 * len(rows)) + TOP + BOTTOM
+    frame = Frame((0, len(across)), (0, len(rows)), WIDTH, height)
+    wide = (WIDTH - LEFT - RIGHT) / max(1, len(across))
+    tall = (height - TOP - BOTTOM) / max(1, len(rows))
+    parts = [
+        f'<rect class="empty" x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" '
+        f'height="{height - TOP - BOTTOM:.1f}"/>'
+    ]
+    for j, row in enumerate(rows):
+        for i, column in enumerate(across):
+            share = cells[row][column]
+            if not share > 0:
+                continue
+            at = f'x="{frame.across(i):.1f}" y="{TOP + tall * j:.1f}"'
+            size = f'width="{wide + 0.3:.1f}" height="{tall + 0.3:.1f}"'
+            depth = f'fill="{colour}" fill-opacity="{0.1 + 0.9 * share:.2f}"'
+            parts.append(f"<rect {at} {size} {depth}/>")
+    for i in range(0, len(across), max(1, -(-len(across) // 12))):
+        label = f"{columns[across[i]]:g}"
+        parts.append(words(label, frame.across(i) + wide / 2, height - BOTTOM + 16, "middle"))
+    for j in range(0, len(rows), max(1, -(-len(rows) // 20))):
+        parts.append(words(str(rows[j]), LEFT - 8, TOP + tall * (j + 0.5) + 4, "end"))
+    parts.append(words(x_title, (LEFT + WIDTH - RIGHT) / 2, height - 6, "middle"))
+    middle = (TOP + height - BOTTOM) / 2
+    parts.append(
+        f'<text x="14" y="{middle:.1f}" text-anchor="middle" '
+        f'transform="rotate(-90 14 {middle:.1f})">{escape(y_title)}</text>'
+    )
+    return wrapped(parts, about, WIDTH, height)
+
+
+def kept(number: int, most: int = MOST_CELLS) -> list[int]:
+    """Which of so many are shown."""
+    if number <= most:
+        return list(range(number))
+    return sorted({round(i * (number - 1) / (most - 1)) for i in range(most)})
