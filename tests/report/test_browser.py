@@ -37,7 +37,7 @@ class Report(Opened):
     def draw_all(self) -> None:
         for chart in self.page.query_selector_all(".chart"):
             chart.evaluate("chart => chart.scrollIntoView()")
-            self.page.wait_for_function("chart => chart.querySelector('svg')", arg=chart)
+            self.page.wait_for_function("chart => chart.querySelector('svg.main-svg')", arg=chart)
 
     def title_of_x(self) -> str:
         found = self.page.query_selector("[data-chart=curve] .xtitle")
@@ -139,12 +139,72 @@ def test_a_phone_shows_it_without_scrolling_sideways(
     context.close()
 
 
-def test_it_prints_with_every_chart(opened: Report) -> None:
-    opened.page.evaluate("ready()")  # a reader has seen a chart before printing
-    opened.page.wait_for_function("() => window.Plotly")
+def test_curves_can_be_smoothed_filtered_and_held_against_a_target(opened: Report) -> None:
+    page = opened.page
+    opened.draw_all()
+    first = page.locator("[data-chart=curve]").first
+    line = ".scatterlayer .trace:nth-child(2) .js-line"
+    before = first.locator(line).get_attribute("d")
+    page.select_option("#smooth", "5")
+    page.wait_for_timeout(100)
+    assert first.locator(line).get_attribute("d") != before
+    assert page.locator("[data-chart=curve] .annotation").count() == 0
+    page.check("#target")
+    assert "target " in str(first.locator(".annotation").text_content())
+    page.fill("#target-at", "33")
+    assert "target 33.0 %" in str(first.locator(".annotation").text_content())
+    page.fill("#only", "scaf")
+    page.wait_for_timeout(100)
+    assert 0 < first.locator(".scatterlayer .trace").count() <= 2
+    page.check("#log-x")
+    page.check("#log-y")
+    page.click("button[data-set=y][data-value=both]")
+    page.wait_for_timeout(100)
+    titles = first.locator(".ytitle, .y2title").all_text_contents()
+    assert titles == ["test accuracy", "test loss"]
+    assert opened.complaints == []
+
+
+def test_hidden_columns_are_shown_when_they_are_chosen(opened: Report) -> None:
+    page = opened.page
+    column = "#leaders th:has-text('best round')"
+    assert not page.is_visible(column)
+    pick = page.locator("#leaderboard .pick")
+    pick.locator("summary").click()
+    pick.get_by_label("best round").check()
+    assert page.is_visible(column)
+    cells = page.locator("#leaders tbody tr").first.locator("td:visible, th:visible")
+    assert cells.count() == 8
+    assert opened.complaints == []
+
+
+def test_rounds_have_whole_ticks_however_far_one_zooms(opened: Report) -> None:
+    opened.draw_all()
+    for kind in ("curve", "classes"):
+        page = opened.page
+        page.evaluate(
+            "kind => Plotly.relayout(document.querySelector(`[data-chart=${kind}]`), "
+            "{'xaxis.range[0]': 2, 'xaxis.range[1]': 4})",
+            kind,
+        )
+        page.wait_for_timeout(200)
+        ticks = page.locator(f"[data-chart={kind}] .xtick text").all_text_contents()
+        assert len(ticks) == len({*ticks}) >= 2 and all("." not in tick for tick in ticks)
+
+
+def test_print_shows_a_picture_of_every_chart_that_nobody_touched(opened: Report) -> None:
+    opened.page.emulate_media(media="print")
+    shown = opened.page.locator(".still svg").count()
+    assert shown == opened.page.locator(".chart").count()
+    assert opened.page.locator(".still svg:visible").count() == shown
+    assert opened.complaints == []
+
+
+def test_print_shows_a_chart_as_the_reader_changed_it(opened: Report) -> None:
+    opened.draw_all()
+    opened.page.click("button[data-set=x][data-value=bytes]")
+    opened.page.emulate_media(media="print")
+    assert opened.page.locator("[data-chart=curve] svg.main-svg:visible").count() > 0
+    assert opened.page.locator("#curves .still svg:visible").count() == 0
     opened.page.pdf(format="A4")
-    drawn = opened.page.evaluate(
-        "[...document.querySelectorAll('.chart')].every(one => one.querySelector('svg'))"
-    )
-    assert drawn
     assert opened.complaints == []

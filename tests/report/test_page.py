@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from fedrift.report import formats, html, provenance, write
+from fedrift.report import formats, html, opening, provenance, sentences, tables, write
+from fedrift.report.markup import html_table
 from fedrift.report.selection import Labelled
+from fedrift.report.statistics.findings import Findings
 from fedrift.report.tables import Cell, Table
 from tests.support.product import RunRecord, Spec
 from tests.support.product import run_folder as results
@@ -27,7 +29,7 @@ def test_a_page_has_every_section_and_its_numbers(tmp_path: Path) -> None:
     written, found = made(tmp_path)
     sections = [attrs["id"] for tag, attrs in found.tags if tag == "section"]
     assert sections == [
-        *("summary", "leaderboard", "results", "curves", "data"),
+        *("summary", "curves", "findings", "leaderboard", "results", "data"),
         *("classes", "clients", "ledger", "runs"),
     ]
     assert written.problems == ()
@@ -173,6 +175,76 @@ def test_signs_with_a_meaning_are_escaped() -> None:
 )
 def test_the_command_makes_the_run_again(given: dict[str, Any], said: str) -> None:
     assert provenance.command(Spec.of(given)) == said
+
+
+def test_it_opens_with_figures_then_curves_then_sentences(tmp_path: Path) -> None:
+    _, found = made(tmp_path, grid(tmp_path / "runs", alphas=(0.1,)))
+    text = found.text
+    figures = [attrs for _, attrs in found.tags if attrs.get("class") == "headline"]
+    assert len(figures) == 3
+    order = ["scaffold: highest test accuracy", "scaffold against fedavg", "single seeds"]
+    order += ["scaffold has the highest mean", "rank"]
+    assert [text.index(words) for words in order] == sorted(text.index(words) for words in order)
+    assert text.count("95 % interval") >= 3
+
+
+@pytest.mark.parametrize("alphas", [(0.1,), (0.1, 0.3), (0.1, 0.3, 1.0), (0.1, 0.3, 0.5, 1.0)])
+def test_there_are_three_figures_whatever_the_number_of_settings(
+    tmp_path: Path, alphas: tuple[float, ...]
+) -> None:
+    written, _ = made(tmp_path, grid(tmp_path / "runs", alphas=alphas))
+    figures = opening.headlines(written.findings)
+    assert len(figures) == 3
+    assert sum("95 % interval" in one.interval for one in figures) >= 2
+    assert len(opening.headlines(_alone(tmp_path))) == 3
+
+
+def _alone(tmp_path: Path) -> Findings:
+    only = run_folder(tmp_path / "alone" / "one", seed=0)
+    return write([only], tmp_path / "alone.html").findings
+
+
+def test_a_caveat_stands_folded_below_the_finding_it_belongs_to(tmp_path: Path) -> None:
+    root = grid(tmp_path / "runs", alphas=(0.1, 1.0))
+    for seed in range(3):
+        run_folder(root / f"s{seed}", algorithm="fedsam", alpha=1.0, seed=seed, cost=2)
+    written, _ = made(tmp_path, root)
+    first, second = sentences.findings_said(written.findings)
+    assert not any("fedsam used" in words for words in first.caveats)
+    assert any("fedsam used 2.00 times the gradient" in words for words in second.caveats)
+    page = (tmp_path / "report.html").read_text()
+    finding = page[page.index("<li>dirichlet 1: ") :]
+    assert finding.index("<details>") < finding.index("fedsam used") < finding.index("</details>")
+
+
+def test_a_leaderboard_shows_seven_columns_and_hides_none_for_good(tmp_path: Path) -> None:
+    written, _ = made(tmp_path)
+    table = tables.leaderboard(written.findings)
+    assert len(table.usual) == 7 < len(table.columns)
+    text = html_table(table)
+    assert text.count('<th scope="col"') == text.count("data-column=") == len(table.columns)
+    assert text.count("hidden><button") == len(table.columns) - 7
+    assert text.count(" checked>") == 7
+
+
+def test_every_chart_has_a_picture_behind_it(tmp_path: Path) -> None:
+    made(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    charts = page.count("data-chart=")
+    assert charts == page.count('<div class="still"><svg') > 4
+
+
+def test_who_took_part_is_shown_only_where_it_differs(tmp_path: Path) -> None:
+    def shown(per_round: int) -> bool:
+        folder = tmp_path / str(per_round)
+        run_folder(folder / "one", algorithm="fedavg", per_round=per_round, clients=10)
+        _, found = made(tmp_path, folder)
+        run = json.loads(found.unpacked("numbers"))["groups"][0]["runs"][0]
+        assert (run["cohorts"] is not None) == ("which clients took part" in found.text)
+        return run["cohorts"] is not None
+
+    assert shown(3)
+    assert not shown(10)
 
 
 @pytest.mark.slow

@@ -77,11 +77,29 @@ function missing(chart, words) {
   chart.textContent = words;
 }
 
+const MEASURES = {
+  accuracy: { title: "test accuracy", tickformat: ".0%", hover: "%{y:.2%}" },
+  loss: { title: "test loss", hover: "%{y:.4g}" },
+};
+
+// Rounds are whole: no tick between two of them, however far the reader zooms in.
+function wholeTicks(chart) {
+  if (chart.dataset.whole) return;
+  chart.dataset.whole = "true";
+  chart.on("plotly_relayout", () => {
+    const axis = chart.layout.xaxis;
+    if (state.x !== "rounds" && chart.dataset.chart === "curve") return;
+    const span = axis.type === "log" ? Infinity : Math.abs(axis.range[1] - axis.range[0]);
+    const dtick = span < 8 ? 1 : null;
+    if ((axis.dtick === 1) !== (dtick === 1) || axis.tickmode === "linear" && dtick === null) Plotly.relayout(chart, { "xaxis.dtick": dtick, "xaxis.tickmode": dtick ? "linear" : "auto" });
+  });
+}
+
 // The same for all panels, so that settings can be compared by eye.
 const extremes = new WeakMap();
 function accuracyRange() {
   let low = data.chance ?? 1, high = 0; // the line of chance is in view
-  for (const run of data.groups.filter((group) => !state.hidden.has(group.m)).flatMap((group) => group.runs)) {
+  for (const run of data.groups.filter((group) => !isHidden(group.m)).flatMap((group) => group.runs)) {
     const values = column(run, "accuracy");
     if (!values) continue;
     if (!extremes.has(run)) extremes.set(run, [Math.min(...values), Math.max(...values)]);
@@ -95,28 +113,57 @@ function accuracyRange() {
 // One line per method: the mean of its seeds as far as all of them go, with their range.
 function curve(chart, width) {
   const setting = Number(chart.dataset.setting), traces = [], format = FORMATS[state.x];
-  for (const group of data.groups) {
-    if (group.s !== setting || state.hidden.has(group.m)) continue;
-    const runs = group.runs.filter((run) => column(run, state.x) && column(run, state.y));
-    if (runs.length) traces.push(...linesOf(group, runs));
-  }
+  const measures = state.y === "both" ? ["accuracy", "loss"] : [state.y];
+  measures.forEach((measure, place) => {
+    for (const group of data.groups) {
+      if (group.s !== setting || isHidden(group.m)) continue;
+      const runs = group.runs.filter((run) => column(run, state.x) && column(run, measure));
+      if (runs.length) traces.push(...linesOf(group, runs, measure).map((trace) => ({ ...trace, yaxis: place ? "y2" : "y" })));
+    }
+  });
+  chart.classList.toggle("double", measures.length > 1);
   if (!traces.length) return missing(chart, "Nothing to draw: not measured, or every method is switched off.");
-  const shapes = [];
-  if (state.y === "accuracy" && data.chance) {
-    shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: data.chance, y1: data.chance, line: { color: css("--chance"), width: 1, dash: "dot" } });
+  const shapes = [], annotations = [], across = { type: "line", xref: "paper", x0: 0, x1: 1 };
+  if (measures[0] === "accuracy" && data.chance && !state.logY) {
+    shapes.push({ ...across, y0: data.chance, y1: data.chance, line: { color: css("--chance"), width: 1, dash: "dot" } });
   }
-  const xaxis = { title: { text: format.title }, tickformat: format.tickformat, ticksuffix: format.ticksuffix, rangemode: "tozero" };
+  const target = state.targetAt ?? data.targets[setting], isTarget = state.target && target !== null && measures.includes(data.measure);
+  if (isTarget) {
+    const text = data.measure === "accuracy" ? `target ${(100 * target).toFixed(1)} %` : `target ${target.toPrecision(4)}`;
+    shapes.push({ ...across, y0: target, y1: target, line: { color: css("--on"), width: 1.5, dash: "dash" } });
+    annotations.push({ xref: "paper", x: 1, xanchor: "right", y: state.logY ? Math.log10(target) : target, yanchor: "bottom", text, showarrow: false, font: { color: css("--on"), size: 11 } });
+  }
+  const xaxis = { title: { text: format.title }, tickformat: format.tickformat, ticksuffix: format.ticksuffix, rangemode: "tozero", type: state.logX ? "log" : "linear", anchor: measures.length > 1 ? "y2" : "y" };
   const furthest = Math.max(...traces.flatMap((trace) => trace.x));
-  if (state.x === "rounds" && furthest < 8) xaxis.dtick = 1; // halves would be shown as whole rounds
-  const yaxis = state.y === "accuracy" ? { title: { text: "test accuracy" }, tickformat: ".0%", range: accuracyRange() } : { title: { text: "test loss" } };
-  return plot(chart, traces, { xaxis, yaxis, shapes, hovermode: state.x === "rounds" ? "x unified" : "closest" }, width);
+  if (state.x === "rounds" && furthest < 8 && !state.logX) xaxis.dtick = 1; // halves would be shown as whole rounds
+  const axes = measures.map((measure, place) => {
+    const { title, tickformat } = MEASURES[measure], axis = { title: { text: title }, tickformat, type: state.logY ? "log" : "linear" };
+    if (measure === "accuracy" && !state.logY) {
+      const [low, high] = accuracyRange();
+      axis.range = isTarget ? [Math.min(low, target - 0.01), Math.max(high, target + 0.03)] : [low, high];
+    }
+    return measures.length > 1 ? { ...axis, domain: place ? [0, 0.47] : [0.53, 1] } : axis;
+  });
+  const layout = { xaxis, yaxis: axes[0], shapes, annotations, hovermode: state.x === "rounds" ? "x unified" : "closest" };
+  if (axes[1]) layout.yaxis2 = axes[1];
+  const done = plot(chart, traces, layout, width);
+  wholeTicks(chart);
+  return done;
 }
 
-function linesOf(group, runs) {
-  const { color, dash } = styleOf(group.m), name = safe(data.methods[group.m]);
-  const xs = runs.map((run) => column(run, state.x)), ys = runs.map((run) => column(run, state.y));
+// Each value becomes the mean of itself and those before it.
+function smoothed(values, width) {
+  if (width < 2) return values;
+  return values.map((value, i) => {
+    const near = values.slice(Math.max(0, i - width + 1), i + 1).filter((one) => one !== null);
+    return value === null ? null : mean(near);
+  });
+}
+
+function linesOf(group, runs, measure) {
+  const { color, dash } = styleOf(group.m), name = safe(data.methods[group.m]), { hover } = MEASURES[measure];
+  const xs = runs.map((run) => column(run, state.x)), ys = runs.map((run) => smoothed(column(run, measure), state.smooth));
   const shape = { line: { color, dash, width: 2 }, mode: "lines", type: "scatter", name };
-  const hover = state.y === "accuracy" ? "%{y:.2%}" : "%{y:.4g}";
   const traces = [];
   if (state.seeds) {
     runs.forEach((run, i) => traces.push({ ...shape, line: { ...shape.line, width: 1.3 }, x: xs[i], y: ys[i], hovertemplate: `${hover}, seed ${run.seed}` }));
@@ -143,7 +190,7 @@ function expected(chart, width) {
   const shares = [...Array(101).keys()].map((i) => i / 100);
   for (const group of data.groups) {
     const known = group.runs.map((run) => sums(run.expected, data.scales.accuracy)).filter(Boolean);
-    if (group.s !== setting || state.hidden.has(group.m) || !known.length) continue;
+    if (group.s !== setting || isHidden(group.m) || !known.length) continue;
     const at = (list, share) => {
       const place = share * (list.length - 1), low = Math.floor(place), high = Math.ceil(place);
       return list[low] + (list[high] - list[low]) * (place - low);

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from fedrift.figures.style import COLOURS
+from fedrift.report.pictures import chance
 from fedrift.report.statistics.costs import AXES, client_accuracy
 from fedrift.report.statistics.findings import Finding, Findings
-from fedrift.report.statistics.measured import Clients, Floats, Measured
+from fedrift.report.statistics.grouping import Setting
+from fedrift.report.statistics.measured import Clients, Floats, Measured, takes_part
 from fedrift.report.tables import traffic_per_round
 
 ACCURACY = 10_000
@@ -51,13 +53,14 @@ def payload(findings: Findings) -> dict[str, Any]:
         "groups": groups,
         "cohorts": pools.cohorts,
         "clients": pools.clients,
-        "chance": _chance(findings),
+        "chance": chance(findings),
+        "targets": [_target(findings, setting) for setting in places],
     }
 
 
-def _chance(findings: Findings) -> float | None:
-    total = findings.grouped.runs[0].class_total
-    return max(total) / sum(total) if total and sum(total) else None
+def _target(findings: Findings, setting: Setting) -> float | None:
+    known = (one.target for one in findings.by_setting[setting])
+    return next((target.value for target in known if target is not None), None)
 
 
 class _Pools:
@@ -97,7 +100,7 @@ class _Pools:
 
     def _cohorts(self, run: Measured) -> int | None:
         shown = run.cohorts[:: self.stride]
-        if not any(shown):
+        if not any(shown) or not takes_part(run):
             return None
         if shown not in self._known:
             self._cells += sum(map(len, shown))

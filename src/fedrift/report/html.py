@@ -7,17 +7,18 @@ import gzip
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from fedrift.errors import InputError
 from fedrift.figures import Picture
-from fedrift.report import sentences, tables
+from fedrift.report import pictures, sentences, tables
 from fedrift.report.analyses import ENDINGS, Analysis
 from fedrift.report.markup import (
     bullet_list,
     chart,
+    check_box,
     choices,
     escape,
     folded,
@@ -26,25 +27,27 @@ from fedrift.report.markup import (
     paragraph,
     section,
     select,
+    select_of,
     toolbar,
 )
 from fedrift.report.methods import workings_section
-from fedrift.report.provenance import Extras, option_sentences, runs_section
+from fedrift.report.opening import findings_section, summary_section
+from fedrift.report.provenance import Extras, runs_section
 from fedrift.report.statistics.findings import Findings
-
-LINE = (
-    '<svg width="22" height="8" aria-hidden="true">'
-    '<line x1="0" y1="4" x2="22" y2="4" stroke-width="3"/></svg>'
-)
+from fedrift.report.statistics.grouping import Setting
+from fedrift.report.statistics.measured import takes_part
 
 
 def body(findings: Findings, extras: Extras) -> str:
     """Everything between <body> and </body> but the scripts."""
+    several = len(findings.settings) > 1
+    results = section("results", "Results by setting", html_table(tables.grid(findings)))
     sections = {
-        "Summary": _summary(findings, extras),
-        "Leaderboard": _leaderboard(findings),
-        "Results": section("results", "Results by setting", html_table(tables.grid(findings))),
+        "Summary": summary_section(findings, extras),
         "Curves": _curves(findings),
+        "Findings": findings_section(findings, extras),
+        "Leaderboard": _leaderboard(findings),
+        "Results": results if several else "",
         "Data": _data(findings),
         "Classes": _classes(findings),
         "Clients": _clients(findings),
@@ -63,27 +66,11 @@ def body(findings: Findings, extras: Extras) -> str:
     theme = '<button type="button" class="plain" id="theme">Dark</button>'
     return "\n".join(
         (
-            f'<header><nav aria-label="Sections">{links}</nav>{theme}</header><main>',
+            f'<header><nav aria-label="Sections">{links}</nav>{theme}</header>'
+            f'<main style="{pictures.variables()}">',
             *filter(None, sections.values()),
             "<footer>Made by fedrift. This page is one file and needs no network.</footer></main>",
         )
-    )
-
-
-def _summary(findings: Findings, extras: Extras) -> str:
-    problems = ""
-    if extras.problems:
-        heading = "<h2>Not everything could be used</h2>"
-        problems = (
-            f'<div class="problems" role="note">{heading}{bullet_list(extras.problems)}</div>'
-        )
-    return (
-        f'<section id="summary" aria-label="Summary"><h1>{escape(extras.title)}</h1>'
-        f"<p>{escape(sentences.scope(findings))}</p>{problems}"
-        f"<h3>What the numbers show</h3>{bullet_list(sentences.shown_sentences(findings))}"
-        f"<h3>What they do not show</h3>{bullet_list(sentences.not_shown_sentences(findings))}"
-        f"<h3>With which options</h3>{bullet_list([*option_sentences(findings), *extras.notes])}"
-        "</section>"
     )
 
 
@@ -101,75 +88,129 @@ def _legend(findings: Findings) -> str:
     if len(findings.methods) < 2:
         return ""
     buttons = "".join(
-        f'<button type="button" class="plain" data-method="{i}" aria-pressed="true">{LINE}'
-        f"{escape(method)}</button>"
+        f'<button type="button" class="plain" data-method="{i}" aria-pressed="true">'
+        f'<svg width="22" height="8" aria-hidden="true"><line x1="0" y1="4" x2="22" y2="4" '
+        f'stroke="{pictures.colour(i)}" stroke-dasharray="{pictures.dash(i)}" stroke-width="3"/>'
+        f"</svg>{escape(method)}</button>"
         for i, method in enumerate(findings.methods)
     )
     return f'<div class="legend" role="group" aria-label="Methods shown">{buttons}</div>'
 
 
-def _panels(findings: Findings, kind: str, about: str) -> str:
+def _panels(
+    findings: Findings, kind: str, about: str, still: Callable[[Setting], str], size: str = ""
+) -> str:
     panels = "".join(
-        f"<figure><figcaption>{escape(setting.label)}</figcaption>"
-        f"{chart(kind, f'{about}, {setting.label}', setting=i)}</figure>"
+        f"<figure>{_caption(findings, setting)}"
+        f"{chart(kind, f'{about}, {setting.label}', setting=i, still=still(setting), size=size)}"
+        "</figure>"
         for i, setting in enumerate(findings.settings)
     )
     return f'<div class="panels">{panels}</div>'
+
+
+def _caption(findings: Findings, setting: Setting) -> str:
+    """Where there is one setting, the page's first sentence names it."""
+    several = len(findings.settings) > 1
+    return f"<figcaption>{escape(setting.label)}</figcaption>" if several else ""
+
+
+SMOOTHING = {"1": "not", "3": "3 rounds", "5": "5 rounds", "10": "10 rounds", "25": "25 rounds"}
 
 
 def _curves(findings: Findings) -> str:
     axes = {"rounds": "rounds", "bytes": "bytes", "gradients": "gradients", "seconds": "time"}
     controls = [choices("x", "Horizontal axis", axes, "rounds")]
     if findings.has_accuracy:
-        kinds = {"accuracy": "accuracy", "loss": "loss"}
+        kinds = {"accuracy": "accuracy", "loss": "loss", "both": "both"}
         controls.append(choices("y", "Vertical axis", kinds, "accuracy"))
     if any(len(one.group.runs) > 1 for one in findings.all):
         kinds = {"false": "mean and range", "true": "single seeds"}
         controls.append(choices("seeds", "Seeds", kinds, "false"))
-    about = (
-        "A line is the mean of the seeds as far as all of them go, the band around it reaches "
-        "from the lowest seed to the highest; a cross marks a seed that became infinite. "
-        "Over bytes, gradient evaluations and time, a point stands at the mean cost of the seeds."
-    )
+    more = [
+        select_of("smooth", "Smooth over", SMOOTHING),
+        check_box("log-x", "log x"),
+        check_box("log-y", "log y"),
+        check_box("target", "target line"),
+    ]
     if findings.has_accuracy:
-        about += " The dotted line is the share of the most frequent class."
+        more.append(
+            '<label>at <input type="number" id="target-at" min="0" max="100" step="0.1" '
+            'placeholder="auto" aria-label="Target in percent"> %</label>'
+        )
+    if len(findings.methods) > 2:
+        more.append(
+            '<label>Only <input type="search" id="only" placeholder="part of a name"></label>'
+        )
+    heights = pictures.common_range(findings)
+    one = "wide" if len(findings.settings) == 1 else ""
     return section(
         "curves",
         "Convergence",
-        paragraph(about),
         toolbar(*controls),
         _legend(findings),
-        _panels(findings, "curve", "Test result over rounds or cost"),
+        _panels(
+            findings,
+            "curve",
+            "Test result over rounds or cost",
+            lambda setting: pictures.curve(findings, setting, heights),
+            one,
+        ),
+        toolbar(*more),
+        folded("How to read the curves", paragraph(_reading(findings))),
     )
 
 
+def _reading(findings: Findings) -> str:
+    about = (
+        "A line is the mean of the seeds as far as all of them go, the band around it reaches "
+        "from the lowest seed to the highest; a cross marks a seed that became infinite. "
+        "Over bytes, gradient evaluations and time, a point stands at the mean cost of the seeds. "
+        "Smoothing draws the mean of each round and those before it. The target line stands at "
+        f"the target of the leaderboard unless it is given. {tables.target_text(findings)}"
+    )
+    if findings.has_accuracy:
+        about += " The dotted line is the share of the most frequent class."
+    return about
+
+
 def _data(findings: Findings) -> str:
-    if all(run.clients is None for run in findings.grouped.runs):
+    first = next((run for run in findings.grouped.runs if run.clients is not None), None)
+    if first is None:
         return ""
+    place = chart(
+        "clients", "Classes and samples per client", size="tall", still=pictures.clients(first)
+    )
     return section(
         "data",
         "Data of the clients",
         paragraph("How many samples each client holds, and which share of them is of which class."),
         toolbar(select("data-which", "Division")),
-        f"<figure>{chart('clients', 'Classes and samples per client', size='tall')}</figure>",
+        f"<figure>{place}</figure>",
     )
 
 
 def _classes(findings: Findings) -> str:
-    if all(run.classes is None for run in findings.grouped.runs):
+    first = next((run for run in findings.grouped.runs if run.classes is not None), None)
+    if first is None:
         return ""
-    about = (
-        "Test accuracy per class. A dot marks a class that the clients of the round hold: the "
-        "larger, the more of their samples. Below it, which clients took part. Where a class "
-        "lights up when its clients took part and fades afterwards, the model leans towards "
-        "those it saw last. With many rounds in view there are no dots; zoom in to see them."
+    about = "Test accuracy per class."
+    if any(takes_part(run) for run in findings.grouped.runs):
+        about += (
+            " A dot marks a class that the clients of the round hold: the larger, the more of "
+            "their samples. Below it, which clients took part. Where a class lights up when its "
+            "clients took part and fades afterwards, the model leans towards those it saw last. "
+            "With many rounds in view there are no dots; zoom in to see them."
+        )
+    place = chart(
+        "classes", "Accuracy per class and round", size="tall", still=pictures.classes(first)
     )
     return section(
         "classes",
         "Classes over rounds",
         paragraph(about),
         toolbar(select("classes-which", "Method"), select("classes-seed", "Seed")),
-        f"<figure>{chart('classes', 'Accuracy per class and round', size='tall')}</figure>",
+        f"<figure>{place}</figure>",
     )
 
 
@@ -187,8 +228,14 @@ def _clients(findings: Findings) -> str:
         "Clients",
         paragraph(about),
         _legend(findings),
-        _panels(findings, "expected", "Expected accuracy of the clients"),
+        _panels(
+            findings,
+            "expected",
+            "Expected accuracy of the clients",
+            lambda setting: pictures.expected(findings, setting),
+        ),
         html_table(table),
+        folded("Before you quote it: 1 caveat", bullet_list([sentences.EXPECTED])),
     )
 
 
@@ -216,11 +263,13 @@ def _ledger(findings: Findings) -> str:
         return ""
     labels = [setting.label for setting in findings.settings]
     control = toolbar(select("ledger-setting", "Setting", labels)) if len(labels) > 1 else ""
+    still = pictures.ledger(findings, findings.settings[0])
+    place = chart("ledger", "Bytes per round by field", size="free", still=still)
     return section(
         "ledger",
         "Communication",
         control,
-        f"<figure>{chart('ledger', 'Bytes per round by field', size='free')}</figure>",
+        f"<figure>{place}</figure>",
         folded("All fields as a table", html_table(table)),
     )
 

@@ -61,14 +61,29 @@ def select(
     return f'<label>{escape(label)} <select id="{key}"{more}>{listed}</select></label>'
 
 
-def chart(kind: str, about: str, *, size: str = "", setting: int | None = None) -> str:
-    """The place of a chart, which the page's script draws."""
+def select_of(key: str, label: str, values: Mapping[str, str]) -> str:
+    """A list of values with their words."""
+    listed = "".join(f'<option value="{escape(v)}">{escape(w)}</option>' for v, w in values.items())
+    return f'<label>{escape(label)} <select id="{key}">{listed}</select></label>'
+
+
+def chart(
+    kind: str, about: str, *, size: str = "", setting: int | None = None, still: str = ""
+) -> str:
+    """The place of a chart, which the page's script draws; `still` is a picture (HTML) that stands
+    there until it has, and in print."""
     where = "" if setting is None else f' data-setting="{setting}"'
     kinds = f"chart {size}".strip()
-    return (
+    drawn = (
         f'<div class="{kinds}" data-chart="{kind}"{where} role="img" '
         f'aria-label="{escape(about)}"></div>'
     )
+    return f'<div class="plot">{drawn}<div class="still">{still}</div></div>' if still else drawn
+
+
+def check_box(key: str, label: str) -> str:
+    """Something to switch on."""
+    return f'<label><input type="checkbox" id="{key}"> {escape(label)}</label>'
 
 
 def copyable(key: str, words: str, label: str = "Copy") -> str:
@@ -78,7 +93,8 @@ def copyable(key: str, words: str, label: str = "Copy") -> str:
 
 
 def html_table(table: Table, key: str = "", settings: Sequence[int] = ()) -> str:
-    """A table that can be sorted; the names of the rows stay in view."""
+    """A table that can be sorted; the names of the rows stay in view. Columns beyond the usual ones
+    are shown when they are chosen."""
     fixed = 1 if table.columns[0] == "rank" else 0
     heads = "".join(_heading(table, i, i == fixed) for i in range(len(table.columns)))
     places = [f' data-setting="{place}"' for place in settings] or [""] * len(table.rows)
@@ -88,10 +104,26 @@ def html_table(table: Table, key: str = "", settings: Sequence[int] = ()) -> str
     )
     name = f' id="{key}"' if key else ""
     return (
-        f'{paragraph(table.caption)}<div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{escape(f"Table: {table.name}")}"><table{name}><thead>{_over(table)}'
-        f"<tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f'{paragraph(table.caption)}{_chooser(table)}<div class="scroll" tabindex="0" '
+        f'role="region" aria-label="{escape(f"Table: {table.name}")}"><table{name}>'
+        f"<thead>{_over(table)}<tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
+
+
+def _is_usual(table: Table, column: int) -> bool:
+    return not table.usual or column in table.usual
+
+
+def _chooser(table: Table) -> str:
+    """Boxes that show and hide columns, where some are hidden."""
+    if all(_is_usual(table, i) for i in range(len(table.columns))):
+        return ""
+    boxes = "".join(
+        f'<label><input type="checkbox" data-column="{i}"'
+        f"{' checked' if _is_usual(table, i) else ''}> {escape(words)}</label>"
+        for i, words in enumerate(table.columns)
+    )
+    return f'<details class="pick"><summary>Columns</summary><div>{boxes}</div></details>'
 
 
 def _over(table: Table) -> str:
@@ -105,7 +137,8 @@ def _over(table: Table) -> str:
 def _heading(table: Table, column: int, is_fixed: bool) -> str:
     kinds = [*(["word"] if column < table.texts else []), *(["fix"] if is_fixed else [])]
     button = f'<button type="button">{escape(table.columns[column])}</button>'
-    return f'<th scope="col" class="{" ".join(kinds)}">{button}</th>'
+    hidden = "" if _is_usual(table, column) else " hidden"
+    return f'<th scope="col" class="{" ".join(kinds)}"{hidden}>{button}</th>'
 
 
 def _cell(cell: Cell, column: int, is_fixed: bool, table: Table) -> str:
@@ -114,6 +147,7 @@ def _cell(cell: Cell, column: int, is_fixed: bool, table: Table) -> str:
     value = "" if cell.value is None else f' data-v="{escape(str(cell.value))}"'
     hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
     tag, more = ("th", ' scope="row"') if is_fixed else ("td", "")
+    more += "" if _is_usual(table, column) else " hidden"
     return f"<{tag}{more}{kind}{value}{hint}>{escape(cell.text)}</{tag}>"
 
 

@@ -3,7 +3,7 @@
 
 const all = (query, within = document) => [...within.querySelectorAll(query)];
 const one = (query, within = document) => within.querySelector(query);
-const state = { x: "rounds", y: null, seeds: false, hidden: new Set() };
+const state = { x: "rounds", y: null, seeds: false, hidden: new Set(), smooth: 1, logX: false, logY: false, target: false, only: "" };
 const drawn = new Set();
 let data = null;
 let loading = null;
@@ -70,12 +70,23 @@ function startTheme() {
     before = document.documentElement.dataset.theme;
     all("details").forEach((details) => { details.dataset.was = details.open; details.open = true; });
     setTheme("light", false);
-    if (window.Plotly) all(".chart").forEach((chart) => { drawn.add(chart); DRAW[chart.dataset.chart](chart, 680); });
+    // untouched charts are printed as the still pictures behind them
+    const print = (chart) => { drawn.add(chart); DRAW[chart.dataset.chart](chart, 680); };
+    if (window.Plotly) all(".chart").filter((chart) => isTouched() || !chart.closest(".plot")).forEach(print);
   });
   addEventListener("afterprint", () => {
     all("details").forEach((details) => { details.open = details.dataset.was === "true"; });
     setTheme(before, false);
   });
+}
+
+// What the reader has changed is printed as it was changed.
+const isTouched = () => document.documentElement.dataset.touched === "true";
+const touch = () => { document.documentElement.dataset.touched = "true"; };
+
+function showColumn(box) {
+  const place = Number(box.dataset.column), table = one("table", box.closest(".pick").nextElementSibling);
+  for (const row of table.querySelectorAll("tr:not(.above)")) row.cells[place].hidden = !box.checked;
 }
 
 // Tables: a click on a heading sorts, a second one turns the order round.
@@ -107,13 +118,27 @@ function choose(button) {
   const { set, value } = button.dataset;
   all(`button[data-set="${set}"]`).forEach((other) => other.setAttribute("aria-pressed", other === button));
   state[set] = set === "seeds" ? value === "true" : value;
+  touch();
   redraw("curve");
 }
+
+// Boxes and fields beside the curves, each of which says one thing about them.
+const FIELDS = {
+  "smooth": (field) => { state.smooth = Number(field.value); },
+  "log-x": (field) => { state.logX = field.checked; },
+  "log-y": (field) => { state.logY = field.checked; },
+  "target": (field) => { state.target = field.checked; },
+  "target-at": (field) => { state.targetAt = field.value === "" ? null : Number(field.value) / 100; state.target = one("#target").checked = true; },
+  "only": (field) => { state.only = field.value.trim().toLowerCase(); },
+};
+
+const isHidden = (method) => state.hidden.has(method) || !data.methods[method].toLowerCase().includes(state.only);
 
 function toggleMethod(button) {
   const method = Number(button.dataset.method), shown = state.hidden.delete(method);
   if (!shown) state.hidden.add(method);
   all(`button[data-method="${method}"]`).forEach((same) => same.setAttribute("aria-pressed", shown));
+  touch();
   redraw("curve", "expected");
 }
 
@@ -146,6 +171,14 @@ function listen() {
     else if (button.dataset.method) toggleMethod(button);
     else if (button.dataset.copies) copy(button);
     else if (button.closest("th")) sortBy(button.closest("th"));
+  });
+  document.addEventListener("input", (event) => {
+    const field = event.target;
+    if (field.dataset.column) return showColumn(field);
+    if (!FIELDS[field.id]) return;
+    FIELDS[field.id](field);
+    touch();
+    redraw("curve", "expected");
   });
   all("select[data-filters]").forEach((select) => select.addEventListener("change", () => filterBy(select)));
 }

@@ -81,7 +81,9 @@ def runs_table(findings: Findings) -> Table:
     ]
     headings = ("method", "setting", "seed", measure(findings), "status", "fingerprint")
     about = "Equal fingerprints mean equal weights and equal curves, bit for bit."
-    return Table("runs", about, (*headings, *VERSIONS, "folder"), tuple(rows), texts=2)
+    columns = (*headings, *VERSIONS, "folder")
+    usual = tuple(i for i, name in enumerate(columns) if name not in VERSIONS)
+    return Table("runs", about, columns, tuple(rows), texts=2, usual=usual)
 
 
 def _value(figure: float) -> float | None:

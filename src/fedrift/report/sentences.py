@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fedrift.config.own_code import IN_PYTHON
 from fedrift.report.numbers import interval_ends, listed, mean_std, plural, signed
@@ -56,13 +57,47 @@ def _common(findings: Findings) -> str:
     return f" ({', '.join(shared)})" if shared else ""
 
 
-def shown_sentences(findings: Findings) -> list[str]:
-    """What the numbers show."""
+@dataclass(frozen=True)
+class Said:
+    """One finding, and what has to be known before it is quoted."""
+
+    text: str
+    caveats: tuple[str, ...] = ()
+
+
+def findings_said(findings: Findings) -> list[Said]:
+    """What the numbers show, each with what it does not show."""
     settings = findings.settings
-    lines = [verdict(findings, setting) for setting in settings[:MOST_SETTINGS]]
+    lines = [
+        Said(verdict(findings, setting), tuple(_caveats(findings, setting)))
+        for setting in settings[:MOST_SETTINGS]
+    ]
     if len(settings) > MOST_SETTINGS:
-        lines = [_winners(findings), f"The first {MOST_SETTINGS} settings:", *lines]
-    return [*lines, *_failures(findings), *_many_comparisons(findings)]
+        first = Said(f"The first {MOST_SETTINGS} settings:")
+        lines = [Said(_winners(findings), tuple(_many_comparisons(findings))), first, *lines]
+    return [*lines, *map(Said, _failures(findings))]
+
+
+def _caveats(findings: Findings, setting: Setting) -> list[str]:
+    """What a setting's verdict does not show, and what to look at instead."""
+    few = len(findings.settings) <= MOST_SETTINGS
+    return [
+        *_seeds(findings, setting),
+        *budgets(findings, setting),
+        *_clients(findings, setting),
+        *(_many_comparisons(findings) if few and setting == findings.settings[0] else []),
+    ]
+
+
+def of_all_figures(findings: Findings) -> list[str]:
+    """What holds wherever the page is looked at."""
+    return [*_versions(findings), SECONDS]
+
+
+SECONDS = (
+    "Seconds were measured while the runs were made, on their machine and with whatever else "
+    "ran there; bytes and gradient evaluations are counted exactly."
+)
 
 
 def verdict(findings: Findings, setting: Setting) -> str:
@@ -137,21 +172,8 @@ def _many_comparisons(findings: Findings) -> list[str]:
     ]
 
 
-def not_shown_sentences(findings: Findings) -> list[str]:
-    """What the numbers do not show, and what to look at instead."""
-    return [
-        *_seeds(findings),
-        *budgets(findings),
-        *_clients(findings),
-        *_versions(findings),
-        "Seconds were measured while the runs were made, on their machine and with whatever else "
-        "ran there; bytes and gradient evaluations are counted exactly.",
-        *_expected(findings),
-    ]
-
-
-def _seeds(findings: Findings) -> list[str]:
-    fewest = min(len(one.group.runs) for one in findings.all)
+def _seeds(findings: Findings, setting: Setting) -> list[str]:
+    fewest = min(len(one.group.runs) for one in findings.by_setting[setting])
     if fewest == 1:
         return [
             "Some methods ran with one seed only: how much of their difference is chance cannot "
@@ -165,10 +187,12 @@ def _seeds(findings: Findings) -> list[str]:
     return []
 
 
-def budgets(findings: Findings) -> list[str]:
-    """Methods that were given more than the baseline, and the axis that is fair to both."""
+def budgets(findings: Findings, where: Setting | None = None) -> list[str]:
+    """Methods that were given more than the baseline, and the axis that is fair to both; in one
+    setting, or in all."""
     settings_by_text: dict[str, list[str]] = {}
-    for setting in findings.settings:
+    looked_at = findings.settings if where is None else (where,)
+    for setting in looked_at:
         spent = [f.budget for f in findings.by_setting[setting] if f.budget is not None]
         for budget in spent:
             if not budget.unequal:
@@ -180,10 +204,9 @@ def budgets(findings: Findings) -> list[str]:
                 f"rounds is not the same budget. Look at the curves over {listed(axes)}."
             )
             settings_by_text.setdefault(text, []).append(setting.label)
-    every = len(findings.settings)
     return [
-        text if len(where) == every else f"{', '.join(where)}: {text}"
-        for text, where in settings_by_text.items()
+        text if len(names) == len(looked_at) else f"{', '.join(names)}: {text}"
+        for text, names in settings_by_text.items()
     ]
 
 
@@ -195,17 +218,15 @@ NAMES = {
 }
 
 
-def _clients(findings: Findings) -> list[str]:
-    lines: list[str] = []
-    for setting in findings.settings:
-        differing = differing_cohorts([f.group for f in findings.by_setting[setting]])
-        if differing:
-            one, other, seed = differing[0]
-            lines.append(
-                f"{setting.label}: {one} and {other} did not see the same clients in seed {seed}, "
-                "so differences between them hold more chance than the pairing takes out."
-            )
-    return lines
+def _clients(findings: Findings, setting: Setting) -> list[str]:
+    differing = differing_cohorts([f.group for f in findings.by_setting[setting]])
+    if not differing:
+        return []
+    one, other, seed = differing[0]
+    return [
+        f"{one} and {other} did not see the same clients in seed {seed}, "
+        "so differences between them hold more chance than the pairing takes out."
+    ]
 
 
 def _versions(findings: Findings) -> list[str]:
@@ -220,13 +241,10 @@ def _versions(findings: Findings) -> list[str]:
     return lines
 
 
-def _expected(findings: Findings) -> list[str]:
-    if all(one.spread is None for one in findings.all):
-        return []
-    return [
-        "Accuracy per client is expected, not measured: test accuracy per class, weighted by the "
-        "labels a client holds. It does not see that a client's own samples may be harder."
-    ]
+EXPECTED = (
+    "Accuracy per client is expected, not measured: test accuracy per class, weighted by the "
+    "labels a client holds. It does not see that a client's own samples may be harder."
+)
 
 
 def problems(left_out: Sequence[str], findings: Findings) -> list[str]:

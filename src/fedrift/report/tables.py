@@ -35,6 +35,11 @@ class Table:
     over: tuple[tuple[str, int], ...] = ()
     texts: int = 1
     """How many columns from the left hold words."""
+    usual: tuple[int, ...] = ()
+    """The columns a page shows before others are chosen; empty: all."""
+
+
+MOST_COLUMNS = 7  # of a leaderboard, so that it fits a page
 
 
 def text(words: str) -> Cell:
@@ -74,6 +79,9 @@ def leaderboard(findings: Findings) -> Table:
         ranked = sorted(findings.by_setting[setting], key=lambda f: f.rank or math.inf)
         rows += [_row(findings, setting, one, several, compared) for one in ranked]
     spread = "± standard deviation over seeds, " if _has_spread(findings) else ""
+    most = {"best round", "worst tenth of clients", *(f"{AXES[a]} to target" for a in AXES)}
+    most -= {f"{AXES['rounds']} to target"} if _is_met(findings) else set()
+    shown = [i for i, heading in enumerate(headings) if heading not in most]
     return Table(
         "leaderboard",
         f"Test {measure(findings)}, {convention(findings)}, {spread}and what it cost. "
@@ -81,6 +89,15 @@ def leaderboard(findings: Findings) -> Table:
         tuple(headings),
         tuple(rows),
         texts=3 if several else 2,
+        usual=tuple(shown[:MOST_COLUMNS]),
+    )
+
+
+def _is_met(findings: Findings) -> bool:
+    """Whether anybody but the baseline reached the target."""
+    return any(
+        one.target is not None and one.target.is_met and one.method != findings.baseline
+        for one in findings.all
     )
 
 

@@ -117,6 +117,11 @@ class Measured:
         return self.status in ("done", "stopped", "diverged")
 
 
+def takes_part(run: Measured) -> bool:
+    """Whether who took part says something: not where it is everybody, every time."""
+    return len({frozenset(cohort) for cohort in run.cohorts if cohort}) > 1
+
+
 def measure_run(record: Recorded, name: str, label: str = "") -> Measured:
     """The arrays of a run; refuses what is no number, in one sentence that names the file."""
     try:
