@@ -65,6 +65,7 @@ def run(
     faults: Sequence[str] | str | None = None,
     aggregate: str | None = None,
     privacy: str | None = None,
+    compress: str | None = None,
     dtype: str | torch.dtype = "float32",
     device: str = "cpu",
     stack: str = "auto",
@@ -130,6 +131,9 @@ def run(
         faults: Such as `["dropout:0.1", "stragglers:0.3,late=partial", "corrupt:0.2"]`.
         aggregate: In place of the mean: `"median"`, `"trimmed:0.1"`, `"krum:2"`, `"multikrum:2"`.
         privacy: Clips and noises what clients send: `"gaussian:NOISE,clip=LENGTH,delta=1e-5"`.
+        compress: How vectors are packed where they travel: `"up=topk:0.01"` (the largest entries,
+            the rest with a later reply), `"up=qsgd:8,down=float16"`, `"up=sign"`; `"up.dc=…"` says
+            it of one field.
         dtype: `"float32"` or `"float64"`, or torch's own.
         device: `"cpu"`, `"cuda"` or `"mps"`.
         stack: Small models are trained many clients at once: `"auto"` where it pays, `"off"`, or

@@ -137,6 +137,41 @@ def test_the_ledger_is_what_was_sent(tmp_path: Path) -> None:
     assert federation.office.sent == made.ledger.bytes_down
 
 
+PACKED = "up=topk:0.1,up.dc=qsgd:4,down=float16"
+
+
+def test_packed_messages_have_the_bits_and_bytes_of_a_simulation(tmp_path: Path) -> None:
+    what = spec("scaffold", compress=PACKED)
+    federation = Federation(what, tmp_path).everybody()
+    made = federation.run()
+    assert same(simulated(what), made)
+    assert federation.office.sent == made.ledger.bytes_down
+    exact = simulated(spec("scaffold")).ledger
+    assert made.ledger.bytes_up < exact.bytes_up / 5
+    assert made.ledger.bytes_down == exact.bytes_down / 2
+
+
+def test_bytes_that_cannot_be_unpacked_are_refused(tmp_path: Path) -> None:
+    def meddle(kind: str, envelope: Envelope, honest: Envelope) -> Envelope:
+        up = dict(honest.part("up"))
+        if "delta~" in up:
+            size = len(up["delta~"].data)
+            up["delta~"] = Piece("uint8", (size,), b"\xff" * size)
+        return replace(honest, parts={**honest.parts, "up": up})
+
+    federation = Federation(spec("fedavg", compress="up=topk:0.01", per_round=4), tmp_path)
+    federation.everybody()
+    federation.office.desks[max(federation.office.desks)].meddle = meddle
+    assert federation.run().status == "done"
+    assert any("cannot be unpacked" in note for note in federation.notes), federation.notes
+
+
+def test_masks_and_packed_replies_do_not_go_together(tmp_path: Path) -> None:
+    there = Federation(spec("fedavg", compress="up=sign"), tmp_path).everybody()
+    with pytest.raises(fr.InputError, match="masked replies are added up as they are"):
+        there.run(around=lambda remote, phases: remote)
+
+
 def test_a_finished_node_keeps_one_state_and_the_last_saved(tmp_path: Path) -> None:
     Federation(spec("scaffold", per_round=4), tmp_path).everybody().run(out=tmp_path / "run")
     for client in range(4):

@@ -18,8 +18,9 @@ from fedrift.backends.visit import Reply, Visitor
 from fedrift.config.backends import IN_PROCESS, POOL, address_of, backend_kind
 from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome
 from fedrift.core.alignment import settled
+from fedrift.core.codecs import sizes_of
 from fedrift.core.evaluation import Evaluator, Pending
-from fedrift.core.messages import Size, nbytes, pack
+from fedrift.core.messages import Size
 from fedrift.core.site import Work
 from fedrift.storage.client_state import Store
 
@@ -97,7 +98,9 @@ class Fold:
         """Take in one reply, whose size may be known; True if its new client state counts."""
         self.work.add(reply.work)
         if reply.up is not None:
-            for name, own in (nbytes(pack(reply.up)) if size is None else size).items():
+            how = self.exchange.compression
+            known = sizes_of(how, "up", reply.up) if size is None or how is not None else size
+            for name, own in known.items():
                 self.bytes[name] = self.bytes.get(name, Size()) + own
         if not reply.is_finite:
             self.nonfinite.append(client)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from fedrift.core.algorithm import Algorithm
+from fedrift.core.codecs import Payload, packed_bytes, rules_of, unpacked
+from fedrift.core.compression import Side
 from fedrift.core.messages import hints, reductions
 from fedrift.core.problem import Problem
 from fedrift.errors import RunError
@@ -97,28 +99,56 @@ class Codec:
     """Turns the messages (or states) of one class into pieces and back.
 
     A tensor is a vector of the run's parameters, or what its field declares with `shaped`, or what
-    it is in `like`, which also shows what a state inside another is.
+    it is in `like`, which also shows what a state inside another is. Fields of a message that goes
+    up or down (`side`) may travel packed: their bytes stand under `path~`.
     """
 
     def __init__(
-        self, cls: type, owner: Algorithm[Any, Any], problem: Problem, like: Any = None
+        self,
+        cls: type,
+        owner: Algorithm[Any, Any],
+        problem: Problem,
+        like: Any = None,
+        side: Side | None = None,
     ) -> None:
         self.cls, self._owner, self._problem = cls, owner, problem
         self._like = like
+        how = problem.compression
+        self._packing = {} if how is None or side is None else rules_of(how, side, cls)
         self._vector = Form(problem.w0.dtype, (problem.layout.size,))
 
-    def encode(self, value: Any) -> Pieces:
+    def encode(self, value: Any, payload: Payload | None = None) -> Pieces:
         """The pieces of a message; refused if any field is not as declared."""
         pieces: Pieces = {}
         self._write(self.cls, value, "", self._vector, pieces, self._like)
+        for path, data in (payload or {}).items():
+            del pieces[path]
+            pieces[f"{path}~"] = piece(data)
         return pieces
 
     def decode(self, pieces: Mapping[str, Piece]) -> Any:
         """The message of these pieces; refused if any field is not as declared."""
         seen: set[str] = set()
+        pieces = self._unpacked(pieces)
         value = self._read(self.cls, pieces, "", self._vector, seen, self._like)
         strange(pieces, seen)
         return value
+
+    def _unpacked(self, pieces: Mapping[str, Piece]) -> Mapping[str, Piece]:
+        """The pieces with vectors in place of what stands for them."""
+        found = [path for path in self._packing if f"{path}~" in pieces]
+        if not found:
+            return pieces
+        pieces, (length,), dtype = dict(pieces), self._vector.shape, self._vector.dtype
+        for path in found:
+            how = self._packing[path]
+            size = packed_bytes(how, length, dtype)
+            data = tensor(pieces.pop(f"{path}~"), Form(torch.uint8, (size,)), path)
+            try:
+                pieces[path] = piece(unpacked(data, how, length, dtype))
+            except ValueError as why:
+                raise Refused(f"field '{path}' cannot be unpacked: {why}") from None
+        return pieces
 
     def _form(self, metadata: Mapping[str, Any]) -> Form:
         if "shape" not in metadata:
@@ -212,12 +242,14 @@ def through(
     owner: Algorithm[Any, Any],
     problem: Problem,
     like: Any = None,
+    side: Side | None = None,
+    payload: Payload | None = None,
 ) -> Any:
     """A message as it arrives at the other end; None stands for nothing said or kept."""
     if cls is None or cls is type(None) or value is None:
         return None
-    codec = Codec(cls, owner, problem, like)
-    return codec.decode(codec.encode(value))
+    codec = Codec(cls, owner, problem, like, side)
+    return codec.decode(codec.encode(value, payload))
 
 
 def plain(hint: Any) -> tuple[Any, bool]:

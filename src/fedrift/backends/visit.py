@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +19,8 @@ from fedrift.core.algorithm import (
     Algorithm,
     EvaluatedModel,
     Exchange,
+    client_start,
+    fed_back,
     host_path,
     is_evaluation,
     local_of,
@@ -27,6 +29,7 @@ from fedrift.core.algorithm import (
     state_path,
 )
 from fedrift.core.alignment import settled
+from fedrift.core.codecs import Payload, Unsent, packed_message
 from fedrift.core.evaluation import ClientSums, Evaluator, client_sums, evaluate_chunk
 from fedrift.core.faults import Corrupt, RoundFaults
 from fedrift.core.flat import count, is_finite, norm
@@ -87,6 +90,8 @@ class Reply:
     buffers: tuple[Tensor, ...]
     work: Work
     is_finite: bool
+    payload: Payload = field(default_factory=dict[str, Tensor])
+    """The bytes that travel in place of the fields of `up` that are packed."""
 
 
 ClientVisit = Callable[[Site, Any, Any, tuple[Any, ...]], tuple[Any, Any]]
@@ -109,6 +114,7 @@ class Visitor:
         self.site = site
         self._resolved: dict[str, tuple[Algorithm[Any, Any], Problem]] = {}
         self._initial: dict[str, Any] = {}
+        self._fed_back: dict[str, tuple[tuple[str, str], ...]] = {}
         self._stacks: dict[str, StackScheduler | None] = {}
 
     def owner(self, path: str) -> tuple[Algorithm[Any, Any], Problem]:
@@ -124,8 +130,7 @@ class Visitor:
     def initial(self, path: str) -> Any:
         """The state there that every client begins with."""
         if path not in self._initial:
-            node, problem = self.owner(path)
-            self._initial[path] = node.client(problem)
+            self._initial[path] = client_start(self.root, self.problem, path)
         return self._initial[path]
 
     def _method(self, phase: str, path: str) -> ClientVisit:
@@ -233,7 +238,7 @@ class Visitor:
         problem.model.begin(shown.buffers, shown.frozen, shown.temperature)
         seed_all(call.seed, "personal", call.round, client)
         site = self._site(call, problem, client, meet, streams="personal ")
-        own = settled(mine)
+        own = settled(mine.inner if isinstance(mine, Unsent) else mine)
         if problem.device != "cpu":
             own = placed(own, problem.device)
         return node.personal(site, settled(shown), own) or shown, site.work
@@ -287,7 +292,8 @@ class Visitor:
         trouble, client = call.trouble, caller.client
         part = 1.0 if trouble is None else trouble.part.get(client, 1.0)
         site = self._site(call, problem, client, meet, part=part)
-        private, mine, is_away = *settled((caller.private, caller.mine)), problem.device != "cpu"
+        kept = caller.mine.inner if isinstance(caller.mine, Unsent) else caller.mine
+        private, mine, is_away = *settled((caller.private, kept)), problem.device != "cpu"
         if is_away:  # server, messages and states are the host's; only training is elsewhere
             down, private, mine = (placed(v, problem.device) for v in (down, private, mine))
         if alignment.CHECKS:
@@ -302,10 +308,31 @@ class Visitor:
             up, new = placed(up, "cpu"), placed(new, "cpu")
         if trouble is not None and trouble.how is not None and client in trouble.corrupted:
             up = corrupted(up, trouble.how, call.seed, call.round, client)
+        up, new, payload = self._packed(call, up, new, caller)
         moved = tuple(b.cpu() for b in problem.model.buffers()) if site.has_trained else ()
         finite = all_finite(pack(up)) and (new is None or all_finite(pack(new)))
         finite = finite and all(map(is_finite, moved))
-        return Reply(up, new, moved, site.work, finite)
+        return Reply(up, new, moved, site.work, finite, payload)
+
+    def _packed(
+        self, call: Call, up: Any, new: Any, caller: VisitInput
+    ) -> tuple[Any, Any, Payload]:
+        """The reply as it arrives, the new state with what was not sent, the bytes that travel."""
+        how, old = self.problem.compression, caller.mine
+        if how is None or up is None:
+            return up, replace(old, inner=new) if isinstance(old, Unsent) else new, {}
+        path = self.state_path(call.phase)
+        if path not in self._fed_back:
+            self._fed_back[path] = fed_back(self.root, self.problem, path)
+        fed = self._fed_back[path]
+        error = dict(zip(fed, old.error, strict=True)) if isinstance(old, Unsent) else {}
+        own = {name: kept for (phase, name), kept in error.items() if phase == call.phase}
+        stream = call.seed, call.phase, call.round, caller.client
+        up, payload, left = packed_message(how, "up", up, stream, own)
+        if error:
+            error |= {(call.phase, name): rest for name, rest in left.items()}
+            new = Unsent(inner=new, error=tuple(error.values()))
+        return up, new, payload
 
 
 def corrupted(up: Any, how: Corrupt, seed: int, round: int, client: int) -> Any:

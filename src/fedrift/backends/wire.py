@@ -25,14 +25,14 @@ class Wire:
     def __call__(self, visit: Visit, exchange: Exchange, given: VisitInput) -> Reply:
         kinds, owner = exchange.signature, self._visitor.owner(owner_of(exchange.phase))
         state = self._visitor.initial(self._visitor.state_path(exchange.phase))
-        down = through(kinds.down, exchange.down, *owner)
+        down = through(kinds.down, exchange.down, *owner, side="down", payload=exchange.payload)
         private = through(kinds.private, given.private, *owner)
         mine = through(type(state), given.mine, *owner, like=state)
         before = _digest(down, private, mine)
         reply = visit(replace(exchange, down=down), VisitInput(given.client, private, mine))
         if _digest(down, private, mine) != before:
             raise AssertionError(f"'{exchange.phase}' wrote to its message or its old state")
-        up = through(kinds.up, reply.up, *owner)
+        up = through(kinds.up, reply.up, *owner, side="up", payload=reply.payload)
         new = through(type(state), reply.mine, *owner, like=state)
         return Reply(up, new, reply.buffers, reply.work, reply.is_finite)
 

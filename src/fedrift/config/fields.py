@@ -10,6 +10,7 @@ from typing import Any, TypeGuard, cast
 
 from fedrift import grammar
 from fedrift.config.backends import BACKENDS, MOST_WORKERS, public_names
+from fedrift.core.compression import EXAMPLE, parse_compression
 from fedrift.errors import InputError, unknown
 
 Read = Callable[[object, str], object]
@@ -400,6 +401,17 @@ def cohorts() -> Field:
         ]
 
     return Field(read, parse, "LISTS")
+
+
+def compression() -> Field:
+    """How vectors are packed where they travel."""
+
+    def read(value: object, field: str) -> str:
+        if not isinstance(value, str):
+            raise refuse(value, field, f"a text such as '{EXAMPLE}'")
+        return str(parse_compression(value))
+
+    return Field(read, as_is, "up=HOW[,down=HOW]")
 
 
 # Test data of the clients' own, and when they are looked at.

@@ -210,6 +210,12 @@ class Spec:
         FAULTS,
         "Clip and noise what clients send: gaussian:NOISE,clip=LENGTH,delta=1e-5.",
     )
+    compress: str | None = setting(
+        None,
+        fields.compression(),
+        HOW,
+        "Pack what travels: up=topk:0.01, up=qsgd:8,down=float16, or sign; see the guide to it.",
+    )
     dtype: str = setting(
         "float32", fields.choice("float32", "float64"), HOW, "Precision (float32)."
     )

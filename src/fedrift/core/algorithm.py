@@ -20,9 +20,12 @@ from typing import (
     get_type_hints,
 )
 
+import torch
 from torch import Tensor, nn
 
 from fedrift.core.alignment import settled
+from fedrift.core.codecs import Payload, Unsent, packed_message, rules_of
+from fedrift.core.compression import Compression
 from fedrift.core.faults import RoundFaults
 from fedrift.core.flat import Vec
 from fedrift.core.local import Local
@@ -217,8 +220,12 @@ class Cohort:
         if self._asked and self._aggregation is not None and self._aggregation.is_private:
             raise InputError("privacy: clients are asked twice a round; only once is accounted for")
         self._asked = True
+        phase, how, payload = address(self._root, fn), self.problem.compression, {}
+        if how is not None:
+            stream = self._seed, phase, self.round, 0
+            down, payload, _ = packed_message(how, "down", down, stream)
         exchange = Exchange(
-            phase=address(self._root, fn),
+            phase=phase,
             signature=signature(fn),
             round=self.round,
             seed=self._seed,
@@ -229,6 +236,8 @@ class Cohort:
             temperature=self.temperature,
             frozen=self.frozen,
             aggregation=self._aggregation,
+            compression=how,
+            payload=payload,
         )
         outcome = self._deliver(exchange, self.clients)
         if not outcome.replied:
@@ -264,6 +273,9 @@ class Exchange:
     """How replies are reduced, if not as their fields say."""
     trouble: RoundFaults | None = None
     """Simulated faults of these clients."""
+    compression: Compression | None = None
+    payload: Payload = field(default_factory=dict[str, Tensor])
+    """The bytes that travel in place of the fields of `down` that are packed."""
 
     @property
     def is_evaluation(self) -> bool:
@@ -402,6 +414,31 @@ def state_path(root: Algorithm[Any, Any], path: str) -> str:
     return path if host is None else host
 
 
+def fed_back(root: Algorithm[Any, Any], p: Problem, path: str) -> tuple[tuple[str, str], ...]:
+    """Phase and field of all that is packed with feedback in visits that use the state there."""
+    if (how := p.compression) is None:
+        return ()
+    found: list[tuple[str, str]] = []
+    for at, node in parts(root):
+        if state_path(root, at) != path:
+            continue
+        for method in _methods(node):
+            phase = f"{at}.{method.function.__name__}" if at else method.function.__name__
+            rules = rules_of(how, "up", method.signature.up)
+            found += [(phase, name) for name, packing in rules.items() if packing.has_feedback]
+    return tuple(found)
+
+
+def client_start(root: Algorithm[Any, Any], p: Problem, path: str) -> Any:
+    """The state that every client begins with; None if nothing is kept there."""
+    node, view = resolve(root, p, path)
+    start, sent = node.client(view), fed_back(root, p, path)
+    if not sent:
+        return start
+    views = (resolve(root, p, owner_of(phase))[1] for phase, _ in sent)
+    return Unsent(inner=start, error=tuple(torch.zeros_like(view.w0) for view in views))
+
+
 def inner_client(inner: Algorithm[Any, Any], p: Problem) -> Any:
     """The initial state that a wrapper around visits keeps for the algorithm inside."""
     if len({id(method.owner) for method in client_methods(inner)}) > 1:
@@ -422,13 +459,14 @@ class ClientMethod(NamedTuple):
 
 def client_methods(root: Algorithm[Any, Any]) -> list[ClientMethod]:
     """The client methods of an algorithm and of everything it wraps."""
-    methods: list[ClientMethod] = []
-    for _, node in parts(root):
-        for name, function in inspect.getmembers(type(node), inspect.isfunction):
-            first = list(inspect.signature(function).parameters)[1:4]
-            if not name.startswith("_") and first == ["site", "down", "mine"]:
-                methods.append(ClientMethod(node, function, signature(getattr(node, name))))
-    return methods
+    return [method for _, node in parts(root) for method in _methods(node)]
+
+
+def _methods(node: Algorithm[Any, Any]) -> Iterator[ClientMethod]:
+    for name, function in inspect.getmembers(type(node), inspect.isfunction):
+        first = list(inspect.signature(function).parameters)[1:4]
+        if not name.startswith("_") and first == ["site", "down", "mine"]:
+            yield ClientMethod(node, function, signature(getattr(node, name)))
 
 
 def makes_steps(root: Algorithm[Any, Any]) -> bool:

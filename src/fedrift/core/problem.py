@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fedrift.core.compression import Compression
 from fedrift.core.flat import (
     NOTHING,
     Batch,
@@ -68,6 +69,8 @@ class Problem:
     """Two inputs, for a lazy module that takes its shapes from them."""
     writes_input: bool = False
     """The module changes what it is given, so it is given copies."""
+    compression: Compression | None = None
+    """How vectors are packed where they travel."""
     _bound: list[tuple[FlatModel, LocalStep]] = field(default_factory=list, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:

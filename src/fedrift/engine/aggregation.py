@@ -22,13 +22,22 @@ from fedrift.config.privacy import (
     parse_aggregate,
     parse_privacy,
 )
-from fedrift.core.algorithm import Algorithm, Exchange, client_methods, local_of
+from fedrift.core.algorithm import (
+    Algorithm,
+    Exchange,
+    client_methods,
+    local_of,
+    parts,
+    resolve,
+)
+from fedrift.core.codecs import vector_fields
+from fedrift.core.compression import BIASED, Side
 from fedrift.core.faults import Faults
 from fedrift.core.flat import norm
 from fedrift.core.messages import hints, rebuilt, reduced_values, reductions
 from fedrift.core.problem import Problem
 from fedrift.core.sampling import Participation
-from fedrift.errors import InputError
+from fedrift.errors import InputError, unknown
 from fedrift.rng import torch_seed
 
 COORDINATES = 1 << 18  # that are sorted at once
@@ -200,6 +209,35 @@ def check_faults(faults: Faults, algorithm: Algorithm[Any, Any]) -> None:
     late = faults.stragglers
     if late is not None and late.late == "partial" and local_of(algorithm) is None:
         raise InputError("faults: late=partial needs local steps to leave out; use late=drop")
+
+
+def check_compression(algorithm: Algorithm[Any, Any], problem: Problem) -> None:
+    """Refuses to pack what is not sent, what must be exact, and what would drift apart."""
+    if problem.compression is None:
+        return
+    methods = client_methods(algorithm)
+    sent: dict[Side, list[str]] = {
+        "up": [n for method in methods for n in vector_fields(method.signature.up)],
+        "down": [n for method in methods for n in vector_fields(method.signature.down)],
+    }
+    keeps = any(
+        node.client(resolve(algorithm, problem, path)[1]) for path, node in parts(algorithm)
+    )
+    for where, how in problem.compression.rules.items():
+        side, _, name = where.partition(".")
+        known = list(dict.fromkeys(sent["up" if side == "up" else "down"]))
+        if not known:
+            raise InputError(
+                f"compress: {where}={how}: nothing that goes {side} is a vector of parameters; "
+                "sums such as Fed3R's must be exact"
+            )
+        if name and name not in known:
+            raise unknown(f"compress: field of what goes {side}", name, known)
+        if how.kind in BIASED and not how.has_feedback and keeps:
+            raise InputError(
+                f"compress: {where}={how}: server and clients each keep their side of what is "
+                "sent, and without feedback the sides would drift apart; drop no-feedback"
+            )
 
 
 def check_protection(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedrift.core.algorithm import Exchange, Outcome
+from fedrift.core.codecs import sizes_of
 from fedrift.core.messages import Size, nbytes, pack
 from fedrift.errors import InputError
 
@@ -106,7 +107,7 @@ def entry_of(
     strangers: int = 0,
 ) -> Entry:
     """What an exchange cost; frozen parameters are sent once, to strangers, who keep them."""
-    number, sizes = len(clients), nbytes(pack(exchange.down))
+    number, sizes = len(clients), sizes_of(exchange.compression, "down", exchange.down)
     down = {n: Size(s.tensors * number, s.numbers * number) for n, s in sizes.items()}
     if exchange.buffers:
         down["buffers"] = Size(tensors=sum(b.nbytes for b in exchange.buffers) * number)

@@ -219,11 +219,13 @@ class Task:
     def deciding(self) -> dict[str, Any]:
         """What decides the result beside algorithm, model and client data, in a stable form."""
         stack = None if self.problem.stack == "auto" else self.problem.stack
+        how = self.problem.compression
         options: dict[str, Any] = {
             "faults": self.faults,
             "aggregation": self.aggregation,
             "stack": stack,
             "eval_clients": self.eval_clients,
+            "compression": None if how is None else str(how),
         }
         return {k: v for k, v in options.items() if v is not None} | {
             "rounds": self.rounds,

@@ -20,6 +20,7 @@ from fedrift.config.own_code import IN_PYTHON
 from fedrift.config.privacy import Stretch, parse_privacy
 from fedrift.config.spec import FIELDS, Spec
 from fedrift.core.algorithm import Algorithm, local_of
+from fedrift.core.compression import parse_compression
 from fedrift.core.faults import parse_faults
 from fedrift.core.flat import copied, map_tree, take
 from fedrift.core.problem import Problem, define
@@ -282,7 +283,9 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
     algorithm, name = build.build_algorithm(spec, objects.algorithm)
     check_objects.check_local(local_of(algorithm), len(split), problem)
     problem = algorithm.adapt(problem, describe_again)
+    problem = replace(problem, compression=parse_compression(spec.compress))
     algorithm = algorithm.prepare(problem)
+    guard.check_compression(algorithm, problem)
     if problem.stack == "on":
         scheduler_for(problem)  # refuses a model that is to be stacked and cannot be
     faults = parse_faults(spec.faults)

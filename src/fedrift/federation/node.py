@@ -78,7 +78,9 @@ class Node:
     def _answer(self, envelope: Envelope) -> Envelope:
         reply, kinds, header = self._visit(envelope)
         owner, problem = self._visitor.owner(owner_of(_phase(envelope)))
-        up = {} if reply.up is None else Codec(kinds.up, owner, problem).encode(reply.up)
+        up: Pieces = {}
+        if reply.up is not None:
+            up = Codec(kinds.up, owner, problem).encode(reply.up, reply.payload)
         moved = {str(i): piece(b) for i, b in enumerate(reply.buffers)}
         return Envelope(header, {"up": up, "buffers": moved})
 
@@ -91,7 +93,7 @@ class Node:
         kinds = declared_signature(self._visitor.root, phase, self._visitor.problem)
         path = self._visitor.state_path(phase)
         owner, problem = self._visitor.owner(owner_of(phase))
-        down = Codec(kinds.down, owner, problem).decode(envelope.part("down"))
+        down = Codec(kinds.down, owner, problem, side="down").decode(envelope.part("down"))
         private = None
         if kinds.private is not None and envelope.part("private"):
             private = Codec(kinds.private, owner, problem).decode(envelope.part("private"))

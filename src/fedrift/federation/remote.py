@@ -176,7 +176,7 @@ class Remote:
         frozen = {name: piece(value) for name, value in exchange.frozen.items()}
         hashed = digest(frozen)
         common = {
-            "down": Codec(kinds.down, *owner).encode(exchange.down),
+            "down": Codec(kinds.down, *owner).encode(exchange.down, exchange.payload),
             "buffers": {str(i): piece(b) for i, b in enumerate(exchange.buffers)},
         }
         envelopes: dict[int, Envelope] = {}
@@ -259,7 +259,8 @@ class Remote:
             raise Refused("some of the buffers are missing")
         up: Any = None
         if speaks:
-            up = Codec(exchange.signature.up, node, problem).decode(envelope.part("up"))
+            kind = exchange.signature.up
+            up = Codec(kind, node, problem, side="up").decode(envelope.part("up"))
         is_finite = bool(finite) and all_finite(pack(up)) and all_finite(buffers)
         moved = tuple(buffers[str(i)] for i in range(len(buffers)))
         return Reply(up, None, moved, Work(gradients, forwards, steps), is_finite)

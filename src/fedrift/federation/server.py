@@ -96,6 +96,11 @@ def serve(
             "aggregate and privacy need to see each reply, which secure aggregation hides; "
             "use one or the other"
         )
+    if around is not None and task.problem.compression is not None:
+        raise InputError(
+            "compress: masked replies are added up as they are, and packed ones cannot be; leave "
+            "compress or secure aggregation out"
+        )
     if around is not None and task.eval_clients is not None:
         raise InputError(
             "eval_clients: each client's figures would be seen by themselves, which secure "

@@ -21,7 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift.core.algorithm import Algorithm, is_host, parts, resolve, state_path
+from fedrift.core.algorithm import (
+    Algorithm,
+    client_start,
+    is_host,
+    parts,
+    resolve,
+    state_path,
+)
+from fedrift.core.codecs import Unsent
 from fedrift.core.messages import Packed, hints, outline, pack, unpack
 from fedrift.core.problem import Problem
 from fedrift.storage.shared_memory import DTYPES, Ref, aligned, anonymous_file, grow, name_of
@@ -46,14 +54,14 @@ class RowLayout:
     def of(example: Any, w: Tensor, inner: Tensor | None = None) -> RowLayout:
         """The layout of a state like this one; an absent vector gets room for the parameters, in
         the state of an algorithm inside for `inner`."""
-        packed = pack(example)
+        packed, prefix = pack(example), "inner." if isinstance(example, Unsent) else ""
         constants = tuple((p, v) for p, v in packed.items() if p.endswith("#"))
         plain = [(p, v) for p, v in packed.items() if not p.endswith("#")]
         end = aligned(len(plain))  # one byte per leaf says whether it is there
         leaves: list[tuple[str, Ref | str]] = []
         for path, value in plain:
             if value is None:
-                is_inner = inner is not None and path.startswith("inner.")
+                is_inner = inner is not None and path.startswith(f"{prefix}inner.")
                 value = _stand_in(example, path, inner if is_inner else w)
             if isinstance(value, Tensor):
                 leaves.append((path, Ref(end, name_of(value.dtype), tuple(value.shape))))
@@ -328,7 +336,7 @@ class Store(Tables[Table]):
             if state_path(root, path) != path:  # it stands in that of the wrapper around it
                 continue
             node, view = resolve(root, problem, path)
-            self.initial[path] = example = node.client(view)
+            self.initial[path] = example = client_start(root, problem, path)
             if example is None:
                 continue
             file = folder / f"{path or 'root'}.rows" if folder is not None else None
