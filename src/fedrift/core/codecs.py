@@ -127,22 +127,29 @@ def _unpacked_levels(data: Tensor, bits: int, size: int, dtype: torch.dtype) -> 
 
 def _joined(level: Tensor, bits: int) -> Tensor:
     """Whole numbers below 2^bits, without a gap between them."""
-    if bits in (8, 16):
-        return _bytes(level.to(torch.uint8 if bits == 8 else torch.int32)[:, None])[
-            :, : bits // 8
-        ].reshape(-1)
-    places = torch.arange(bits, dtype=torch.int32)
-    return _bits(((level[:, None] >> places) & 1).bool().reshape(-1))
+    if bits == 16:
+        return _bytes(level.to(torch.int32)).view(-1, 4)[:, :2].reshape(-1)
+    if 8 % bits:
+        return _bits(((level[:, None] >> torch.arange(bits)) & 1).bool().reshape(-1))
+    full = torch.zeros(_ceil(len(level) * bits, 8), dtype=torch.uint8)
+    for place in range(8 // bits):  # of one byte
+        part = level[place :: 8 // bits].to(torch.uint8)
+        full[: len(part)] |= part << (place * bits)
+    return full
 
 
 def _apart(data: Tensor, bits: int, size: int) -> Tensor:
-    if bits == 8:
-        return data.to(torch.int32)
+    level = torch.empty(size, dtype=torch.int32)
     if bits == 16:
-        low, high = data.view(size, 2).to(torch.int32).unbind(dim=1)
-        return low + (high << 8)
-    flags = _flags(data, size * bits).view(size, bits).to(torch.int32)
-    return (flags << torch.arange(bits, dtype=torch.int32)).sum(dim=1, dtype=torch.int32)
+        low, high = data.view(size, 2).unbind(dim=1)
+        return level.copy_(high).mul_(256).add_(low)
+    if 8 % bits:
+        flags = _flags(data, size * bits).view(size, bits)
+        return (flags.to(torch.int32) << torch.arange(bits)).sum(dim=1, dtype=torch.int32)
+    for place in range(8 // bits):
+        part = level[place :: 8 // bits]
+        part.copy_((data[: len(part)] >> (place * bits)) & ((1 << bits) - 1))
+    return level
 
 
 def _bytes(t: Tensor) -> Tensor:
