@@ -47,6 +47,9 @@ class Wrapper(Algorithm[Any, Any]):
     def adapt(self, p: Problem, redefine: Redefine) -> Problem:
         return self.inner.adapt(p, redefine)
 
+    def has_global_model(self) -> bool:
+        return self.inner.has_global_model()
+
     def exhausted(self, s: Any, p: Problem) -> Any:
         return replace(s, inner=self.inner.exhausted(s.inner, p))
 

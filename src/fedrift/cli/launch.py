@@ -218,7 +218,9 @@ def report(summary: dict[str, Any], folder: str | None, *, as_json: bool) -> Non
 def _rows(summary: dict[str, Any], folder: str | None) -> list[tuple[str, str]]:
     rows = [("status", _status(summary))]
     if summary.get("final_accuracy") is not None:
-        rows.append(("final accuracy", f"{summary['final_accuracy']:.2%}"))
+        own = (summary.get("at_clients") or {}).get("client_accuracy")
+        of = ", mean over clients" if own == summary["final_accuracy"] else ""
+        rows.append(("final accuracy", f"{summary['final_accuracy']:.2%}{of}"))
         rows.append(("best accuracy", f"{summary['best_accuracy']:.2%}"))
     if summary.get("loss"):
         rows.append(("final loss", loss_text(summary["loss"][-1])))
@@ -243,6 +245,8 @@ def _at_clients(last: dict[str, Any]) -> list[tuple[str, str]]:
         f"best {last['client_accuracy_best']:.2%}, Jain {last['client_accuracy_jain']:.3f}"
     )
     rows = [("at clients", text)]
+    if "global_accuracy" in last:
+        rows.append(("server's model", f"{last['global_accuracy']:.2%} on the server's test set"))
     if last["clients_not_visited"]:
         number, never = last["clients_evaluated"], last["clients_not_visited"]
         rows.append(("", f"{never:,} of {number:,} clients not visited yet"))

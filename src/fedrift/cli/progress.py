@@ -249,6 +249,7 @@ def _bar(screen: Any) -> Progress:
 SAID = {
     "accuracy": "accuracy",
     "loss": "loss",
+    "global_accuracy": "server's model",
     "client_accuracy": "clients",
     "client_accuracy_worst": "worst tenth",
 }
@@ -256,6 +257,9 @@ SAID = {
 
 
 def _words(metrics: Mapping[str, Any]) -> list[str]:
+    own = metrics.get("client_accuracy")
+    if own is not None and own == metrics.get("accuracy"):  # one of them is the other
+        metrics = {name: value for name, value in metrics.items() if name != "client_accuracy"}
     return [
         f"{word} {loss_text(metrics[name]) if name == 'loss' else format(metrics[name], '.4f')}"
         for name, word in SAID.items()

@@ -139,6 +139,10 @@ class Algorithm(ABC, Generic[S, C]):
         """
         return None
 
+    def has_global_model(self) -> bool:
+        """Whether the server's model means something without what stays at the clients."""
+        return True
+
     def around(self, visit: InnerVisit, site: Site, received: Any, mine: C) -> tuple[Any, C]:
         """What a client does when an algorithm inside this one visits it.
 

@@ -242,6 +242,28 @@ def client_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     return columns
 
 
+def judged_at_clients(
+    server: Mapping[str, Any], row: Mapping[str, Any], clients: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The columns of a round whose accuracy and loss are the clients' means; what the server's
+    model reaches on the server's test set stands beside them under `global_…`.
+
+    A client whose loss is lost has no part in the loss; if all are, it is no number.
+    """
+    losses = np.asarray(row["loss"], dtype=np.float64)
+    known = losses[np.isfinite(losses)]
+    columns: dict[str, Any] = {"loss": float(known.mean()) if len(known) else math.nan}
+    if "client_accuracy" in clients:
+        columns["accuracy"] = clients["client_accuracy"]
+    columns["n"] = int(sum(row["n"]))
+    columns |= {f"global_{name}": server[name] for name in ("accuracy", "loss") if name in server}
+    columns |= {name: value for name, value in server.items() if name not in OF_THE_SERVER}
+    return {**columns, **clients}
+
+
+OF_THE_SERVER = ("accuracy", "loss", "n", "classes", "class_correct", "class_total", "perplexity")
+"""What `combine` says of the server's test set."""
+
 FIGURES = {
     "client_accuracy": "mean",
     "client_accuracy_weighted": "weighted",

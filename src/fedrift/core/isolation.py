@@ -234,6 +234,19 @@ def borrowed_generators() -> Generator[None]:
         random.setstate(words)
 
 
+@contextmanager
+def one_thread() -> Generator[None]:
+    """Results depend on the number of threads, so there is one. The caller's number of threads
+    and generators, which models draw from, are restored."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with borrowed_generators():
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @dataclass(frozen=True)
 class TorchSettings:
     """Switches of torch that decide the last bits; workers take them over from their parent."""

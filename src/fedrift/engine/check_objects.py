@@ -78,6 +78,10 @@ def client_evaluation(
 
 
 UNACCOUNTED = "eval_clients: what clients say of their test data is not covered by the privacy"
+UNTESTED = (
+    "the server's model lacks what stays at the clients, so its accuracy says little; give "
+    "client_test=0.2 to evaluate the clients' own"
+)
 UNSEEN = "nothing is evaluated: give test=(x, y), or look at RoundReport.weights in on_round"
 
 

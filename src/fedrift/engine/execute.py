@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,12 +26,13 @@ from fedrift.core.algorithm import local_of
 from fedrift.core.alignment import dense
 from fedrift.core.evaluation import Chunk, Evaluator
 from fedrift.core.flat import map_tree
-from fedrift.core.isolation import borrowed_generators
+from fedrift.core.isolation import one_thread
 from fedrift.core.site import Site
 from fedrift.data.sources.text import decode
 from fedrift.engine import recorder
 from fedrift.engine.build import work
 from fedrift.engine.callbacks import Callback, telling_end
+from fedrift.engine.client_models import ClientModels, Ended, has_models
 from fedrift.engine.history import Finished, History, Progress
 from fedrift.engine.identity import differences, identity_of
 from fedrift.engine.ledger import Ledger
@@ -70,6 +72,7 @@ def result_of(
     finished: Finished,
     folder: RunFolder | None,
     profile: list[dict[str, float]] | None = None,
+    personal: ClientModels | None = None,
 ) -> Result:
     progress = finished.progress
     return Result(
@@ -89,6 +92,7 @@ def result_of(
         config=task.spec,
         profile=profile or [],
         client_rounds=progress.client_rows,
+        personal=personal,
     )
 
 
@@ -126,7 +130,8 @@ def reread(task: Task, folder: RunFolder) -> Result:
     summary = record.summary
     rest = {n: torch.from_numpy(v) for n, v in weights.items() if n not in names}
     done = Finished(summary["status"], summary.get("diverged_at"), progress, flat, rest)
-    return result_of(task, done, folder)
+    models = ClientModels(task, folder.path)
+    return result_of(task, done, folder, personal=models)
 
 
 # Where a run computes: with a backend, or at a place of its own.
@@ -138,19 +143,6 @@ class Place(Protocol):
     def states(self, visitor: Visitor) -> States: ...
     def backend(self, visitor: Visitor, evaluator: Evaluator | None) -> Backend: ...
     def present(self) -> np.ndarray | None: ...
-
-
-@contextmanager
-def one_thread() -> Generator[None]:
-    """Results depend on the number of threads, so there is one. The caller's number of threads
-    and generators, which models draw from, are restored."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with borrowed_generators():
-            yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def execute(
@@ -284,6 +276,7 @@ def _execute(
         recorder=None if folder is None else recorder.RunRecorder(folder),
         callbacks=callbacks,
         meter=meter,
+        at_clients=task.at_clients,
     )
     settings = Settings(
         rounds=task.rounds,
@@ -296,8 +289,11 @@ def _execute(
         until=until,
         eval_clients=task.eval_clients,
         test_sizes=None if task.split.test is None else task.split.test.sizes,
+        at_clients=task.at_clients,
         present=(lambda: None) if place is None else place.present,
     )
+    # Without a folder, clients' models are in the store, which goes with the result.
+    lives_on = rows is not None and folder is None and has_models(task)
     engine = Engine(task.algorithm, problem, chosen, store, settings, history, meter)
     try:
         finished = engine.run()
@@ -311,10 +307,15 @@ def _execute(
         raise
     finally:
         chosen.close()
-        store.close()
+        if not lives_on or sys.exception() is not None:
+            store.close()
     if is_origin and finished.status == "stopped":
         return None
-    result = result_of(task, finished, folder, meter.rounds)
+    models = None
+    if rows is not None:
+        end = Ended(progress.state, progress.buffers, progress.round, rows) if lives_on else None
+        models = ClientModels(task, end or (None if folder is None else folder.path))
+    result = result_of(task, finished, folder, meter.rounds, models)
     if folder is not None:
         recorder.RunRecorder(folder).finish(result.tensors(), result.summary())
     return result

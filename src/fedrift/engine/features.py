@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from fedrift import backends, models
 from fedrift.config.models import DIMENSIONS, extractor_text
+from fedrift.core.isolation import one_thread
 from fedrift.core.problem import define
 from fedrift.data import datasets, files
 from fedrift.data.checks import Targets
 from fedrift.data.samples import DataSet
-from fedrift.engine.execute import one_thread
 from fedrift.errors import InputError
 from fedrift.grammar import Named, number, parse
 from fedrift.rng import torch_seed

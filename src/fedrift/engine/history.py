@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedrift.backends.profiling import OFF, Meter
 from fedrift.core.algorithm import Algorithm, Exchange, Watch
-from fedrift.core.evaluation import Chunk, Done, Pending, client_columns
+from fedrift.core.evaluation import Chunk, Done, Pending, client_columns, judged_at_clients
 from fedrift.core.flat import Vec
 from fedrift.engine.callbacks import Callback, RoundReport, writing
 from fedrift.engine.ledger import Cost, Entry, Ledger
@@ -71,7 +71,7 @@ class Recorder(Protocol):
 
 def is_finite(row: Mapping[str, Any]) -> bool:
     """Whether a run goes on after what was measured in a round."""
-    return math.isfinite(row.get("loss", 0.0))
+    return all(math.isfinite(row.get(name, 0.0)) for name in ("loss", "global_loss"))
 
 
 # Steps that belong together: Ctrl-C waits until they are done.
@@ -130,7 +130,10 @@ class History:
         recorder: Recorder | None = None,
         callbacks: Sequence[Callback] = (),
         meter: Meter = OFF,
+        at_clients: bool = False,
     ) -> None:
+        """`at_clients`: the run is judged by what clients find on test data of their own."""
+        self._at_clients = at_clients
         self._algorithm, self._store, self._combine = algorithm, store, combine
         self.progress, self.recorder, self._meter = progress, recorder, meter
         self._told = writing(callbacks, "on_round")
@@ -265,7 +268,12 @@ class History:
             wanted = ("accuracy", "loss") if name else tuple(measured)
             prefix = f"{name}_" if name else ""
             metrics |= {f"{prefix}{k}": measured[k] for k in wanted if k in measured}
-        metrics |= client_columns(clients) if clients else {}
+        if clients:
+            columns = client_columns(clients)
+            at_clients = self._at_clients
+            metrics = (
+                judged_at_clients(metrics, clients, columns) if at_clients else metrics | columns
+            )
         return metrics | dict(self._algorithm.log(state)) if metrics else {}
 
     def save(self) -> None:

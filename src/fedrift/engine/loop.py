@@ -14,7 +14,15 @@ from fedrift.backends.backend import Backend
 from fedrift.backends.profiling import OFF, Meter
 from fedrift.config.fields import ClientEvaluation
 from fedrift.core import alignment
-from fedrift.core.algorithm import Algorithm, Cohort, Exchange, NoReply, Outcome, is_evaluation
+from fedrift.core.algorithm import (
+    Algorithm,
+    Cohort,
+    EvaluatedModel,
+    Exchange,
+    NoReply,
+    Outcome,
+    is_evaluation,
+)
 from fedrift.core.alignment import settled
 from fedrift.core.evaluation import (
     Chunk,
@@ -53,6 +61,8 @@ class Settings:
     eval_clients: ClientEvaluation | None = None
     test_sizes: np.ndarray | None = None
     """How many samples each client tests on."""
+    at_clients: bool = False
+    """The run is judged by what clients find, so it is evaluated when they are asked."""
     present: Callable[[], np.ndarray | None] = lambda: None
     """Clients that can be asked now; None: all of them, always."""
 
@@ -68,7 +78,7 @@ class Settings:
     def is_due(self, t: int) -> bool:
         """The model is evaluated after this round; always when clients evaluate."""
         often = (t + 1) % self.eval_every == 0 or t + 1 == self.rounds
-        return often or self.clients_are_due(t)
+        return (often and not self.at_clients) or self.clients_are_due(t)
 
     @cached_property
     def tested(self) -> np.ndarray:
@@ -174,8 +184,14 @@ class Engine:
         self.history.entries.append(entry_of(exchange, clients, outcome))
         return figures.row(t + 1, self._visited)
 
+    def _shown(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, EvaluatedModel]:
+        """What the server evaluates: nothing where only the clients' models mean something."""
+        if self.settings.at_clients and not self.algorithm.has_global_model():
+            return {}
+        return self.algorithm.shown(state, self.problem, buffers)
+
     def _evaluate(self, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, Pending]:
-        shown = self.algorithm.shown(state, self.problem, buffers)
+        shown = self._shown(state, buffers)
         return {name: self.backend.evaluate(model) for name, model in shown.items()}
 
     def save(self) -> None:
@@ -190,7 +206,7 @@ class Engine:
             if alone is None:
                 return {}
             state, buffers = waiting.report.state, waiting.report.buffers
-            shown = self.algorithm.shown(state, self.problem, buffers)
+            shown = self._shown(state, buffers)
             return {name: alone.chunks(model) for name, model in shown.items()}
 
         self.history.close_early(evaluated)

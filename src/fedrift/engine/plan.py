@@ -22,7 +22,7 @@ from fedrift.config.backends import MOST_WORKERS, backend_kind
 from fedrift.config.fields import ClientEvaluation
 from fedrift.config.privacy import Robustness
 from fedrift.config.spec import Spec
-from fedrift.core.algorithm import Algorithm, client_methods, local_of
+from fedrift.core.algorithm import Algorithm, client_methods, local_of, personal_path
 from fedrift.core.evaluation import EVALUATION_CHUNK
 from fedrift.core.faults import Faults
 from fedrift.core.flat import CHUNK, count
@@ -215,6 +215,14 @@ class Task:
     alphabet: tuple[str, ...] = ()
     """What the tokens of a text stand for; empty for other data."""
     eval_clients: ClientEvaluation | None = None
+
+    @property
+    def at_clients(self) -> bool:
+        """The run is judged by what clients find on test data of their own: by personal models,
+        and where the server has none."""
+        if self.eval_clients is None:
+            return False
+        return self.test is None or personal_path(self.algorithm, self.problem) is not None
 
     def deciding(self) -> dict[str, Any]:
         """What decides the result beside algorithm, model and client data, in a stable form."""

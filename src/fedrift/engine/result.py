@@ -5,19 +5,23 @@ from __future__ import annotations
 import hashlib
 import struct
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
 from fedrift.config.spec import Spec
+from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Vec
 from fedrift.core.problem import Problem
 from fedrift.engine.ledger import Ledger
 from fedrift.errors import InputError
 from fedrift.storage.run_folder import RunRecord, as_frame, client_rows
+
+if TYPE_CHECKING:
+    from fedrift.engine.client_models import ClientModel
 
 Status = Literal["done", "stopped", "diverged"]
 
@@ -94,13 +98,18 @@ class Result:
     """Seconds by kind of work, one row per round; empty unless profile=True."""
     client_rounds: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """What clients found on test data of their own: a dict of columns per round."""
+    personal: Callable[[int], EvaluatedModel] | None = field(
+        default=None, repr=False, compare=False
+    )
+    """Makes the model of a client's own; None where they are elsewhere."""
 
     def __repr__(self) -> str:
         """One line: what was run and how it ended."""
         words = [str(self.info.get("algorithm", "run")), self.status, self._length()]
         words += [f"accuracy {self.accuracy[-1]:.4f}"] if self.accuracy else []
         own = self.client_accuracy
-        words += [f"at clients {own[-1]:.4f}"] if own else []
+        is_said = bool(own) and own[-1] == self.accuracy[-1]
+        words += ["at clients" if is_said else f"at clients {own[-1]:.4f}"] if own else []
         if self.loss or not self.metrics:
             words += [f"loss {self.loss[-1]:.4g}"] if self.loss else ["not evaluated: no test data"]
         words += [] if self.folder is None else [f"in {self.folder}"]
@@ -115,12 +124,13 @@ class Result:
 
     @property
     def accuracy(self) -> list[float]:
-        """Of the test set; empty where there are no classes or no test set."""
+        """Of the server's test set; where clients have models of their own, or the server has no
+        test data, the mean over the clients' test data. Empty where there are no classes."""
         return [m["accuracy"] for m in self.metrics if "accuracy" in m]
 
     @property
     def loss(self) -> list[float]:
-        """Mean loss of the test set."""
+        """Mean loss, of the same data as `accuracy`."""
         return [m["loss"] for m in self.metrics if "loss" in m]
 
     @property
@@ -160,6 +170,20 @@ class Result:
     def client_frame(self) -> Any:
         """One row per client and round in which it evaluated: its accuracy and loss."""
         return as_frame(client_rows(self.client_rounds))
+
+    def client(self, client: int) -> ClientModel:
+        """A client's own model, as its last evaluation saw it, and its figures.
+
+        Refused for an algorithm whose clients have none. In a federation they stay at the sites.
+        """
+        from fedrift.engine.client_models import ClientModel
+
+        if self.personal is None:
+            raise InputError("the clients' models are not in this result: they stay at the sites")
+        model = self.personal(client)
+        moved = dict(zip(self.problem.moving, model.buffers, strict=True)) | dict(model.frozen)
+        rows = [row for row in client_rows(self.client_rounds) if row["client"] == client]
+        return ClientModel(client, model.w, moved, self.problem, rows)
 
     def module(self) -> nn.Module:
         """A module of the run's kind with the final weights."""
@@ -216,7 +240,8 @@ class Result:
         rows = [row for row in self.metrics if "clients_evaluated" in row]
         if not rows:
             return {}
-        last = {key: value for key, value in rows[-1].items() if key.startswith("client")}
+        kept = ("client", "global_")
+        last = {key: value for key, value in rows[-1].items() if key.startswith(kept)}
         return {"at_clients": {"rounds": [row["round"] for row in rows], **last}}
 
     def plot(self, path: str | Path) -> Path:

@@ -305,6 +305,8 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
         about |= {"privacy": spec.privacy, "epsilon": promise.epsilon, "delta": promise.delta}
         notes = (*notes, f"privacy: {promise}")
     looks = check_objects.client_evaluation(spec, split, test is not None, algorithm, problem)
+    if looks is None and not algorithm.has_global_model():
+        notes = (*notes, check_objects.UNTESTED)
     if split.test is not None:
         notes = (*notes, *remark(split.test.sizes))
         if looks is not None and promise is not None:

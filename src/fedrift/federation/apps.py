@@ -11,7 +11,7 @@ from typing import Any
 from fedrift.backends.backend import Backend
 from fedrift.backends.codec import Refused
 from fedrift.core.algorithm import Signature
-from fedrift.engine import execute
+from fedrift.core.isolation import one_thread
 from fedrift.errors import InputError
 from fedrift.federation.config import FILE, FederationConfig
 from fedrift.federation.events import EventLog
@@ -60,7 +60,7 @@ def client_app(folder: str | Path, load: Load) -> ClientApp:
     def answer(
         message: Message, context: Context, kind: Callable[[Any, Envelope], Envelope]
     ) -> Any:
-        with execute.one_thread():
+        with one_thread():
             try:
                 reply = kind(node_here(context), from_records(message.content))
             except (InputError, Refused) as why:
@@ -76,7 +76,7 @@ def client_app(folder: str | Path, load: Load) -> ClientApp:
             return answer(message, context, lambda node, envelope: node.answer(envelope))
         from fedrift.federation import secagg
 
-        with execute.one_thread():
+        with one_thread():
             return secagg.answer(message, context, lambda: node_here(context))
 
     app.query()(about)

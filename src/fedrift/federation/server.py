@@ -13,6 +13,7 @@ from fedrift.backends.backend import Backend
 from fedrift.backends.visit import Visitor
 from fedrift.core.algorithm import Signature, parts
 from fedrift.core.evaluation import Evaluator
+from fedrift.core.isolation import one_thread
 from fedrift.engine import execute, recorder
 from fedrift.engine.callbacks import Callback
 from fedrift.engine.plan import Task
@@ -87,7 +88,7 @@ def serve(
         raise InputError(f"min-nodes={least} must be from 1 to {config.clients}, the clients")
     if not 0 < deadline < float("inf"):
         raise InputError(f"deadline={deadline} must be a number of seconds above 0")
-    with execute.one_thread():
+    with one_thread():
         task = make_server_task(config, test)
     if task.faults is not None:
         raise InputError("faults: they are simulated, and a federation has its own; leave them out")

@@ -18,9 +18,9 @@ from fedrift.config.merging import RULES, check_rule
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.evaluation import Evaluator, combine, evaluate_chunk
 from fedrift.core.flat import Batch, Vec, count, take
+from fedrift.core.isolation import one_thread
 from fedrift.core.messages import Size
 from fedrift.core.problem import Problem
-from fedrift.engine.execute import one_thread
 from fedrift.engine.ledger import Entry, Ledger
 from fedrift.engine.result import Result
 from fedrift.errors import InputError

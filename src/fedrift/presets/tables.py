@@ -15,6 +15,7 @@ from fedrift.presets.preset import Part
 from fedrift.presets.relations import DIVERGED
 from fedrift.report import numbers
 from fedrift.report.selection import select
+from fedrift.report.statistics import clients
 from fedrift.report.statistics import findings as statistics
 from fedrift.report.statistics.costs import met_at
 from fedrift.report.statistics.estimates import (
@@ -27,6 +28,7 @@ from fedrift.report.statistics.estimates import (
 )
 from fedrift.report.statistics.findings import Finding
 from fedrift.report.statistics.grouping import Setting
+from fedrift.report.statistics.measured import Measured
 from fedrift.report.tables import convention, measure
 from fedrift.storage.run_folder import MODEL
 
@@ -79,6 +81,10 @@ def _quantities(one: Finding, findings: statistics.Findings) -> dict[str, list[A
         }
         if findings.has_accuracy:
             values["loss"] = float(run.loss[-last:].mean())
+        if run.at_clients is not None:
+            for column, name in AT_CLIENTS:
+                scale = 1 if column == clients.JAIN else 100
+                values[f"clients: {name}"] = scale * _at_clients(run, column, findings.last)
         at = None if target is None else met_at(run, target)
         for axis, name, unit in COSTS:
             values[name] = math.nan if at is None else float(getattr(run, axis)[at]) / unit
@@ -216,6 +222,37 @@ def _loss(findings: statistics.Findings) -> list[Table]:
     ]
 
 
+def _clients(findings: statistics.Findings) -> list[Table]:
+    """How the clients fare on test data of their own, and what was sent for it."""
+
+    def table(setting: Setting, title: str) -> Table:
+        rows: list[list[Cell]] = []
+        for one in findings.by_setting[setting]:
+            row: list[Cell] = [one.method]
+            for column, _ in AT_CLIENTS:
+                values = [_at_clients(run, column, findings.last) for run in one.group.runs]
+                row.append(_figure(estimate(values), column != clients.JAIN))
+            sent = estimate(float(run.bytes[-1]) for run in one.group.runs).mean / MEGA
+            rows.append([*row, round(sent, 1)])
+        return Table(title, ["method", *(name for _, name in AT_CLIENTS), "MB sent"], rows)
+
+    title = f"Accuracy at clients (%), {convention(findings)}"
+    return _each_setting(findings, title, table)
+
+
+AT_CLIENTS = [
+    (name, clients.FIGURES[name])
+    for name in (clients.MEAN, clients.WORST, clients.BEST, clients.JAIN)
+]
+"""Columns of a run, and what tables and relations call them."""
+
+
+def _at_clients(run: Measured, column: str, last: int | None) -> float:
+    if run.at_clients is None:
+        return math.nan
+    return run.at_clients.final(column, rounds_averaged(run, last))
+
+
 def _costs(findings: statistics.Findings) -> list[Table]:
     """What a whole run sent and computed, from the ledger, and as multiples of the baseline's."""
 
@@ -279,6 +316,7 @@ TABLES: dict[str, Callable[[statistics.Findings], Sequence[Table]]] = {
     "best": _best,
     "rounds": _rounds,
     "loss": _loss,
+    "clients": _clients,
     "costs": _costs,
     "target": _target,
     "same": _same,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedrift.core.flat import Vec
+    from fedrift.engine.client_models import ClientModel
     from fedrift.engine.ledger import Ledger
     from fedrift.engine.result import Result
 
@@ -74,12 +75,12 @@ class SavedRun:
 
     @property
     def accuracy(self) -> list[float]:
-        """Of the test set; empty where there are no classes or no test set."""
+        """Of the server's test set, or the mean over the clients' (see `Result.accuracy`)."""
         return [row["accuracy"] for row in self.metrics if "accuracy" in row]
 
     @property
     def loss(self) -> list[float]:
-        """Mean loss of the test set."""
+        """Mean loss, of the same data as `accuracy`."""
         return [row["loss"] for row in self.metrics if "loss" in row]
 
     @property
@@ -143,6 +144,17 @@ class SavedRun:
         own needs `trust_code=True`.
         """
         return self.result(trust_code=trust_code).module() if model is None else self._into(model)
+
+    def client(self, client: int, *, trust_code: bool = False) -> ClientModel:
+        """A client's own model, as its last evaluation saw it, and its figures; for a run on data
+        and a model that have names, whose algorithm has such models."""
+        if self.config.data == IN_PYTHON:
+            raise InputError(
+                f"'{self.folder}' was made in Python, and its data and model are not in it; the "
+                f"same call of fedrift.run with out='{self.folder}' returns its result, which has "
+                f"client({client!r})"
+            )
+        return self.result(trust_code=trust_code).client(client)
 
     def result(self, *, trust_code: bool = False) -> Result:
         """The `Result` that the run returned, its data and model made again from their names."""

@@ -96,6 +96,14 @@ ENDED: Mapping[str, Check] = {
     "seconds": is_amount,
     "fingerprint": is_text,
 }
+CLIENT_ROUND: Mapping[str, Check] = {
+    "round": is_whole,
+    "client": whole_numbers,
+    "n": whole_numbers,
+    "loss": list_of(is_number),
+    "visited": whole_numbers,
+    "accuracy": list_of(is_share),
+}
 ENVIRONMENT: Mapping[str, Check] = {"notes": list_of(is_text)}
 CLIENTS: Mapping[str, Check] = {
     "sizes": whole_numbers,
@@ -137,6 +145,22 @@ def read_exchanges(path: Path, most: int | None = None) -> tuple[list[Record], b
     """The exchanges of a run, and whether the last line was torn."""
     rows, is_torn = read_lines(path, most)
     _check_lines(path, rows, EXCHANGE)
+    return rows, is_torn
+
+
+def read_client_rounds(path: Path, most: int | None = None) -> tuple[list[Record], bool]:
+    """What clients found, a line per round, and whether the last line was torn."""
+    rows, is_torn = read_lines(path, most)
+    _check_lines(path, rows, CLIENT_ROUND)
+    for number, row in enumerate(rows, start=1):
+        columns = [row.get(name) for name in ("client", "n", "loss", "visited")]
+        columns += [row["accuracy"]] if "accuracy" in row else []
+        lengths = {len(column) if isinstance(column, list) else -1 for column in columns}  # type: ignore[reportUnknownArgumentType]
+        if len(lengths) > 1 or -1 in lengths or "round" not in row:
+            raise InputError(
+                f"line {number} of '{path}' is damaged (a column is missing or has another "
+                "length); restore it from a copy"
+            )
     return rows, is_torn
 
 

@@ -421,7 +421,7 @@ def load(folder: str | Path) -> RunRecord:
     spec = read_spec(path)
     rounds, rounds_torn = clean.read_rounds(path / ROUNDS)
     ledger, ledger_torn = clean.read_exchanges(path / LEDGER)
-    own, own_torn = read_lines(path / CLIENT_ROUNDS)
+    own, own_torn = clean.read_client_rounds(path / CLIENT_ROUNDS)
     torn = tuple(
         name
         for name, is_torn in zip(LINES, (rounds_torn, ledger_torn, own_torn), strict=True)

@@ -29,7 +29,7 @@ from fedrift.report.statistics.estimates import (
     score,
 )
 from fedrift.report.statistics.grouping import Group, Grouped, Setting, group_runs
-from fedrift.report.statistics.measured import Measured
+from fedrift.report.statistics.measured import Measured, judged_at_clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ def make_findings(
     last: int | None = None,
 ) -> Findings:
     """The statistics of some runs; refuses what cannot be compared in one sentence."""
-    grouped = group_runs(runs)
+    grouped = group_runs(_alike(runs))
     check_last(grouped.runs, last)
     check_target(target, grouped.runs)
     base = baseline_of(grouped, baseline)
@@ -107,6 +107,14 @@ def make_findings(
         wanted_target=target,
         by_setting={s: _setting(grouped, s, base, target, last) for s in grouped.settings},
     )
+
+
+def _alike(runs: Sequence[Measured]) -> Sequence[Measured]:
+    """All judged at clients if one of them is and all can be: where some have personal models,
+    the server's test set says nothing of those."""
+    if any(r.is_judged_at_clients for r in runs) and all(r.at_clients is not None for r in runs):
+        return [judged_at_clients(run) for run in runs]
+    return runs
 
 
 def _setting(

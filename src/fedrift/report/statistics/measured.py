@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fedrift.config.spec import Spec
 from fedrift.errors import InputError
+from fedrift.report.statistics.clients import MEAN, AtClients, are_judged_at_clients, at_clients
 from fedrift.storage.jsonl import Record
 
 MOST_TEXTS, LONGEST_TEXT = 4, 2000  # that a page shows of one run
@@ -105,6 +106,10 @@ class Measured:
     """What a model of text has written at the end."""
     logged: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
     """What the algorithm and the reader's metrics note of every round, by name."""
+    at_clients: AtClients | None = None
+    """What clients found on test data of their own."""
+    is_judged_at_clients: bool = False
+    """Its accuracy is the mean over clients."""
     is_blank: bool = False
     """It became infinite before it was evaluated once: it counts as failed and has no curve."""
 
@@ -120,6 +125,31 @@ class Measured:
 def takes_part(run: Measured) -> bool:
     """Whether who took part says something: not where it is everybody, every time."""
     return len({frozenset(cohort) for cohort in run.cohorts if cohort}) > 1
+
+
+def judged_at_clients(run: Measured) -> Measured:
+    """The same run with the clients' mean as its accuracy, in the rounds in which they were asked.
+
+    Accuracy per class is of the server's test set, and left out.
+    """
+    found = run.at_clients
+    if run.is_judged_at_clients or found is None:
+        return run
+    at = np.flatnonzero(np.isin(run.rounds, found.rounds))
+    return replace(
+        run,
+        rounds=run.rounds[at],
+        loss=run.loss[at],
+        accuracy=found.columns[MEAN],
+        classes=None,
+        class_total=None,
+        cohorts=tuple(run.cohorts[i] for i in at),
+        bytes=run.bytes[at],
+        gradients=run.gradients[at],
+        seconds=run.seconds[at],
+        logged={name: column[at] for name, column in run.logged.items()},
+        is_judged_at_clients=True,
+    )
 
 
 def measure_run(record: Recorded, name: str, label: str = "") -> Measured:
@@ -170,6 +200,8 @@ def _measure(record: Recorded, name: str, label: str) -> Measured:
         problems=() if is_blank else _problems(record, int(rounds[-1])),
         continuations=_continuations(summary),
         logged=_logged(rows),
+        at_clients=at_clients(rows, getattr(record, "client_rounds", ())),
+        is_judged_at_clients=are_judged_at_clients(rows),
         is_blank=is_blank,
     )
 
