@@ -378,3 +378,51 @@ def test_loss_is_compared_where_there_is_no_accuracy(tmp_path: Path) -> None:
     assert best.score.final.mean == min(means)
     with pytest.raises(InputError, match=r"target 0\.9 is an accuracy, but these runs"):
         found_in(tmp_path, target=0.9)
+
+
+# Runs that are judged at clients.
+
+
+def _record(accuracy: list[float], own: list[float] | None, is_personal: bool) -> Any:
+    from types import SimpleNamespace
+
+    from fedrift.config.spec import Spec
+    from fedrift.report.statistics.clients import FIGURES
+
+    rounds: list[dict[str, Any]] = []
+    for i, value in enumerate(accuracy):
+        row: dict[str, Any] = {"round": i + 1, "loss": 1.0, "accuracy": value}
+        row |= {"bytes_down": i, "bytes_up": i, "gradients": i, "seconds": i, "cohort": [0]}
+        if own is not None and not i % 2:
+            row |= dict.fromkeys(FIGURES, own[i // 2]) | {"clients_not_visited": 1}
+            row["accuracy"] = own[i // 2] if is_personal else value
+        rounds.append(row)
+    return SimpleNamespace(
+        folder=None,
+        spec=Spec.of({"algorithm": "ditto(fedavg)" if is_personal else "fedavg", "rounds": 4}),
+        rounds=rounds[::2] if is_personal else rounds,
+        ledger=[],
+        environment={},
+        summary={"status": "done"},
+        torn=(),
+        clients={},
+        client_rounds=[],
+    )
+
+
+def test_all_are_judged_at_clients_where_one_is() -> None:
+    from fedrift.report.statistics.findings import make_findings
+    from fedrift.report.statistics.measured import measure_run
+
+    personal = measure_run(_record([0.1, 0.1, 0.1, 0.1], [0.8, 0.9], True), "a")
+    both = measure_run(_record([0.5, 0.6, 0.7, 0.8], [0.3, 0.4], False), "b")
+    alone = measure_run(_record([0.5, 0.6, 0.7, 0.8], None, False), "c")
+    assert personal.is_judged_at_clients and not both.is_judged_at_clients
+    known = {run.name: run for run in make_findings([personal, both]).grouped.runs}
+    assert known["b"].accuracy is not None and known["b"].accuracy.tolist() == [0.3, 0.4]
+    assert known["b"].rounds.tolist() == [1, 3] and known["b"].bytes.tolist() == [0, 4]
+    assert known["a"].accuracy is not None and known["a"].accuracy.tolist() == [0.8, 0.9]
+    known = {run.name: run for run in make_findings([personal, alone]).grouped.runs}
+    assert known["c"].accuracy is not None and len(known["c"].accuracy) == 4
+    plain = make_findings([both]).grouped.runs[0]
+    assert plain.accuracy is not None and plain.accuracy.tolist() == [0.5, 0.6, 0.7, 0.8]

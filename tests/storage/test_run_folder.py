@@ -278,3 +278,21 @@ def test_frame(tmp_path: Path) -> None:
     frame = run_folder.load(tmp_path / "run").frame()
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame["round"]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"round": 1, "client": [0, 1], "n": [3], "loss": [1.0, 2.0], "visited": [1, 1]}',
+        '{"round": 1, "client": [0], "n": [3], "loss": [1.0]}',
+        '{"round": 1, "client": [-1], "n": [3], "loss": [1.0], "visited": [1]}',
+        '{"round": 1, "client": [0], "n": [3], "loss": [1.0], "visited": [1], "accuracy": [2.0]}',
+    ],
+)
+def test_a_damaged_table_of_clients_is_one_sentence(tmp_path: Path, line: str) -> None:
+    from fedrift.storage.clean import read_client_rounds
+
+    file = tmp_path / "client_rounds.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(InputError, match=r"line 1 of .* is damaged"):
+        read_client_rounds(file)

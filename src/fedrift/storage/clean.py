@@ -156,7 +156,7 @@ def read_client_rounds(path: Path, most: int | None = None) -> tuple[list[Record
         columns = [row.get(name) for name in ("client", "n", "loss", "visited")]
         columns += [row["accuracy"]] if "accuracy" in row else []
         lengths = {len(column) if isinstance(column, list) else -1 for column in columns}  # type: ignore[reportUnknownArgumentType]
-        if len(lengths) > 1 or -1 in lengths or "round" not in row:
+        if len(lengths) > 1 or -1 in lengths:
             raise InputError(
                 f"line {number} of '{path}' is damaged (a column is missing or has another "
                 "length); restore it from a copy"
