@@ -3,55 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedrift.backends.visit import Call, Visitor
 from fedrift.core.algorithm import EvaluatedModel, personal_path, state_path
 from fedrift.core.alignment import settled
-from fedrift.core.flat import Vec
 from fedrift.core.isolation import one_thread
-from fedrift.core.problem import Problem
 from fedrift.engine import recorder
 from fedrift.engine.plan import Task
 from fedrift.errors import InputError
 from fedrift.storage.client_state import Store
-from fedrift.storage.run_folder import STATES, RunFolder, as_frame
-
-
-@dataclass(frozen=True)
-class ClientModel:
-    """One client at the end of a run: the model it is evaluated with, and its figures."""
-
-    client: int
-    weights: Vec
-    """Flat, as `Result.weights`."""
-    buffers: Mapping[str, Tensor]
-    """Buffers and frozen parameters of its model, by name."""
-    problem: Problem
-    rounds: Sequence[Mapping[str, Any]]
-    """What it found on test data of its own: a dict per round in which it was asked."""
-
-    def __repr__(self) -> str:
-        known = [row["accuracy"] for row in self.rounds if "accuracy" in row]
-        told = f", accuracy {known[-1]:.4f}" if known else ""
-        return f"<ClientModel: client {self.client}{told}>"
-
-    def module(self) -> nn.Module:
-        """A module of the run's kind with the client's own weights."""
-        return self.problem.module(self.weights, self.buffers)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Every parameter and buffer by name."""
-        return {**self.problem.layout.named(self.weights), **self.buffers}
-
-    def frame(self) -> Any:
-        """One row per round in which it evaluated: a pandas frame if installed, else dicts."""
-        return as_frame(self.rounds)
+from fedrift.storage.run_folder import STATES, RunFolder
 
 
 @dataclass(frozen=True)

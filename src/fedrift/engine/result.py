@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -19,9 +19,6 @@ from fedrift.core.problem import Problem
 from fedrift.engine.ledger import Ledger
 from fedrift.errors import InputError
 from fedrift.storage.run_folder import RunRecord, as_frame, client_rows
-
-if TYPE_CHECKING:
-    from fedrift.engine.client_models import ClientModel
 
 Status = Literal["done", "stopped", "diverged"]
 
@@ -61,6 +58,37 @@ def _bytes(value: Any) -> bytes:
     if isinstance(value, Mapping):
         return b"".join(str(k).encode() + _bytes(v) for k, v in sorted(value.items()))
     return struct.pack("<d", value) if isinstance(value, (int, float)) else str(value).encode()
+
+
+@dataclass(frozen=True)
+class ClientModel:
+    """One client at the end of a run: the model it is evaluated with, and its figures."""
+
+    client: int
+    weights: Vec
+    """Flat, as `Result.weights`."""
+    buffers: Mapping[str, Tensor]
+    """Buffers and frozen parameters of its model, by name."""
+    problem: Problem
+    rounds: Sequence[Mapping[str, Any]]
+    """What it found on test data of its own: a dict per round in which it was asked."""
+
+    def __repr__(self) -> str:
+        known = [row["accuracy"] for row in self.rounds if "accuracy" in row]
+        told = f", accuracy {known[-1]:.4f}" if known else ""
+        return f"<ClientModel: client {self.client}{told}>"
+
+    def module(self) -> nn.Module:
+        """A module of the run's kind with the client's own weights."""
+        return self.problem.module(self.weights, self.buffers)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every parameter and buffer by name."""
+        return {**self.problem.layout.named(self.weights), **self.buffers}
+
+    def frame(self) -> Any:
+        """One row per round in which it evaluated: a pandas frame if installed, else dicts."""
+        return as_frame(self.rounds)
 
 
 @dataclass(frozen=True)
@@ -176,8 +204,6 @@ class Result:
 
         Refused for an algorithm whose clients have none. In a federation they stay at the sites.
         """
-        from fedrift.engine.client_models import ClientModel
-
         if self.personal is None:
             raise InputError("the clients' models are not in this result: they stay at the sites")
         model = self.personal(client)

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedrift.core.flat import Vec
-    from fedrift.engine.client_models import ClientModel
     from fedrift.engine.ledger import Ledger
-    from fedrift.engine.result import Result
+    from fedrift.engine.result import ClientModel, Result
 
 
 @dataclass(frozen=True, repr=False)
