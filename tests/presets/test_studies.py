@@ -33,7 +33,7 @@ TINY: dict[str, dict[str, Any]] = {
     "flat-minima-table": {
         "data": DATA,
         "model": "mlp",
-        "rows": ["FedAvg", "SAM + SWA", "Mixup"],
+        "rows": ["FedAvg", "SAM + SWA", "WiMA", "Mixup"],
         "clients": 10,
         "per_round": 2,
         "rounds": 8,
@@ -227,7 +227,12 @@ def test_classes_are_numbered_from_zero() -> None:
 
 def test_eigenvalues_that_did_not_converge_leave_a_gap(tmp_path: Path) -> None:
     """ARPACK may give fewer than were asked for; the rest of the table stands."""
-    said = {**flat_minima_table.USUAL, "rows": ["FedAvg", "ASAM"], "eigenvalues": 2}
+    said = {
+        **common.COMMON,
+        **flat_minima_table.USUAL,
+        "rows": ["FedAvg", "ASAM"],
+        "eigenvalues": 2,
+    }
     seen = {
         "FedAvg": [Seen((0.5, 0.6), ((1, 2), (0.5, 0.6)), (9.0, 4.0))],
         "ASAM": [Seen((0.4, 0.5), ((1, 2), (0.4, 0.5)), (3.0,))],
@@ -237,3 +242,23 @@ def test_eigenvalues_that_did_not_converge_leave_a_gap(tmp_path: Path) -> None:
     assert table.cell("ASAM", "top eigenvalue one class") == 3.0
     assert spectra.cell(f"FedAvg, {APART}", "eigenvalue 2") == 4.0
     assert spectra.cell(f"ASAM, {CENTRAL}", "eigenvalue 2") is None
+
+
+def test_a_change_that_only_rises_is_calmer_than_one_that_swings() -> None:
+    rounds = tuple(range(8))
+    rising = Seen((0.7,), (rounds, tuple(10.0 * t for t in rounds)), ())
+    swinging = Seen((0.7,), (rounds, tuple(70.0 + 30.0 * (t % 2) for t in rounds)), ())
+    assert rising.unrest == 10 and swinging.unrest == 30
+
+
+def test_a_study_keeps_its_quantities_seed_by_seed_so_that_relations_can_be_decided() -> None:
+    options = {"seeds": [4, 5, 6]}
+    rows = [["one", common.percent([0.1, 0.2, 0.3]), 7], ["two", common.percent([0.5]), None]]
+    draft = common.Draft("t", ("method", "accuracy (%)", "users"), rows)
+    found = common.findings_of([draft], options, [], [], {"curve": [1]})
+    assert found.by_seed("one", "accuracy (%)") == pytest.approx({4: 10, 5: 20, 6: 30})
+    assert found.by_seed("two", "accuracy (%)") == {}  # one seed of three: nothing to pair
+    assert found.by_seed("one", "users") == {}
+    assert found.tables[0].cell("one", "accuracy (%)") == "20.00 ± 10.00"
+    assert found.tables[0].cell("two", "accuracy (%)") == 50.0
+    assert found.facts["curve"] == [1]

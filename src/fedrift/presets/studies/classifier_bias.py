@@ -22,11 +22,13 @@ from fedrift.comparison import Loader
 from fedrift.config.spec import Spec
 from fedrift.engine.result import Result
 from fedrift.figures import classes as pictures
-from fedrift.presets.findings import Findings, Table, Tell
+from fedrift.presets.findings import Findings, Tell
 from fedrift.presets.studies.common import (
+    Draft,
     case_of,
     curves,
     draw,
+    findings_of,
     from_spec,
     mean,
     over_seeds,
@@ -133,7 +135,7 @@ def _findings(
 ) -> Findings:
     layers = list(next(iter(similar.values()))[0])
     first, worst = options["algorithms"][0], options["partitions"][0]
-    alike = Table(
+    alike = Draft(
         f"CKA between client models after local work ({first})",
         ("layer", *similar),
         [
@@ -141,7 +143,7 @@ def _findings(
             for layer in layers
         ],
     )
-    classes = Table(
+    classes = Draft(
         f"Classes over rounds ({worst}, {options['per_round']} of {options['clients']} clients a "
         "round)",
         ("algorithm", "final accuracy (%)", "lift of classes just seen", "lost per round"),
@@ -197,4 +199,4 @@ def _findings(
         "from one round to the next, in points. Fed3R's classes can fall only because new ones "
         "come to compete with them.",
     ]
-    return Findings([alike, classes], figures, notes, facts)
+    return findings_of([alike, classes], options, figures, notes, facts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,14 @@ from fedrift.engine.features import load as load_named
 from fedrift.engine.result import Result
 from fedrift.errors import InputError, RunError, unknown
 from fedrift.figures.style import colour_of, legend, name_ticks, panels
-from fedrift.presets.findings import Cell, Tell
+from fedrift.presets.findings import BY_SEED, Cell, Findings, Table, Tell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+VALUE = "value"
+"""What a quantity of a study is called among those kept seed by seed: its column says which."""
 COMMON: dict[str, Any] = {"seeds": [0], "workers": "auto"}
 
 
@@ -149,16 +151,62 @@ def mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
-def over_seeds(values: Sequence[float], digits: int = 2) -> Cell:
-    """A number of one seed; mean ± standard deviation of several."""
-    if len(values) == 1:
-        return float(values[0])
-    return f"{mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f}"
+@dataclass(frozen=True)
+class OverSeeds:
+    """One quantity for every seed; its cell: the number of one, mean ± deviation of several."""
+
+    values: tuple[float, ...]
+    digits: int = 2
+
+    @property
+    def cell(self) -> Cell:
+        if len(self.values) == 1:
+            return self.values[0]
+        spread = np.std(self.values, ddof=1)
+        return f"{mean(self.values):.{self.digits}f} ± {spread:.{self.digits}f}"
 
 
-def percent(shares: Sequence[float]) -> Cell:
+def over_seeds(values: Sequence[float], digits: int = 2) -> OverSeeds:
+    return OverSeeds(tuple(float(value) for value in values), digits)
+
+
+def percent(shares: Sequence[float]) -> OverSeeds:
     """Shares, in per cent."""
     return over_seeds([100 * share for share in shares])
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A table whose cells may be quantities over seeds."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell | OverSeeds]]
+
+    @property
+    def table(self) -> Table:
+        rows = [[c.cell if isinstance(c, OverSeeds) else c for c in row] for row in self.rows]
+        return Table(self.title, self.columns, rows)
+
+
+def findings_of(
+    drafts: Sequence[Draft],
+    settings: Mapping[str, Any],
+    figures: Sequence[str],
+    notes: Sequence[str],
+    facts: Mapping[str, Any],
+) -> Findings:
+    """With every quantity of the tables seed by seed, by which relations are decided."""
+    known, by_column = list(seeds(settings)), dict[str, dict[str, Any]]()
+    for draft in drafts:
+        for row in draft.rows:
+            for column, cell in zip(draft.columns, row, strict=True):
+                if isinstance(cell, OverSeeds) and len(cell.values) == len(known):
+                    kept = {"seed": known, VALUE: list(cell.values)}
+                    by_column.setdefault(column, {})[str(row[0])] = kept
+    tables = [draft.table for draft in drafts]
+    by_seed = {"usual": VALUE, "settings": by_column}
+    return Findings(tables, figures, notes, {**facts, BY_SEED: by_seed})
 
 
 # Figures: curves and bars in panels, as png and svg.

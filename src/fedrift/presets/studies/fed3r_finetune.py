@@ -24,11 +24,13 @@ from fedrift.data.split import Split
 from fedrift.engine.features import Extractor, extract, extractor
 from fedrift.engine.result import Result
 from fedrift.errors import unknown
-from fedrift.presets.findings import Findings, Table, Tell
+from fedrift.presets.findings import Findings, Tell
 from fedrift.presets.studies.common import (
     Curve,
+    Draft,
     accuracies,
     cores,
+    findings_of,
     from_objects,
     load,
     mean,
@@ -247,8 +249,9 @@ def _findings(
         "MB up in all",
     )
     one = read_options(options["extractor"])
-    return Findings(
-        tables=[Table("Fed3R and fine-tuning", columns, rows)],
+    return findings_of(
+        [Draft("Fed3R and fine-tuning", columns, rows)],
+        options,
         figures=[accuracies(folder, "fed3r-finetune", shown)],
         notes=[
             f"{one['name']}: {one['model']}, used on {one['data']}"

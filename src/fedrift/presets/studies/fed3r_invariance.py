@@ -21,10 +21,12 @@ from fedrift.data.arrays import split
 from fedrift.data.split import Split
 from fedrift.engine.features import Missing
 from fedrift.engine.result import Result
-from fedrift.presets.findings import Findings, Table, Tell
+from fedrift.presets.findings import Findings, Tell
 from fedrift.presets.studies.common import (
     Curve,
+    Draft,
     accuracies,
+    findings_of,
     from_objects,
     one_pass,
     over_rounds,
@@ -206,7 +208,8 @@ def _findings(
     figures = [
         accuracies(folder, f"fed3r-{key}", one, labels[key]) for key, one in shown.items() if one
     ]
-    return Findings([Table("Fed3R and the pooled solution", columns, rows)], figures, notes, shown)
+    draft = Draft("Fed3R and the pooled solution", columns, rows)
+    return findings_of([draft], options, figures, notes, shown)
 
 
 def _over_rounds(

@@ -22,13 +22,16 @@ from fedrift.config.spec import Spec
 from fedrift.engine.execute import one_thread
 from fedrift.engine.result import Result
 from fedrift.errors import unknown
-from fedrift.presets.findings import Cell, Findings, Table, Tell
+from fedrift.presets.findings import Findings, Tell
 from fedrift.presets.studies.common import (
     Curve,
+    Draft,
+    OverSeeds,
     accuracies,
     case_of,
     dots,
     draw,
+    findings_of,
     from_spec,
     mean,
     over_rounds,
@@ -51,15 +54,16 @@ class Seen:
     """One row in one place, one seed."""
 
     accuracies: tuple[float, ...]
-    """Of the last quarter of the rounds that were evaluated."""
+    """Of the last rounds that were evaluated: a quarter, or as many as were asked for."""
     curve: Curve
     eigenvalues: tuple[float, ...]
     """Of largest size first; fewer than asked for if some did not converge."""
 
     @property
     def unrest(self) -> float:
-        """Standard deviation over those rounds."""
-        return float(np.std(self.accuracies))
+        """Mean change from one evaluation to the next, over the last quarter: a rise is calm."""
+        quarter = self.curve[1][-max(2, len(self.curve[1]) // 4) :]
+        return float(np.abs(np.diff(quarter)).mean())
 
 
 def findings(
@@ -76,7 +80,7 @@ def findings(
             gain = [100 * (a - b) for a, b in zip(now, before, strict=False)]
             cells += [percent(now), over_seeds(gain) if gain else None]
             if place == APART:
-                cells.append(over_seeds([100 * one.unrest for one in seen]))
+                cells.append(over_seeds([one.unrest for one in seen]))
             cells.append(_eigenvalue(seen, 0))
         rows.append(cells)
     columns = (
@@ -108,8 +112,9 @@ def findings(
         }
         for place, by_row in by_place.items()
     }
-    return Findings(
-        tables=[Table("Flat minima", columns, rows), *_spectra(by_place, options)],
+    return findings_of(
+        [Draft("Flat minima", columns, rows), *_spectra(by_place, options)],
+        options,
         figures=[
             accuracies(folder, "flat-minima-rounds", shown, "round (centralised: epoch)"),
             draw(
@@ -123,10 +128,12 @@ def findings(
             f"{options['per_round']} a round, {options['rounds']} rounds of one epoch; "
             "centralised: one "
             f"client, {options['central_rounds']} epochs. Rate {options['lr']}, batches of "
-            f"{options['batch_size']}, crop and flip for all rows. ASAM's η is {options['eta_a']}, "
+            f"{options['batch_size']}, {' and '.join(options['augment']) or 'no augmentation'} "
+            f"for all rows. ASAM's η is {options['eta_a']}, "
             f"centralised {options['central_eta_a']}.",
-            "Accuracy is the mean of the last quarter of the evaluated rounds, unrest their "
-            "standard deviation. Eigenvalues are of the training loss on "
+            f"Accuracy is the mean of the last {options['last'] or 'quarter of the'} evaluated "
+            "rounds, unrest the mean change from one to the next in their last quarter, in "
+            "points. Eigenvalues are of the training loss on "
             f"{options['images']} images without augmentation, at the final model.",
         ],
         facts=facts,
@@ -135,7 +142,7 @@ def findings(
 
 def _spectra(
     by_place: Mapping[str, Mapping[str, Sequence[Seen]]], options: Mapping[str, Any]
-) -> list[Table]:
+) -> list[Draft]:
     """More of the largest eigenvalues than the first, if they were asked for."""
     number = options["eigenvalues"]
     if number == 1:
@@ -149,17 +156,17 @@ def _spectra(
         for row, seen in by_row.items()
     ]
     heads = ("method", *(f"eigenvalue {i + 1}" for i in range(number)))
-    return [Table("Largest Hessian eigenvalues", heads, rows)]
+    return [Draft("Largest Hessian eigenvalues", heads, rows)]
 
 
-def _eigenvalue(seen: Sequence[Seen], rank: int) -> Cell:
+def _eigenvalue(seen: Sequence[Seen], rank: int) -> OverSeeds | None:
     """None where it did not converge for every seed."""
     if any(len(one.eigenvalues) <= rank for one in seen):
         return None
     return over_seeds([one.eigenvalues[rank] for one in seen])
 
 
-ROWS = ("FedAvg", "SAM", "ASAM", "SWA", "SAM + SWA", "ASAM + SWA", "Mixup", "Cutout")
+ROWS = ("FedAvg", "SAM", "ASAM", "SWA", "WiMA", "SAM + SWA", "ASAM + SWA", "Mixup", "Cutout")
 USUAL: dict[str, Any] = {
     "data": "cifar10:train=10000,test=2000",
     "model": "niid-cnn",
@@ -181,7 +188,9 @@ USUAL: dict[str, Any] = {
     "swa_lr2": 1e-4,
     "mixup": 1.0,
     "cutout": 16,
+    "augment": ["crop:4", "flip"],
     "eval_every": 5,
+    "last": 0,
     "images": 500,
     "eigenvalues": 1,
 }
@@ -215,7 +224,7 @@ def _spec(place: str, row: str, seed: int, options: Mapping[str, Any], data: Pat
         ("data", "model", "batch_size", "lr", "weight_decay"),
         data,
         algorithm=_algorithm(row, central, options),
-        augment=["crop:4", "flip", *_augment(row, options)],
+        augment=[*options["augment"], *_augment(row, options)],
         partition="iid" if central else "dirichlet:0",
         clients=1 if central else options["clients"],
         per_round=1 if central else options["per_round"],
@@ -232,6 +241,8 @@ def _algorithm(row: str, central: bool, options: Mapping[str, Any]) -> str:
         "SAM": f"fedsam:rho={options['rho']}",
         "ASAM": f"fedasam:rho={options['rho_a']},eta_a={eta_a}",
     }.get(row.partition(" + ")[0], "fedavg")
+    if row == "WiMA":
+        return "wima(fedavg)"
     if "SWA" not in row:
         return inner
     cycle = options["central_swa_cycle" if central else "swa_cycle"]
@@ -248,7 +259,7 @@ def _augment(row: str, options: Mapping[str, Any]) -> list[str]:
 def _seen(
     result: Result, options: Mapping[str, Any], data: Path | None, tell: Tell, label: str
 ) -> Seen:
-    last = max(1, len(result.accuracy) // 4)
+    last = options["last"] or max(1, len(result.accuracy) // 4)
     return Seen(
         accuracies=tuple(result.accuracy[-last:]),
         curve=over_rounds(result),

@@ -27,12 +27,15 @@ from fedrift.engine.features import cached, extractor, factory
 from fedrift.engine.result import Result
 from fedrift.errors import InputError, unknown
 from fedrift.figures.style import colour_of, legend, panels
-from fedrift.presets.findings import Cell, Findings, Table, Tell
+from fedrift.presets.findings import Findings, Tell
 from fedrift.presets.studies.common import (
     Curve,
+    Draft,
+    OverSeeds,
     accuracies,
     cores,
     draw,
+    findings_of,
     from_objects,
     mean,
     one_pass,
@@ -279,7 +282,7 @@ def _findings(
         "MB down",
         "gradient evaluations",
     )
-    spread = Table(
+    spread = Draft(
         "Users",
         ("collection", "users", "samples", "median", "largest", "users below 10 samples (%)"),
         [
@@ -305,12 +308,11 @@ def _findings(
         "features. "
         "Fed3R's rounds are one pass over all users."
     )
-    return Findings(
-        [Table("Accuracy and cost", columns, rows), spread], figures, [*notes, about], shown
-    )
+    drafts = [Draft("Accuracy and cost", columns, rows), spread]
+    return findings_of(drafts, options, figures, [*notes, about], shown)
 
 
-def _reached(many: Sequence[Result], target: float) -> Cell:
+def _reached(many: Sequence[Result], target: float) -> OverSeeds | str:
     """The first evaluated round with that accuracy."""
     rounds = [
         next((r for r, a in zip(one.rounds, one.accuracy, strict=True) if a >= target), None)

@@ -25,10 +25,12 @@ from fedrift.core.problem import Problem, define
 from fedrift.data.arrays import split as split_data
 from fedrift.data.split import Split
 from fedrift.engine.execute import one_thread
-from fedrift.presets.findings import Findings, Table, Tell
+from fedrift.presets.findings import Findings, Tell
 from fedrift.presets.studies.common import (
     Curve,
+    Draft,
     accuracies,
+    findings_of,
     load,
     mean,
     over_seeds,
@@ -193,8 +195,9 @@ def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Te
     facts = {
         text: {way: _facts(seen) for way, seen in ways.items()} for text, ways in by_model.items()
     }
-    return Findings(
-        tables=[_table(by_model, options)],
+    return findings_of(
+        [_table(by_model, options)],
+        options,
         figures=[
             _drawn(folder, "lines", _shown(facts, "at", "accuracy")),
             _drawn(folder, "rounds", _shown(facts, "round", "rounds")),
@@ -206,7 +209,7 @@ def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Te
 
 def _table(
     by_model: Mapping[str, Mapping[str, Sequence[Seen]]], options: Mapping[str, Any]
-) -> Table:
+) -> Draft:
     rounds = options["rounds"]
     rows = [
         [
@@ -228,7 +231,7 @@ def _table(
         "distance of two",
         f"after round {rounds} (%)",
     )
-    return Table("Averages of clients by how they began", columns, rows)
+    return Draft("Averages of clients by how they began", columns, rows)
 
 
 def _facts(seen: Sequence[Seen]) -> Record:
