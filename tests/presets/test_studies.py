@@ -13,10 +13,11 @@ import torch
 from fedrift.errors import InputError
 from fedrift.presets import studies
 from fedrift.presets.findings import Findings, Table
-from fedrift.presets.studies import common, flat_minima_table, large_scale
+from fedrift.presets.studies import common, fed3r_finetune, flat_minima_table, large_scale
 from fedrift.presets.studies.extractors import pooled_ridge
 from fedrift.presets.studies.flat_minima_table import APART, CENTRAL, Seen, findings
 from fedrift.presets.studies.large_scale import generated
+from fedrift.presets.synthetic import bag_of_words
 from fedrift.storage.jsonl import load
 from tests.support.product import dump
 
@@ -262,3 +263,19 @@ def test_a_study_keeps_its_quantities_seed_by_seed_so_that_relations_can_be_deci
     assert found.tables[0].cell("one", "accuracy (%)") == "20.00 ± 10.00"
     assert found.tables[0].cell("two", "accuracy (%)") == 50.0
     assert found.facts["curve"] == [1]
+
+
+def test_a_rate_from_the_length_of_features_is_the_largest_that_surely_descends() -> None:
+    """The cross-entropy of logits/ϑ has curvature at most ½·‖φ‖²/ϑ² along the head."""
+    options = {"lr": "auto", "fresh_lr": 0.1, "temperature": 0.1}
+    rated = fed3r_finetune.with_rates(options, 8.0)
+    assert rated["lr"] == pytest.approx(2 / (8.0 / (2 * 0.1**2))) and rated["fresh_lr"] == 0.1
+    assert fed3r_finetune.with_rates({**options, "fresh_lr": "auto"}, 8.0)["fresh_lr"] == 0.5
+
+
+def test_bags_of_words_are_shares_of_few_words_and_readers_differ() -> None:
+    data = bag_of_words()
+    assert np.allclose(data.x.sum(1), 1) and (data.x > 0).sum(1).max() <= 20
+    assert data.users is not None
+    held = [len(np.unique(data.y[data.users == reader])) for reader in range(5)]
+    assert max(held) < data.classes

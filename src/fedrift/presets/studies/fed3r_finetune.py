@@ -117,6 +117,16 @@ def ridge_on(module: nn.Module, start: Start, options: Mapping[str, Any]) -> flo
     return accuracy(*solved, (test, y_test))
 
 
+AUTO = "auto"
+"""A rate in place of a number: the largest at which steps of the head are sure not to grow."""
+
+
+def with_rates(options: Mapping[str, Any], length: float) -> dict[str, Any]:
+    """`auto` becomes 4ϑ² divided by the features' mean squared length; ϑ = 1 for a fresh head."""
+    surely = {"lr": 4 * options["temperature"] ** 2 / length, "fresh_lr": 4 / length}
+    return {**options, **{k: v for k, v in surely.items() if options[k] == AUTO}}
+
+
 FRESH, PROBE, CLOSED = "FedAvg", "FedAvg, head only", "Fed3R"
 TUNED = {"Fed3R+FT": "all", "Fed3R+FT_LP": "head", "Fed3R+FT_FEAT": "features"}
 ROWS = (FRESH, PROBE, CLOSED, *TUNED)
@@ -155,17 +165,18 @@ def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Te
     lengths: list[float] = []
     for seed in seeds(options):
         start = start_of(options, data, folder, seed, tell)
+        lengths.append(squared_length(start))
+        rated = with_rates(options, lengths[-1])
         items: dict[tuple[str, str], Item] = {}
         for scheme in options["partitions"]:
             data_set = start.data_set
             clients = split(data_set.x, data_set.y, scheme, clients=start.clients, seed=seed)
             items |= {
-                (scheme, row): _item(row, scheme, start, clients, options, folder, seed)
+                (scheme, row): _item(row, scheme, start, clients, rated, folder, seed)
                 for row in options["rows"]
             }
         ran = run_all(list(items.values()), options, tell)
         before.append(ridge_on(start.network, start, options))
-        lengths.append(squared_length(start))
         for (scheme, row), result in zip(items, ran, strict=True):
             results.setdefault((scheme, row), []).append(result)
             if row in (FRESH, "Fed3R+FT", "Fed3R+FT_FEAT"):
@@ -248,7 +259,7 @@ def _findings(
         "ridge on its features (%)",
         "MB up in all",
     )
-    one = read_options(options["extractor"])
+    one, rated = read_options(options["extractor"]), with_rates(options, length)
     return findings_of(
         [Draft("Fed3R and fine-tuning", columns, rows)],
         options,
@@ -259,13 +270,19 @@ def _findings(
             + f"; {one['clients']} clients, {options['per_round']} a round. "
             "Fed3R has seen everybody "
             f"after round {closed}; {options['rounds']} rounds follow.",
-            f"Fine-tuning: FedAvg, rate {options['lr']}, temperature {options['temperature']}; "
-            "FedAvg "
-            f"with a fresh head: rate {options['fresh_lr']}. FT trains everything, FT_LP the head, "
-            "FT_FEAT everything but the head.",
+            f"Fine-tuning: FedAvg, rate {_rate(rated, options, 'lr')}, temperature "
+            f"{options['temperature']}; FedAvg with a fresh head: rate "
+            f"{_rate(rated, options, 'fresh_lr')}. FT trains everything, FT_LP the head, FT_FEAT "
+            "everything but the head.",
             f"The features have a mean squared length of {length:.3g}. Steps of the head along the "
             "gradient of the cross-entropy of logits/ϑ are sure not to grow up to a rate of 4ϑ² "
             f"divided by it, {4 * options['temperature'] ** 2 / length:.2g}.",
         ],
         facts=shown,
     )
+
+
+def _rate(rated: Mapping[str, Any], options: Mapping[str, Any], key: str) -> str:
+    """A rate in a note; one that was derived is the mean over seeds."""
+    derived = " (from the features' length)" if options[key] == AUTO else ""
+    return f"{rated[key]:.2g}{derived}"
