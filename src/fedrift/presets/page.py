@@ -187,16 +187,17 @@ def _provenance(one: Measured) -> str:
     program_versions = " ".join(f"{name} {version}" for name, version in versions.items())
     return (
         f"`{records[-1]['command']}` · seeds {' / '.join(seeds)} · {' to '.join(dates)} · "
-        f"{_took(one)} on {cores} cores of {machine['cpu']}{shared} · {program_versions}\n"
+        f"{_took(one)}, {cores} cores of {machine['cpu']}{shared} · {program_versions}\n"
     )
 
 
 def _took(one: Measured) -> str:
-    """Time on the clock; where one process did it all, also the processor's."""
+    """Time of one core, which other work on the machine does not lengthen; else on the clock."""
     records = one.parts.values()
-    clock = seconds_text(sum(float(r["seconds"]) for r in records))
     own = [float(r["processor"]) for r in records if r.get("processor") is not None]
-    return f"{clock} ({seconds_text(sum(own))} of one core)" if len(own) == len(records) else clock
+    if len(own) == len(records):
+        return f"{seconds_text(sum(own))} of one core"
+    return seconds_text(sum(float(r["seconds"]) for r in records))
 
 
 def _published(one: Measured) -> str:

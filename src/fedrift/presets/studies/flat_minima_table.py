@@ -166,11 +166,12 @@ def _eigenvalue(seen: Sequence[Seen], rank: int) -> OverSeeds | None:
     return over_seeds([one.eigenvalues[rank] for one in seen])
 
 
-ROWS = ("FedAvg", "SAM", "ASAM", "SWA", "WiMA", "SAM + SWA", "ASAM + SWA", "Mixup", "Cutout")
+PUBLISHED = ("FedAvg", "SAM", "ASAM", "SWA", "SAM + SWA", "ASAM + SWA", "Mixup", "Cutout")
+ROWS = (*PUBLISHED, "WiMA", "FedGF")
 USUAL: dict[str, Any] = {
     "data": "cifar10:train=10000,test=2000",
     "model": "niid-cnn",
-    "rows": list(ROWS),
+    "rows": list(PUBLISHED),
     "clients": 100,
     "per_round": 10,
     "rounds": 300,
@@ -179,6 +180,8 @@ USUAL: dict[str, Any] = {
     "lr": 0.05,
     "weight_decay": 4e-4,
     "rho": 0.02,
+    "rho_g": 0.02,
+    "threshold": 0.2,
     "rho_a": 0.5,
     "eta_a": 0.2,
     "central_eta_a": 0.01,
@@ -240,9 +243,10 @@ def _algorithm(row: str, central: bool, options: Mapping[str, Any]) -> str:
     inner = {
         "SAM": f"fedsam:rho={options['rho']}",
         "ASAM": f"fedasam:rho={options['rho_a']},eta_a={eta_a}",
+        "WiMA": "wima(fedavg)",
+        "FedGF": f"fedgf:rho={options['rho']},rho_g={options['rho_g']},"
+        f"threshold={options['threshold']}",
     }.get(row.partition(" + ")[0], "fedavg")
-    if row == "WiMA":
-        return "wima(fedavg)"
     if "SWA" not in row:
         return inner
     cycle = options["central_swa_cycle" if central else "swa_cycle"]
