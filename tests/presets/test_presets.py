@@ -255,6 +255,43 @@ def test_two_seeds_decide_nothing_and_an_infinite_one_is_not_left_out() -> None:
         assert compared(values, [10.0, 20.0, 30.0][: len(values)]) == ("not measured", "")
 
 
+def test_what_became_infinite_in_every_seed_is_worse_than_what_did_not() -> None:
+    known = {
+        "a": {"accuracy": [None, None, None]},
+        "b": {"accuracy": [1.0, 2.0, 3.0]},
+        "c": {"accuracy": [4.0, None, 5.0]},
+    }
+    cells = [["a", "diverged (3 of 3 seeds)"], ["b", "2 ± 1"], ["c", "diverged (1 of 3 seeds)"]]
+    made = seeded({"one": known})["main"]
+    table = Table("t", ("method", "accuracy"), cells)
+    parts = {"main": replace(made, tables=[table])}
+    says: dict[str, Any] = {"says": "s", "part": "main", "column": "accuracy"}
+
+    def said(left: str, sign: str, right: str) -> str:
+        asked = relation({**says, "left": left, "sign": sign, "right": right}, "h", ["main"])
+        return spoken(asked.decide(parts))
+
+    assert (said("a", ">", "b"), said("a", "<", "b")) == ("refuted", "seen")
+    assert (said("b", ">", "a"), said("b", "<", "a")) == ("seen", "refuted")
+    assert said("c", ">", "b").startswith("undecided: too few seeds")
+
+
+def test_a_refuted_claim_stands_with_the_test_of_a_reason(tmp_path: Path) -> None:
+    known = {"a": {"accuracy": [1.0, 1.1, 1.2]}, "b": {"accuracy": [5.0, 5.3, 5.1]}}
+    record = {**RECORD, "findings": seeded({"one": known})["main"].record()}
+    says = '\n[[relations]]\npart = "main"\ncolumn = "one"\n'
+    more = f'{says}says = "a wins"\nleft = "a"\nsign = ">"\nright = "b"\nwhy = "b is ahead"\n'
+    more += f'{says}says = "b is ahead"\nleft = "b"\nsign = ">"\nright = "a"\nwhy = "a wins"\n'
+    head, rest = TINY.split("[[relations]]", 1)
+    text = f"{head}{more}[laptop]{rest.split('[laptop]', 1)[1]}"
+    one = Measured(read(written(tmp_path, text)), "laptop", {"main": record})
+    for page in (section(one), overview([one], "")):
+        assert page.count("Why: b is ahead, seen: +4.03") == 1
+        assert "Why: a wins" not in page, "what was seen needs no reason"
+    with pytest.raises(InputError, match=r"unknown why .*did you mean 'b is ahead'"):
+        read(written(tmp_path, text.replace('why = "b is ahead"', 'why = "b is ahaed"')))
+
+
 def test_two_differences_can_be_compared_and_any_quantity() -> None:
     parts = seeded(
         {

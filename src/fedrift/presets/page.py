@@ -53,6 +53,15 @@ class Measured:
         findings = self.findings
         return [(one, one.decide(findings)) for one in self.preset.asked(self.size)]
 
+    def reason(self, relation: Relation, verdict: Verdict | None) -> str:
+        """For a claim that was refuted: what the test of the reason came to; empty without one."""
+        if not relation.why or spoken(verdict) != REFUTED:
+            return ""
+        tested = next(one for one in self.preset.relations if one.says == relation.why)
+        found = tested.decide(self.findings)
+        numbers = "" if found is None else f": {found.numbers}"
+        return f" Why: {relation.why}, {spoken(found)}{numbers}."
+
 
 def overview(measured: Sequence[Measured], head: str) -> str:
     """Every claim with its verdict, then the presets, then the trends."""
@@ -72,6 +81,7 @@ def _claims(measured: Sequence[Measured]) -> str:
             if not verdict.seeds:
                 why = f": {HELD[verdict.held]}, with too few seeds"
             why = f" ({plain(verdict.numbers)}{why})"
+            why += plain(one.reason(relation, verdict))
             cells = [plain(relation.words), source, f"**{word}**{why}"]
             rows.append([*cells, "" if number else _thumbnail(one)])
     total = ", ".join(f"{count} {word}" for word, count in counts.items())
@@ -236,6 +246,7 @@ def _relations(one: Measured) -> str:
     for relation, verdict in one.verdicts():
         numbers = "–" if verdict is None else plain(verdict.numbers)
         said = f"**{plain(spoken(verdict, relation.certain))}**"
+        said += plain(one.reason(relation, verdict))
         rows.append([plain(relation.words), plain(relation.rule), numbers, said])
     return "### Verdicts\n\n" + _lines(("claim", "rule", "measured", ""), rows)
 

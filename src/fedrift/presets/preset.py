@@ -155,6 +155,10 @@ def read(path: Path) -> Preset:
         ),
     )
     reader.end()
+    said = [one.says for one in preset.relations]
+    for one in preset.relations:
+        if one.why and one.why not in said:
+            raise unknown(f"why of {where}: '{one.says}'", one.why, said)
     return preset
 
 

@@ -61,14 +61,20 @@ class Place:
 
     def by_seed(self, parts: Mapping[str, Findings]) -> dict[int, float]:
         """The quantity for every seed; nothing where it was not kept or a seed became infinite."""
+        found = self._kept(parts)
+        return {} if None in found.values() else cast("dict[int, float]", found)
+
+    def infinite(self, parts: Mapping[str, Findings]) -> int:
+        """In how many seeds it became infinite, if in all of them; else 0."""
+        found = self._kept(parts)
+        return len(found) if found and set(found.values()) == {None} else 0
+
+    def _kept(self, parts: Mapping[str, Findings]) -> dict[int, float | None]:
         findings = parts.get(self.part)
         if findings is None:
             return {}
-        for column in self.columns:
-            found = findings.by_seed(self.row, column, self.measure)
-            if found and None not in found.values():
-                return cast("dict[int, float]", found)
-        return {}
+        found = (findings.by_seed(self.row, column, self.measure) for column in self.columns)
+        return next((one for one in found if one), {})
 
     @property
     def columns(self) -> list[str]:
@@ -112,6 +118,8 @@ class Relation:
     """The one size it is asked of; the other has the part, but not the figure."""
     certain: bool = False
     """It follows from the definitions: a run that breaks it shows a mistake in the program."""
+    why: str = ""
+    """What another relation of the preset says, which tests a reason should this one be refuted."""
 
     @property
     def words(self) -> str:
@@ -162,7 +170,17 @@ class Relation:
         too_small = self._too_small(parts)
         if too_small:
             return Verdict(self.says, f"{words}; {too_small}", None)
-        return Verdict(self.says, words, self._holds(left, right))
+        return Verdict(self.says, words, self._holds(left, right), self._without_end(parts))
+
+    def _without_end(self, parts: Mapping[str, Findings]) -> int:
+        """Seeds, if one side became infinite in all of them and the other in none: it is worse."""
+        if not isinstance(self.right, Place):
+            return 0
+        for one, other in ((self.left, self.right), (self.right, self.left)):
+            seeds = min(one.infinite(parts), len(other.by_seed(parts)))
+            if seeds >= FEWEST:
+                return seeds
+        return 0
 
     def _too_small(self, parts: Mapping[str, Findings]) -> str:
         """Why this size has learned too little to say anything; empty if it has not."""
@@ -287,6 +305,7 @@ def relation(value: object, where: str, parts: Iterable[str]) -> Relation:
     needs = _needs(reader.table("needs"), f"{where}: needs", part)
     trend, only = reader.text("trend", ""), reader.text("only", "")
     afterwards, certain = reader.flag("afterwards"), reader.flag("certain")
+    why = reader.text("why", "")
     reader.end()
     if only and only not in SIZES:
         raise unknown(f"only of {where}", only, SIZES)
@@ -306,7 +325,7 @@ def relation(value: object, where: str, parts: Iterable[str]) -> Relation:
     start = Place(part, left, column, table, measure)
     beside = None if than is None else _than(than, f"{where}: than", start, place, parts)
     return Relation(
-        says, start, sign, place, slack, beside, needs, trend, afterwards, only, certain
+        says, start, sign, place, slack, beside, needs, trend, afterwards, only, certain, why
     )
 
 
