@@ -455,6 +455,10 @@ def test_what_was_expected_only_afterwards_is_marked(tmp_path: Path) -> None:
         read(written(tmp_path, text.replace("afterwards = true", 'trend = "alhpa"')))
 
 
+def test_text_of_a_page_is_shown_as_it_is() -> None:
+    assert plain("a_b < c | d > [e]") == "a\\_b &lt; c \\| d \\> \\[e\\]"
+
+
 def test_what_is_true_by_definition_is_marked_and_counted_apart(tmp_path: Path) -> None:
     table = Table("t", ("method", "accuracy"), [["fedavg", 50.0], ["scaffold", 60.0]])
     record = {**RECORD, "findings": Findings(tables=[table]).record()}
@@ -479,7 +483,7 @@ def test_what_is_true_by_definition_is_marked_and_counted_apart(tmp_path: Path) 
     text = overview([one], "")
     assert text.split("| ---: |\n")[1].split("\n")[0].endswith("| 0 | 0 | 3 | 1 of 1 |")
     assert "Of 2 claims: 0 seen, 0 refuted, 2 undecided." in text, "one seed decides nothing"
-    assert "(60 \\> 50: held, with too few seeds)" in text
+    assert "| 60 \\> 50: held, with too few seeds |" in text
 
 
 def test_a_figure_of_another_task_is_not_put_beside_the_published_one(tmp_path: Path) -> None:

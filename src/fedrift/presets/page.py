@@ -24,6 +24,7 @@ from fedrift.presets.relations import (
 from fedrift.report.numbers import seconds_text
 from fedrift.storage.jsonl import Record
 
+MARKS = {SEEN: "✓", REFUTED: "✗", UNDECIDED: "○"}
 BUSY = 1.5  # load per core above which others worked on the machine
 
 
@@ -60,7 +61,7 @@ class Measured:
         tested = next(one for one in self.preset.relations if one.says == relation.why)
         found = tested.decide(self.findings)
         numbers = "" if found is None else f": {found.numbers}"
-        return f" Why: {relation.why}, {spoken(found)}{numbers}."
+        return f". Why: {relation.why}, {spoken(found)}{numbers}"
 
 
 def overview(measured: Sequence[Measured], head: str) -> str:
@@ -77,16 +78,16 @@ def _claims(measured: Sequence[Measured]) -> str:
             word = _word(verdict)
             counts[word] += 1
             source = "" if number else f"[{plain(one.preset.title)}]({_link(one)}), {one.size}"
-            why = f"; {verdict.seeds} seeds"
+            seeds = f"; {verdict.seeds} seeds"
             if not verdict.seeds:
-                why = f": {HELD[verdict.held]}, with too few seeds"
-            why = f" ({plain(verdict.numbers)}{why})"
-            why += plain(one.reason(relation, verdict))
-            cells = [plain(relation.words), source, f"**{word}**{why}"]
+                seeds = f": {HELD[verdict.held]}, with too few seeds"
+            measured = plain(f"{verdict.numbers}{seeds}{one.reason(relation, verdict)}")
+            cells = [plain(relation.words), f"{MARKS[word]} **{word}**", measured, source]
             rows.append([*cells, "" if number else _thumbnail(one)])
     total = ", ".join(f"{count} {word}" for word, count in counts.items())
     words = f"Of {sum(counts.values())} claims: {total}.\n\n"
-    return "## All claims\n\n" + words + _lines(("claim", "source", "verdict", ""), rows)
+    heads = ("claim", "verdict", "measured", "source", "")
+    return "## All claims\n\n" + words + _lines(heads, rows)
 
 
 def _word(verdict: Verdict | None) -> str:
@@ -270,7 +271,8 @@ def _inline(cell: Cell) -> str:
 
 def plain(words: str) -> str:
     """Text that Markdown leaves as it is."""
-    return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(words.split()))
+    escaped = re.sub(r"([\\`*_|>\[\]])", r"\\\1", " ".join(words.split()))
+    return escaped.replace("<", "&lt;")  # a backslash before it would be shown
 
 
 def _lines(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:

@@ -140,13 +140,13 @@ class Relation:
             there = ""
             if isinstance(self.right, Place) and self.right.column != self.left.column:
                 there = f" at {self.right.columns[0]}"
-            said = f"{self.left.row} {self.sign} {right}{there}{margin}"
+            said = f"{self.left.row} {spelt(self.sign)} {right}{there}{margin}"
             return f"{', '.join(filter(None, at))}: {said}"
         one, other = self.than
         there = f"({one.row} {MINUS} {other.row}, {one.columns[0]})"
         here = f"({self.left.row} {MINUS} {right}, {self.left.columns[0]})"
         measure = f"{self.left.measure}: " if self.left.measure else ""
-        return f"{measure}{here} {self.sign} {there}{margin}"
+        return f"{measure}{here} {spelt(self.sign)} {there}{margin}"
 
     def decide(self, parts: Mapping[str, Findings]) -> Verdict | None:
         """None where one side was not measured."""
@@ -162,7 +162,7 @@ class Relation:
         right = self.right.cell(parts) if isinstance(self.right, Place) else self.right
         if left is None or right is None:
             return None
-        words = f"{shown(left)} {self.sign} {shown(right)}"
+        words = f"{shown(left)} {spelt(self.sign)} {shown(right)}"
         if self.slack and self.sign == "=":
             words += f" ± {self.slack:g}"
         elif self.slack:
@@ -213,7 +213,8 @@ class Relation:
             "=": (abs(low) <= slack and abs(high) <= slack, low > slack or high < -slack),
         }[self.sign]
         held = True if inside else False if outside else None
-        margin = f"± {slack:g}" if self.sign == "=" else f"{self.sign} {slack:g}"
+        least = f"{slack:g}".replace("-", MINUS)
+        margin = f"± {least}" if self.sign == "=" else f"{spelt(self.sign)} {least}"
         words = f"{_signed(found.mean)} ({_signed(low)} to {_signed(high)}), claimed {margin}"
         if held is None:
             words += f"; could have told {(high - low) / 2:.3g} apart"
@@ -259,6 +260,11 @@ def spoken(verdict: Verdict | None, certain: bool = False) -> str:
     if verdict.seeds:
         return {True: SEEN, False: REFUTED, None: UNDECIDED}[verdict.held]
     return f"{UNDECIDED}: too few seeds ({HELD[verdict.held]})"
+
+
+def spelt(sign: str) -> str:
+    """A sign as it is read."""
+    return {">=": "≥", "<=": "≤"}.get(sign, sign)
 
 
 def _signed(value: float) -> str:
