@@ -71,7 +71,8 @@ def _measured(record: Record) -> Measured:
 
 def made() -> dict[Path, str]:
     """All pages by their files, from the files in docs/results/data."""
-    found = [_measured(read_file(file) or {}) for file in sorted(DATA.glob("*.json"))]
+    kept = [_measured(read_file(file) or {}) for file in sorted(DATA.glob("*.json"))]
+    found = [one for one in kept if one.parts]  # of others the preset has no part any more
     found.sort(key=lambda one: (one.preset.name, list(one.preset.sizes).index(one.size)))
     pages = {PAGE: overview(found, HEAD)}
     for name in dict.fromkeys(one.preset.name for one in found):
