@@ -81,8 +81,8 @@ def _claims(measured: Sequence[Measured]) -> str:
             seeds = f"; {verdict.seeds} seeds"
             if not verdict.seeds:
                 seeds = f": {HELD[verdict.held]}, with too few seeds"
-            measured = plain(f"{verdict.numbers}{seeds}{one.reason(relation, verdict)}")
-            cells = [plain(relation.words), f"{MARKS[word]} **{word}**", measured, source]
+            numbers = plain(f"{verdict.numbers}{seeds}{one.reason(relation, verdict)}")
+            cells = [plain(relation.words), f"{MARKS[word]} **{word}**", numbers, source]
             rows.append([*cells, "" if number else _thumbnail(one)])
     total = ", ".join(f"{count} {word}" for word, count in counts.items())
     words = f"Of {sum(counts.values())} claims: {total}.\n\n"
