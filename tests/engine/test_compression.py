@@ -84,6 +84,10 @@ def test_workers_and_resuming_give_the_same_bits(algorithm: str, tmp_path: Path)
         run(algorithm, compress="up=topk:0.2", rounds=6, out=tmp_path / "run")
 
 
+def test_none_is_as_usual() -> None:
+    assert run(compress="none").fingerprint == run().fingerprint
+
+
 def test_feedback_by_hand() -> None:
     """Two clients on quadratics ½‖w − b‖², one step each: p = Δ + e, the largest entry is sent."""
     b = np.array([[1.0, -2.0, 0.5], [3.0, 1.0, -1.0]])

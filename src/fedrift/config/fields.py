@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, cast
 
 from fedrift import grammar
 from fedrift.config.backends import BACKENDS, MOST_WORKERS, public_names
-from fedrift.core.compression import EXAMPLE, parse_compression
+from fedrift.core.compression import EXAMPLE, NONE, parse_compression
 from fedrift.errors import InputError, unknown
 
 Read = Callable[[object, str], object]
@@ -409,7 +409,7 @@ def compression() -> Field:
     def read(value: object, field: str) -> str:
         if not isinstance(value, str):
             raise refuse(value, field, f"a text such as '{EXAMPLE}'")
-        return str(parse_compression(value))
+        return str(parse_compression(value) or NONE)
 
     return Field(read, as_is, "up=HOW[,down=HOW]")
 

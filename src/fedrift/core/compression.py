@@ -23,6 +23,7 @@ FORMS = {
 }
 BIASED = ("topk", "sign")
 EXAMPLE = "up=topk:0.01,down=float16"
+NONE = "none"
 FEEDBACK = ("feedback", "no-feedback")
 
 
@@ -55,8 +56,9 @@ class Compression:
 
 
 def parse_compression(text: str | None) -> Compression | None:
-    """`up=topk:0.01`, `up=sign,no-feedback,down=float16`, `up.delta=topk:0.1,up.dc=qsgd:8`."""
-    if text is None:
+    """`up=topk:0.01`, `up=sign,no-feedback,down=float16`, `up.delta=topk:0.1,up.dc=qsgd:8`; `none`
+    is as usual."""
+    if text is None or text.strip() == NONE:
         return None
     rules: dict[str, Packing] = {}
     where = ""
