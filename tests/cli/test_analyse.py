@@ -105,7 +105,8 @@ def test_the_report_has_a_section_with_them(runs: Path, tmp_path: Path) -> None:
     assert written.problems == ()
     text = page.read_text()
     assert '<section id="inside"' in text
-    assert 'alt="Drift: updates"' in text  # of both runs
+    assert 'aria-label="distance of local models to the global one"' in text  # of both runs
+    assert 'alt="Drift of scaffold: updates"' not in text  # the page has drawn it
     assert 'alt="Drift of scaffold: controls"' in text
     assert "data:image/svg+xml;base64," in text
 

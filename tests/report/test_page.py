@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from fedrift.report import formats, html, opening, provenance, sentences, tables, write
+from fedrift.report import formats, html, inside, opening, provenance, sentences, tables, write
+from fedrift.report.analyses import read_analyses
 from fedrift.report.markup import html_table
 from fedrift.report.selection import Labelled
 from fedrift.report.statistics.findings import Findings
@@ -245,6 +246,31 @@ def test_who_took_part_is_shown_only_where_it_differs(tmp_path: Path) -> None:
 
     assert shown(3)
     assert not shown(10)
+
+
+def test_what_was_analysed_is_shown_over_all_seeds(tmp_path: Path) -> None:
+    root = grid(tmp_path / "runs")
+    length = {"fedavg": 0.5, "scaffold": 0.1}
+    for folder in root.iterdir():
+        method, _, seed = folder.name.split("-")
+        if method not in length:
+            continue
+        (folder / "analysis").mkdir()
+        numbers = {"distance": length[method] + int(seed), "distances": [0.1, 0.2, 0.3]}
+        record = {"numbers": {**numbers, "to_average": "no numbers"}, "said": ["Said."]}
+        (folder / "analysis" / "drift.json").write_text(json.dumps({**record, "title": "Drift"}))
+    written, found = made(tmp_path, root)
+    analyses, problems = read_analyses(written.findings)
+    assert len(analyses) == 12 and not problems
+    table = inside.over_seeds("drift", analyses, several=True)
+    assert table is not None
+    assert [cell.text for cell in table.rows[0]][2:] == ["1.5 ± 1", "–", "–", "3"]
+    page = (tmp_path / "report.html").read_text()
+    section = page[page.index('<section id="inside"') :].partition("</section>")[0]
+    assert section.count("<circle") == 2 * 2 * 3 * 3  # settings, methods, seeds, clients
+    place = written.findings.methods.index("scaffold")
+    assert section.count(f'fill="var(--m{place})"') == 2 * 3 * 3  # its colour in the curves, too
+    assert "cosine of updates" not in found.text  # what cannot be drawn leaves no empty frame
 
 
 @pytest.mark.slow

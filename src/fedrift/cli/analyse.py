@@ -218,38 +218,11 @@ def _interrupted(done: Sequence[Examined]) -> None:
     console(errors=True).print(f"interrupted; kept: {kept or 'nothing'}")
 
 
-# What a table of several runs shows of each measurement, and where it stands in the numbers.
-
-COLUMNS: dict[str, dict[str, str]] = {
-    "hessian": {"largest eigenvalue": "global.eigenvalues.0", "trace": "global.trace"},
-    "sharpness": {"sharpness": "global.ascent", "adaptive": "global.adaptive_ascent"}
-    | {"of clients": "local_mean", "discrepancy": "discrepancy"},
-    "cka": {"CKA of clients, last layer": "layers.-1.between"},
-    "drift": {"update length": "distance", "cosine between": "cosine_between"}
-    | {"dissimilarity": "dissimilarity.ratio"},
-    "classes": {"forgetting": "mean_forgetting", "bias to presence": "bias.logits_and_presence"},
-    "landscape": {"highest barrier": "lines.*.barrier"},
-    "predictions": {"accuracy": "models.global.accuracy"},
-}
-
-
-def _at(found: Any, path: str) -> float:
-    """The number at a path; `-1` is the last of a table, `*` the largest of all; else NaN."""
-    here, _, rest = path.partition(".")
-    if not path:
-        return float(found) if isinstance(found, (int, float)) else math.nan
-    if here == "*" and isinstance(found, Mapping):
-        return max((_at(one, rest) for one in found.values()), default=math.nan)  # type: ignore[reportUnknownArgumentType]
-    held: Any = found
-    if here.lstrip("-").isdigit():
-        held = list(held.values() if isinstance(held, Mapping) else held)  # type: ignore[reportUnknownArgumentType]
-        return _at(held[int(here)], rest) if held else math.nan
-    return _at(held[here], rest) if isinstance(held, Mapping) and here in held else math.nan
-
-
 def _table(findings: Mapping[str, Mapping[str, Finding]]) -> Table:
     """A row for each run, the few numbers of each measurement by which runs are compared."""
     from rich.table import Table
+
+    from fedrift.report.inside import COLUMNS, at
 
     columns = [(what, name, path) for what in findings for name, path in COLUMNS[what].items()]
     table = Table("run", *(name for _, name, _ in columns))
@@ -259,7 +232,7 @@ def _table(findings: Mapping[str, Mapping[str, Finding]]) -> Table:
         cells: list[str] = []
         for what, _, path in columns:
             finding = findings[what].get(run)
-            value = math.nan if finding is None else _at(finding.numbers, path)
+            value = math.nan if finding is None else at(finding.numbers, path)
             cells.append("–" if math.isnan(value) else f"{value:.4g}")
         table.add_row(one_line(run), *cells)
     return table

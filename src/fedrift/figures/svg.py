@@ -9,7 +9,7 @@ from html import escape
 
 WIDTH, HEIGHT = 560.0, 320.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 10.0, 44.0
-LETTER = 6.6  # width of one at the size of the labels
+LETTER = 7.4  # width of one at the size of the labels
 MOST_POINTS = 240  # of one line
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -280,3 +280,48 @@ def kept(number: int, most: int = MOST_CELLS) -> list[int]:
     if number <= most:
         return list(range(number))
     return sorted({round(i * (number - 1) / (most - 1)) for i in range(most)})
+
+
+def strips_picture(
+    rows: Sequence[tuple[str, str, Sequence[float]]],
+    *,
+    about: str,
+    x_title: str,
+    x_text: Callable[[float], str] = short,
+    zero: bool = False,
+) -> str:
+    """A row of dots for each (name, colour, values), with a mark at their mean."""
+    left = min(200.0, 16 + LETTER * max((len(name) for name, *_ in rows), default=0))
+    row = 34.0
+    height = row * len(rows) + TOP + BOTTOM
+    values = [value for *_, own in rows for value in own]
+    low, high = _ends([*values, *([0.0] if zero else [])], air=0.06)
+    frame = Frame((low, high), (0, 1), WIDTH, height, left)
+    bottom = height - BOTTOM
+    parts: list[str] = []
+    for mark in ticks(low, high, 5):
+        at = f"{frame.across(mark):.1f}"
+        kind = "axis" if zero and mark == 0 else "rule"
+        parts.append(f'<line class="{kind}" x1="{at}" x2="{at}" y1="{TOP}" y2="{bottom}"/>')
+        parts.append(words(x_text(mark), frame.across(mark), bottom + 16, "middle"))
+    fits = int((left - 12) / LETTER)
+    for place, (name, colour, own) in enumerate(rows):
+        middle = TOP + row * (place + 0.5)
+        named = name if len(name) <= fits else f"{name[: fits - 1]}…"
+        parts.append(words(named, left - 8, middle + 4, "end"))
+        for number, value in enumerate(own):
+            lift = (number % 5 - 2) * 2.4 if len(own) > 1 else 0.0
+            parts.append(
+                f'<circle cx="{frame.across(value):.1f}" cy="{middle + lift:.1f}" r="4" '
+                f'fill="{colour}" fill-opacity=".55"/>'
+            )
+        if len(own) > 1:
+            at = f"{frame.across(sum(own) / len(own)):.1f}"
+            parts.append(
+                f'<line class="mark" x1="{at}" x2="{at}" y1="{middle - 12}" y2="{middle + 12}"/>'
+            )
+    parts.append(
+        f'<line class="axis" x1="{left}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>'
+    )
+    parts.append(words(x_title, (left + WIDTH - RIGHT) / 2, height - 6, "middle"))
+    return wrapped(parts, about, WIDTH, height)

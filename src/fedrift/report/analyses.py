@@ -1,4 +1,4 @@
-"""Reads what `fedrift analyse` has written to the run folders: one run of each group."""
+"""Reads what `fedrift analyse` has written to the run folders."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class Analysis:
 
     run: str
     """What the page calls the run."""
+    method: str
+    setting: str
     what: str
     title: str
     sentences: tuple[str, ...]
@@ -29,31 +31,26 @@ class Analysis:
 
 
 def read_analyses(findings: Findings) -> tuple[list[Analysis], list[str]]:
-    """The first run of each group that was looked at; and what could not be read."""
+    """Of every run that was looked at; and what could not be read."""
     analyses: list[Analysis] = []
     problems: list[str] = []
     for one in findings.all:
         group = one.group
-        name = group.method
-        if len(findings.settings) > 1:
-            name += f", {group.setting.label}"
+        setting = group.setting.label
+        name = group.method + (f", {setting}" if len(findings.settings) > 1 else "")
         for run in (*group.runs, *group.unfinished):
             folder = Path(run.name) / run_folder.ANALYSIS
             files = sorted(folder.glob("*.json")) if folder.is_dir() else []
-            if not files:
-                continue
-            seeds = len(group.runs) > 1
-            named = f"{name}, seed {run.seed}" if seeds else name
+            named = f"{name}, seed {run.seed}" if len(group.runs) > 1 else name
             for file in files:
                 try:
-                    analyses.append(_read(file, named))
+                    analyses.append(_read(file, named, group.method, setting))
                 except InputError as error:
                     problems.append(f"{error}")
-            break
     return analyses, problems
 
 
-def _read(file: Path, run: str) -> Analysis:
+def _read(file: Path, run: str, method: str, setting: str) -> Analysis:
     record: Record = read_file(file) or {}
     numbers, texts = record.get("numbers"), record.get("said")
     if not isinstance(numbers, dict) or not isinstance(texts, list):
@@ -67,7 +64,8 @@ def _read(file: Path, run: str) -> Analysis:
             first = next((path for path in there if path.is_file()), None)
             figures |= {} if first is None else {name: first}
     title = str(record.get("title") or file.stem)
-    return Analysis(run, file.stem, title, tuple(_words(texts)), numbers, figures)  # type: ignore[arg-type]
+    words = tuple(_words(texts))
+    return Analysis(run, method, setting, file.stem, title, words, numbers, figures)  # type: ignore[arg-type]
 
 
 def _words(values: Any) -> Sequence[str]:

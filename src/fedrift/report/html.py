@@ -5,16 +5,14 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import io
 import json
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from fedrift.errors import InputError
-from fedrift.figures import Picture
 from fedrift.report import pictures, sentences, tables
-from fedrift.report.analyses import ENDINGS, Analysis
+from fedrift.report.inside import models_section
 from fedrift.report.markup import (
     bullet_list,
     chart,
@@ -23,7 +21,7 @@ from fedrift.report.markup import (
     escape,
     folded,
     html_table,
-    image,
+    methods_legend,
     paragraph,
     section,
     select,
@@ -52,7 +50,7 @@ def body(findings: Findings, extras: Extras) -> str:
         "Classes": _classes(findings),
         "Clients": _clients(findings),
         "Text": _text(findings),
-        "Inside": models_section(findings, extras),
+        "Inside": models_section(findings, extras.analyses),
         "Workings": workings_section(extras.workings),
         "Communication": _ledger(findings),
         "Runs": runs_section(findings, extras),
@@ -85,16 +83,7 @@ def _leaderboard(findings: Findings) -> str:
 
 
 def _legend(findings: Findings) -> str:
-    if len(findings.methods) < 2:
-        return ""
-    buttons = "".join(
-        f'<button type="button" class="plain" data-method="{i}" aria-pressed="true">'
-        f'<svg width="22" height="8" aria-hidden="true"><line x1="0" y1="4" x2="22" y2="4" '
-        f'stroke="{pictures.colour(i)}" stroke-dasharray="{pictures.dash(i)}" stroke-width="3"/>'
-        f"</svg>{escape(method)}</button>"
-        for i, method in enumerate(findings.methods)
-    )
-    return f'<div class="legend" role="group" aria-label="Methods shown">{buttons}</div>'
+    return methods_legend(findings.methods, pictures.colour, pictures.dash)
 
 
 def _panels(
@@ -272,91 +261,6 @@ def _ledger(findings: Findings) -> str:
         f"<figure>{place}</figure>",
         folded("All fields as a table", html_table(table)),
     )
-
-
-# The section about the models themselves: what an analysis found, as sentences and figures.
-
-ORDER = (
-    "hessian",
-    "sharpness",
-    "landscape",
-    "cka",
-    "drift",
-    "classes",
-    "predictions",
-    "during",
-)
-MOST_RUNS = 12  # in one figure, and whose own figures are in the page
-NOT_DRAWABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
-
-
-def models_section(findings: Findings, extras: Extras) -> str:
-    """Empty if no run was looked at."""
-    if not extras.analyses:
-        return ""
-    names = dict.fromkeys(one.what for one in extras.analyses)
-    ordered = sorted(names, key=lambda n: (ORDER.index(n) if n in ORDER else len(ORDER), n))
-    parts = [_measurement(what, [a for a in extras.analyses if a.what == what]) for what in ordered]
-    about = "Made by fedrift analyse from saved weights. Of several seeds the first is shown."
-    return section("inside", "Inside the models", paragraph(about), *parts)
-
-
-def _measurement(what: str, analyses: Sequence[Analysis]) -> str:
-    shown = analyses[:MOST_RUNS]
-    left = len(analyses) - len(shown)
-    pieces = [f"<h3>{escape(analyses[0].title)}</h3>"]
-    if len(shown) == 1:
-        pieces += [bullet_list(shown[0].sentences), _own_figures(shown[0])]
-        return "".join(pieces)
-    compared = _common_figures(what, shown)
-    pieces.append(compared)
-    for one in shown:
-        pieces.append(folded(one.run, bullet_list(one.sentences), _own_figures(one)))
-    if left:
-        pieces.append(
-            paragraph(f"{left} more runs were analysed; their figures are in their folders.")
-        )
-    return "".join(pieces)
-
-
-def _own_figures(one: Analysis) -> str:
-    """The figures that stand in the run folder."""
-    images: list[str] = []
-    for name, path in one.figures.items():
-        try:
-            content = path.read_bytes()
-        except OSError:
-            continue
-        about = f"{one.title} of {one.run}: {name.replace('-', ' ')}"
-        images.append(image(content, ENDINGS[path.suffix], about))
-    return f'<div class="pictures">{"".join(images)}</div>' if images else ""
-
-
-def _common_figures(what: str, analyses: Sequence[Analysis]) -> str:
-    """Figures with all runs in them, drawn now from their numbers."""
-    from fedrift.figures import COMMON_FIGURES
-
-    images = [
-        drawn
-        for name, draw in COMMON_FIGURES.get(what, {}).items()
-        if (drawn := _svg(draw, analyses, f"{analyses[0].title}: {name.replace('-', ' ')}"))
-    ]
-    return f'<div class="pictures">{"".join(images)}</div>' if images else ""
-
-
-def _svg(draw: Picture, analyses: Sequence[Analysis], about: str) -> str:
-    from matplotlib import rc_context
-
-    from fedrift.figures.style import empty_figure
-
-    figure, content = empty_figure(), io.BytesIO()
-    try:
-        draw(figure, {one.run: one.numbers for one in analyses})
-        with rc_context({"svg.hashsalt": "fedrift"}):
-            figure.savefig(content, format="svg", metadata={"Date": None})
-    except NOT_DRAWABLE:  # numbers of another version, or not measured in every run
-        return ""
-    return image(content.getvalue(), ENDINGS[".svg"], about)
 
 
 # The whole file, which needs nothing else: no server, no network, no fonts.

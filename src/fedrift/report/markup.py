@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fedrift.report.tables import Cell, Table
 
@@ -39,6 +39,32 @@ def toolbar(*pieces: str) -> str:
 def folded(heading: str, *content: str) -> str:
     """`content` is HTML that is shown on demand, and in print."""
     return f"<details><summary>{escape(heading)}</summary>{''.join(content)}</details>"
+
+
+def methods_legend(
+    methods: Sequence[str],
+    colour: Callable[[int], str],
+    dash: Callable[[int], str],
+    *,
+    switches: bool = True,
+) -> str:
+    """The line of each method, as a button that shows and hides it; nothing for a single one."""
+    if len(methods) < 2:
+        return ""
+    lines = [
+        '<svg width="22" height="8" aria-hidden="true"><line x1="0" y1="4" x2="22" y2="4" '
+        f'stroke="{colour(i)}" stroke-dasharray="{dash(i)}" stroke-width="3"/></svg>'
+        f"{escape(method)}"
+        for i, method in enumerate(methods)
+    ]
+    if not switches:
+        keys = "".join(f'<span class="key">{line}</span>' for line in lines)
+        return f'<div class="legend">{keys}</div>'
+    buttons = "".join(
+        f'<button type="button" class="plain" data-method="{i}" aria-pressed="true">{line}</button>'
+        for i, line in enumerate(lines)
+    )
+    return f'<div class="legend" role="group" aria-label="Methods shown">{buttons}</div>'
 
 
 def choices(name: str, label: str, values: Mapping[str, str], chosen: str) -> str:
