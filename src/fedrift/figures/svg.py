@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 560.0, 320.0
-LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 10.0, 44.0
+LEFT, RIGHT, TOP, BOTTOM = 54.0, 16.0, 10.0, 44.0
+ABOVE = 22.0  # more room at the top for what the vertical axis shows
 LETTER = 7.4  # width of one at the size of the labels
 MOST_POINTS = 240  # of one line
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -60,6 +61,7 @@ class Frame:
     width: float = WIDTH
     height: float = HEIGHT
     left: float = LEFT
+    top: float = TOP
 
     def across(self, value: float) -> float:
         low, high = self.x
@@ -70,7 +72,7 @@ class Frame:
         return (
             self.height
             - BOTTOM
-            - (value - low) / ((high - low) or 1) * (self.height - TOP - BOTTOM)
+            - (value - low) / ((high - low) or 1) * (self.height - self.top - BOTTOM)
         )
 
     def points(self, x: Sequence[float], y: Sequence[float]) -> str:
@@ -101,6 +103,7 @@ def lines_picture(
         y_range or _ends((v for line in drawn for v in _heights(line)), air=0.05),
         width,
         height,
+        top=TOP + ABOVE,
     )
     parts = [*_axes(frame, x_title, y_title, x_text, y_text, whole)]
     if level is not None:
@@ -175,11 +178,7 @@ def _axes(
         yield words(x_text(mark), frame.across(mark), bottom + 18, "middle")
     yield f'<line class="axis" x1="{frame.left}" x2="{right}" y1="{bottom}" y2="{bottom}"/>'
     yield words(x_title, (frame.left + right) / 2, frame.height - 6, "middle")
-    middle = (TOP + bottom) / 2
-    yield (
-        f'<text x="14" y="{middle:.1f}" text-anchor="middle" '
-        f'transform="rotate(-90 14 {middle:.1f})">{escape(y_title)}</text>'
-    )
+    yield words(y_title, 8, 16)
 
 
 def words(text: str, x: float, y: float, anchor: str = "start") -> str:
@@ -244,20 +243,21 @@ def table_picture(
     """Shares from 0 to 1 as depths of one colour, a row for each list."""
     across = kept(len(columns))
     rows = kept(len(cells))
-    height = min(420.0, 18.0 * len(rows)) + TOP + BOTTOM
-    frame = Frame((0, len(across)), (0, len(rows)), WIDTH, height)
+    top = TOP + ABOVE
+    height = min(420.0, 18.0 * len(rows)) + top + BOTTOM
+    frame = Frame((0, len(across)), (0, len(rows)), WIDTH, height, top=top)
     wide = (WIDTH - LEFT - RIGHT) / max(1, len(across))
-    tall = (height - TOP - BOTTOM) / max(1, len(rows))
+    tall = (height - top - BOTTOM) / max(1, len(rows))
     parts = [
-        f'<rect class="empty" x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" '
-        f'height="{height - TOP - BOTTOM:.1f}"/>'
+        f'<rect class="empty" x="{LEFT}" y="{top}" width="{WIDTH - LEFT - RIGHT}" '
+        f'height="{height - top - BOTTOM:.1f}"/>'
     ]
     for j, row in enumerate(rows):
         for i, column in enumerate(across):
             share = cells[row][column]
             if not share > 0:
                 continue
-            at = f'x="{frame.across(i):.1f}" y="{TOP + tall * j:.1f}"'
+            at = f'x="{frame.across(i):.1f}" y="{top + tall * j:.1f}"'
             size = f'width="{wide + 0.3:.1f}" height="{tall + 0.3:.1f}"'
             depth = f'fill="{colour}" fill-opacity="{0.1 + 0.9 * share:.2f}"'
             parts.append(f"<rect {at} {size} {depth}/>")
@@ -265,13 +265,9 @@ def table_picture(
         label = f"{columns[across[i]]:g}"
         parts.append(words(label, frame.across(i) + wide / 2, height - BOTTOM + 16, "middle"))
     for j in range(0, len(rows), max(1, -(-len(rows) // 20))):
-        parts.append(words(str(rows[j]), LEFT - 8, TOP + tall * (j + 0.5) + 4, "end"))
+        parts.append(words(str(rows[j]), LEFT - 8, top + tall * (j + 0.5) + 4, "end"))
     parts.append(words(x_title, (LEFT + WIDTH - RIGHT) / 2, height - 6, "middle"))
-    middle = (TOP + height - BOTTOM) / 2
-    parts.append(
-        f'<text x="14" y="{middle:.1f}" text-anchor="middle" '
-        f'transform="rotate(-90 14 {middle:.1f})">{escape(y_title)}</text>'
-    )
+    parts.append(words(y_title, 8, 16))
     return wrapped(parts, about, WIDTH, height)
 
 

@@ -9,10 +9,16 @@ const isNarrow = () => innerWidth < 640;
 const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
+// A colour with as much white as the theme asks for, as the still pictures have it.
+function mixed(color, own) {
+  const parts = [1, 3, 5].map((at) => Math.round(parseInt(color.slice(at, at + 2), 16) * own + 255 * (1 - own)));
+  return `#${parts.map((part) => part.toString(16).padStart(2, "0")).join("")}`;
+}
+
 function styleOf(method) {
   const colours = data.colours, color = colours[method % colours.length];
   return {
-    color: isDark() && color === "#000000" ? "#e6e9ec" : color,
+    color: color === "#000000" ? css("--ink") : mixed(color, parseFloat(css("--own")) / 100),
     dash: Object.keys(DASHES)[Math.floor(method / colours.length) % 4],
   };
 }

@@ -102,8 +102,7 @@ def _rows(part: str, key: str) -> Callable[[Record], tuple[list[float], list[flo
 def _density(numbers: Record) -> tuple[list[float], list[float]]:
     spectrum = numbers["global"]
     x, y = smoothed(spectrum["nodes"], spectrum["weights"])
-    kept = y > FLOOR * y.max()
-    return x[kept].tolist(), np.log10(y[kept]).tolist()
+    return x.tolist(), np.log10(np.maximum(y, FLOOR * y.max())).tolist()
 
 
 def _power(value: float) -> str:
@@ -218,7 +217,7 @@ def _measurement(
     if len(analyses) == 1:
         return "".join([*pieces, _own_figures(shown[0], left)])
     each = [folded(one.run, bullet_list(one.sentences), _own_figures(one, left)) for one in shown]
-    return "".join([*pieces, folded("Run by run, first seed of each", *each)])
+    return "".join([*pieces, folded("Run by run, first seed of each", *each, is_long=True)])
 
 
 def over_seeds(what: str, analyses: Sequence[Analysis], several: bool) -> Table | None:

@@ -36,9 +36,10 @@ def toolbar(*pieces: str) -> str:
     return f'<div class="tools">{"".join(pieces)}</div>'
 
 
-def folded(heading: str, *content: str) -> str:
-    """`content` is HTML that is shown on demand, and in print."""
-    return f"<details><summary>{escape(heading)}</summary>{''.join(content)}</details>"
+def folded(heading: str, *content: str, is_long: bool = False) -> str:
+    """`content` is HTML that is shown on demand, and in print unless it is long."""
+    kind = ' class="long"' if is_long else ""
+    return f"<details{kind}><summary>{escape(heading)}</summary>{''.join(content)}</details>"
 
 
 def methods_legend(

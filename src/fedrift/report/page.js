@@ -68,7 +68,7 @@ function startTheme() {
   let before;
   addEventListener("beforeprint", () => {
     before = document.documentElement.dataset.theme;
-    all("details").forEach((details) => { details.dataset.was = details.open; details.open = true; });
+    all("details").forEach((details) => { details.dataset.was = details.open; details.open = !details.closest(".long"); });
     setTheme("light", false);
     // untouched charts are printed as the still pictures behind them
     const print = (chart) => { drawn.add(chart); DRAW[chart.dataset.chart](chart, 680); };

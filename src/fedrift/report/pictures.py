@@ -30,10 +30,14 @@ def dash(place: int) -> str:
 
 
 def variables() -> str:
-    """The colours of the methods, declared once; black turns to the ink of the page."""
-    return "".join(
-        f"--m{i}:{'var(--ink)' if one == '#000000' else one};" for i, one in enumerate(COLOURS)
-    )
+    """The colours of the methods, declared once; lighter in the dark, black as the page's ink."""
+    return "".join(f"--m{i}:{_themed(one)};" for i, one in enumerate(COLOURS))
+
+
+def _themed(one: str) -> str:
+    if one == "#000000":
+        return "var(--ink)"
+    return f"color-mix(in srgb, {one} var(--own), white)"
 
 
 def chance(findings: Findings) -> float | None:

@@ -82,7 +82,8 @@ def runs_table(findings: Findings) -> Table:
     headings = ("method", "setting", "seed", measure(findings), "status", "fingerprint")
     about = "Equal fingerprints mean equal weights and equal curves, bit for bit."
     columns = (*headings, *VERSIONS, "folder")
-    usual = tuple(i for i, name in enumerate(columns) if name not in VERSIONS)
+    hidden = (*VERSIONS, *(["setting"] if len(findings.settings) == 1 else []))
+    usual = tuple(i for i, name in enumerate(columns) if name not in hidden)
     return Table("runs", about, columns, tuple(rows), texts=2, usual=usual)
 
 
@@ -115,6 +116,7 @@ def _options(findings: Findings) -> str:
         ("method", "setting", *varying),
         tuple(rows),
         texts=2 + len(varying),
+        usual=() if len(findings.settings) > 1 else (0, *range(2, 2 + len(varying))),
     )
     return html_table(table) + listed
 
@@ -129,7 +131,8 @@ def _commands(findings: Findings, extras: Extras) -> str:
     runs = [run for group in groups for run in (*group.runs, *group.unfinished)]
     lines = [line for run in runs if (line := command(run.spec))]
     if lines:
-        parts.append(folded("Every run by itself", copyable("singly", "\n".join(lines))))
+        singly = copyable("singly", "\n".join(lines))
+        parts.append(folded("Every run by itself", singly, is_long=True))
     if len(lines) < len(runs):
         parts.append(
             paragraph("Runs on data and models given in Python are made again by the same calls.")
