@@ -15,6 +15,7 @@ from fedrift.analysis.case import Finding
 from fedrift.analysis.examine import Examined
 from fedrift.cli import code_of
 from fedrift.config.analyses import WHAT
+from fedrift.report.inside import COLUMNS
 
 analyse: Any = import_module("fedrift.cli.analyse")  # the package has a function of this name
 SHORT = "--rounds 1 --clients 3 --model logistic --workers 0".split()
@@ -62,7 +63,7 @@ def test_several_runs_make_a_table_and_words_on_demand(capsys: pytest.CaptureFix
 
 
 def test_every_measurement_has_columns() -> None:
-    assert {*analyse.COLUMNS} == {*WHAT}
+    assert {*COLUMNS} == {*WHAT}
 
 
 @pytest.mark.parametrize("command", ["list algorithms", "run fedavg --rounds 1 --workers 0 2>&1"])
