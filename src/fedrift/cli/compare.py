@@ -11,9 +11,10 @@ import typer
 
 from fedrift.cli.compare_view import findings, remarks, table, watcher
 from fedrift.cli.console import console
-from fedrift.cli.run import TRACK, given_flags, with_settings
+from fedrift.cli.run import TRACK, WATCH, given_flags, with_settings
+from fedrift.cli.watch import page_beside
 from fedrift.config.backends import starts_workers
-from fedrift.config.grid import COMPARISON, Entrant, Grid, from_toml, seeds_of
+from fedrift.config.grid import COMPARISON, Cell, Entrant, Grid, from_toml, seeds_of
 from fedrift.config.spec import FIELDS, Spec
 from fedrift.config.tuning import searches
 from fedrift.engine.trackers import tracks
@@ -23,6 +24,7 @@ from fedrift.storage.jsonl import dump, replace_text
 
 if TYPE_CHECKING:
     from fedrift.comparison import Comparison
+    from fedrift.engine.trackers import Track
 
 
 # Starts a comparison, shows it while it runs, and prints its table.
@@ -69,6 +71,7 @@ def run_comparison(
     track: Sequence[str] = (),
     as_json: bool,
     quiet: bool,
+    watch: bool = False,
 ) -> None:
     """Check everything, run what is not there yet, print the table."""
     cells = grid.cells()
@@ -78,11 +81,32 @@ def run_comparison(
     folder = None if out is None else Path(out)
     if folder is not None and folder.exists() and not folder.is_dir():
         raise InputError(f"out '{folder}' is a file; name a folder")
+    with page_beside(folder, wanted=watch):
+        made = _made(grid, cells, tune, folder, most, wanted, silent=as_json or quiet)
+    _show(made, as_json=as_json)
+    failed = [o for o in made.outcomes if o.result is None]
+    for outcome in failed:
+        print(f"failed: {outcome.item.label}: {outcome.error}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _made(
+    grid: Grid,
+    cells: Sequence[Cell],
+    tune: Sequence[str],
+    folder: Path | None,
+    most: int | None,
+    wanted: Sequence[Track],
+    *,
+    silent: bool,
+) -> Comparison:
+    """The runs, with what they show while they are made."""
     from fedrift.backends import prestart
 
     if starts_workers(grid.base.backend, grid.base.workers):
         prestart()
-    watch = watcher(cells, silent=as_json or quiet)
+    watch = watcher(cells, silent=silent)
     try:
         from fedrift import comparison
 
@@ -94,20 +118,14 @@ def run_comparison(
             folder.mkdir(parents=True, exist_ok=True)
             replace_text(folder / COMPARISON, grid.to_toml())
         how = (grid.base.workers, watch.callbacks, wanted, grid.base.backend)
-        made = comparison.run_grid(cells, folder, *how)
+        return comparison.run_grid(cells, folder, *how)
     except KeyboardInterrupt:
         watch.close()
-        kept = "the same command goes on from here" if out else "nothing was kept without --out"
+        kept = "the same command goes on from here" if folder else "nothing was kept without --out"
         print(f"interrupted; {kept}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     finally:
         watch.close()
-    _show(made, as_json=as_json)
-    failed = [o for o in made.outcomes if o.result is None]
-    for outcome in failed:
-        print(f"failed: {outcome.item.label}: {outcome.error}", file=sys.stderr)
-    if failed:
-        raise typer.Exit(1)
 
 
 def _budget(text: str | None, tune: Sequence[str]) -> int | None:
@@ -186,6 +204,7 @@ def compare(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Only the result.", rich_help_panel=GRID)
     ] = False,
+    watch: Annotated[bool, WATCH] = False,
     **options: Any,
 ) -> None:
     """Run several algorithms under the same conditions and compare them.
@@ -209,7 +228,8 @@ def compare(
         track=track or [],
         as_json=as_json,
         quiet=quiet,
+        watch=watch,
     )
 
 
-with_settings(compare, ["algorithm", "seed", "out"], repeated=True, after="quiet")
+with_settings(compare, ["algorithm", "seed", "out"], repeated=True, after="watch")

@@ -96,6 +96,7 @@ def start(
     track: Sequence[str] = (),
     analyse: str | None = None,
     profile: bool = False,
+    watch: bool = False,
 ) -> None:
     """A new run, or the same one to go on with. Refuses before torch is imported what it can."""
     spec.validate()
@@ -110,9 +111,13 @@ def start(
     plan = None if analyse is None else parse_live_plan(analyse)
     if plan is not None and spec.out is None:
         raise InputError(f"analyse '{analyse}' needs a folder for what it finds; give --out FOLDER")
-    execute(
-        spec, spec.out, as_json=as_json, quiet=quiet, track=track, analyse=plan, profile=profile
-    )
+    from fedrift.cli.watch import page_beside
+
+    around = None if spec.out is None else Path(spec.out).absolute().parent
+    with page_beside(around, wanted=watch):
+        execute(
+            spec, spec.out, as_json=as_json, quiet=quiet, track=track, analyse=plan, profile=profile
+        )
 
 
 def _is_same(spec: Spec, folder: Path) -> bool:

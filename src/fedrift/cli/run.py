@@ -53,6 +53,11 @@ def given_flags(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value not in (None, [], False)}
 
 
+WATCH = typer.Option(
+    "--watch",
+    help="Open a page that shows it while it runs, as fedrift watch does.",
+    rich_help_panel=OUTPUT,
+)
 TRACK = _flag(
     OUTPUT,
     "Follow it in tensorboard, mlflow or wandb too; mlflow:FOLDER says where. Can be repeated.",
@@ -90,6 +95,7 @@ def run(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Only the result.", rich_help_panel=OUTPUT)
     ] = False,
+    watch: Annotated[bool, WATCH] = False,
     **options: Any,
 ) -> None:
     """Train with one federated algorithm and show what came out of it.
@@ -113,6 +119,7 @@ def run(
         track=track or [],
         analyse=analyse,
         profile=profile,
+        watch=watch,
     )
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedrift.cli.console import console
+from fedrift.errors import InputError
 
 
 def watch(
@@ -45,3 +50,24 @@ def watch(
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             screen.print("the page has ended; runs go on")
+
+
+@contextmanager
+def page_beside(folder: Path | None, *, wanted: bool) -> Generator[None]:
+    """The page in a process of its own, which ends with the work: `--watch`."""
+    if not wanted:
+        yield
+        return
+    if folder is None:
+        raise InputError("--watch shows what a run writes; give --out FOLDER")
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "fedrift", "watch", str(folder)]
+    kinds = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    # a session of its own: Ctrl-C is for the run, which is then seen to end
+    with subprocess.Popen(command, text=True, start_new_session=True, **kinds) as process:  # type: ignore[call-overload]
+        try:
+            if process.stdout is not None and (address := process.stdout.readline().strip()):
+                console(errors=True).print(f"{'page':<10} {address}")
+            yield
+        finally:
+            process.terminate()

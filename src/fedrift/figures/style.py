@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Okabe & Ito (2008): told apart by people with any kind of colour vision
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+# Okabe & Ito (2008): told apart by people with any kind of colour vision; their yellow, which is
+# hard to see as a line on white, darker
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#9C8F00")
 SUFFIXES = {".png", ".pdf", ".svg"}
 
 

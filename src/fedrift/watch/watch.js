@@ -224,11 +224,12 @@ function showChart() {
   [y0, y1] = [y0 - air, y1 + air];
   const toX = (x) => EDGE.left + ((x - x0) / (x1 - x0 || 1)) * (WIDE - EDGE.left - EDGE.right);
   const toY = (y) => HIGH - EDGE.bottom - (((isLog ? Math.log10(y) : y) - y0) / (y1 - y0)) * (HIGH - EDGE.top - EDGE.bottom);
+  const figure = (value) => (measure.includes("accuracy") && !measure.endsWith("jain") ? `${+(100 * value).toPrecision(3)} %` : short(value));
   const svg = shape("svg", { viewBox: `0 0 ${WIDE} ${HIGH}` });
   for (const mark of ticks(y0, y1)) {
     const y = toY(isLog ? 10 ** mark : mark);
     svg.append(shape("line", { x1: EDGE.left, x2: WIDE - EDGE.right, y1: y, y2: y, class: "rule" }));
-    svg.append(shape("text", { x: EDGE.left - 8, y: y + 4, "text-anchor": "end" }, short(isLog ? 10 ** mark : mark)));
+    svg.append(shape("text", { x: EDGE.left - 8, y: y + 4, "text-anchor": "end" }, figure(isLog ? 10 ** mark : mark)));
   }
   for (const mark of ticks(x0, x1, axis === "round")) {
     svg.append(shape("text", { x: toX(mark), y: HIGH - EDGE.bottom + 18, "text-anchor": "middle" }, axis === "seconds" ? time(mark) : short(mark)));
@@ -243,7 +244,7 @@ function showChart() {
     const last = points[points.length - 1];
     const end = shape("circle", { cx: toX(last[0]), cy: toY(last[1]), r: 3.5 });
     end.style.fill = ink(colour(run.name));
-    line.append(shape("title", {}, `${run.name}: ${short(last[1])}`));
+    line.append(shape("title", {}, `${run.name}: ${figure(last[1])}`));
     svg.append(line, end);
   }
   place.replaceChildren(svg);
