@@ -76,6 +76,7 @@ def run(
     eval_every: int = 1,
     eval_clients: str | int | None = None,
     head: str | None = None,
+    adapter: str | None = None,
     on_round: Callable[[RoundReport], bool | None] | None = None,
     callbacks: Sequence[Callback] = (),
     track: str | Sequence[str] | None = None,
@@ -148,6 +149,8 @@ def run(
             how many of them: `"every=10"` or `"every=10,sample=200"`. With every evaluation where
             the server has no test data and where the algorithm has personal models.
         head: Name of the last layer, for algorithms that need to know it.
+        adapter: What is trained, on a base that stays as it is: `"lora:rank=8,alpha=16,on=*.up"`,
+            `"bitfit"` or `"head"`; the whole model unless given.
         on_round: `f(RoundReport)`, called after every round; the run stops if it returns `True`.
         callbacks: Objects that watch the run, of classes that inherit `fedrift.Callback`.
         track: `"tensorboard"`, `"mlflow"`, `"wandb"`, or a list of these.

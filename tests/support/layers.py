@@ -57,6 +57,11 @@ LAYERS = (
         "What is kept of a run: its folder, checkpoints, states of clients, shared memory.",
     ),
     Layer(
+        "adapters",
+        "errors rng core algorithms config storage",
+        "Few trained parameters on a frozen base: the same task, seen through an adapter.",
+    ),
+    Layer(
         "backends",
         "errors rng core data config storage",
         "Where visits to clients run: in this process, in workers, stacked, on Ray.",
@@ -64,7 +69,8 @@ LAYERS = (
     Layer("figures", "errors storage", "Figures, drawn from numbers alone."),
     Layer(
         "engine",
-        "version errors grammar rng core algorithms data config models storage backends figures",
+        "version errors grammar rng core algorithms data config adapters models storage backends "
+        "figures",
         "From a spec to a result: task, plan, rounds, history, recording and resuming.",
     ),
     Layer(
@@ -126,7 +132,7 @@ LAYERS = (
     Layer(
         "cli",
         "errors grammar data config storage backends engine report analysis federation "
-        "merging comparison api conform explain presets watch",
+        "merging comparison api conform explain presets watch adapters",
         "The command line.",
     ),
     Layer("__main__", "cli", "The program `fedrift`."),

@@ -84,6 +84,8 @@ class Fed3R(Algorithm[Server, Client]):
     weights: Weights = "samples"
 
     def check(self, p: Problem) -> None:
+        if p.head_names()[0] not in p.layout.names:
+            raise InputError(f"fed3r: the head '{p.head}' is frozen; let the adapter train it")
         if self.bias and p.head_names()[1] not in p.layout.names:
             raise InputError(f"fed3r: the head '{p.head}' has no bias; set bias=false")
 

@@ -14,7 +14,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-KINDS = ("algorithms", "data", "partitions", "models", "losses", "shifts", "augments", "schedules")
+KINDS = (
+    "algorithms",
+    "data",
+    "partitions",
+    "models",
+    "adapters",
+    "losses",
+    "shifts",
+    "augments",
+    "schedules",
+)
 SCHEDULES = {
     "constant": "the same rate in every round",
     "exp": "the rate times FACTOR after every round",
@@ -87,6 +97,10 @@ def _named(kind: str) -> list[dict[str, Any]]:
             {"name": name, "about": about, "usage": GRAMMAR.get(name, name)}
             for name, about in models.items()
         ]
+    if kind == "adapters":
+        from fedrift.config.adapters import KINDS as ADAPTERS
+
+        return [{"name": n, "about": a.about, "usage": a.grammar} for n, a in ADAPTERS.items()]
     if kind == "losses":
         from fedrift.config.models import LOSSES
         from fedrift.config.models import OWN_LOSS as MINE

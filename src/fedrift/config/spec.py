@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedrift.config import algorithms, fields, models
+from fedrift.config.adapters import parse_adapter
 from fedrift.config.privacy import parse_aggregate, parse_privacy
 from fedrift.core.faults import parse_faults
 from fedrift.errors import InputError, unknown
@@ -123,6 +124,12 @@ class Spec:
         "cnn if the images are large enough, else mlp; see: fedrift list models.",
     )
     head: str | None = setting(None, fields.text(), TASK, "The last layer of your own model.")
+    adapter: str | None = setting(
+        None,
+        fields.named(),
+        TASK,
+        "Train few parameters on a frozen base: lora:rank=8,alpha=16, bitfit or head.",
+    )
     loss: str | None = setting(
         None,
         fields.named(),
@@ -420,6 +427,8 @@ def _check_names(spec: Spec) -> None:
         choose_model(spec.model)
     if spec.loss is not None:
         models.check_loss(spec.loss)
+    if spec.adapter is not None:
+        parse_adapter(spec.adapter)
     parse_augment(spec.augment)
     parse_faults(spec.faults)
     parse_aggregate(spec.aggregate)

@@ -118,6 +118,10 @@ class Algorithm(ABC, Generic[S, C]):
         """Parameters and buffers outside w that were decided during the run, for evaluation."""
         return {}
 
+    def frozen_moves(self) -> bool:
+        """Whether `frozen` changes from round to round, so that clients are sent it every time."""
+        return False
+
     def also(self, s: S) -> Mapping[str, Vec]:
         """Further models worth evaluating, by name."""
         return {}
@@ -195,6 +199,8 @@ class Cohort:
         """Sum of the weights of those who answered the last ask."""
         self.temperature = 1.0
         self.frozen: Mapping[str, Tensor] = {}
+        self.watch: Callable[[Exchange], Watch | None] | None = None
+        """Who looks at the replies of an exchange where they are folded."""
         self._root, self._seed, self._deliver = root, seed, deliver
         self._aggregation = aggregation
         self._asked = False
@@ -243,6 +249,8 @@ class Cohort:
             compression=how,
             payload=payload,
         )
+        if self.watch is not None:
+            exchange = replace(exchange, watch=self.watch(exchange))
         outcome = self._deliver(exchange, self.clients)
         if not outcome.replied:
             raise NoReply(outcome.nonfinite)

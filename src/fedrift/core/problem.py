@@ -71,6 +71,12 @@ class Problem:
     """The module changes what it is given, so it is given copies."""
     compression: Compression | None = None
     """How vectors are packed where they travel."""
+    is_base_still: bool = False
+    """Running statistics belong to what is frozen: layers that have them do not move them."""
+    sent_once: int = 0
+    """Bytes of what is frozen that every client is sent before its first visit."""
+    finished: Callable[[nn.Module], nn.Module] | None = None
+    """Makes the module that is handed out of the one that was trained."""
     _bound: list[tuple[FlatModel, LocalStep]] = field(default_factory=list, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -115,7 +121,7 @@ class Problem:
             for name, value in (*module.named_parameters(), *module.named_buffers()):
                 if name in tensors:
                     value.copy_(tensors[name])
-        return module
+        return module if self.finished is None else self.finished(module)
 
     def head_names(self) -> tuple[str, str]:
         """Names of the head's weight and bias."""
@@ -140,14 +146,14 @@ class Problem:
 
     def view(self, part: Part) -> Problem:
         """The same task with only a part of the model trained."""
-        return replace(self._cut(lambda name: self._belongs(name, part)), part=part)
+        return replace(self.cut(lambda name: self._belongs(name, part)), part=part)
 
     def keeping(self, names: Collection[str]) -> Problem:
         """The same task with some parameters and buffers that stay at the client."""
         if not names:
             return self
         return replace(
-            self._cut(lambda name: name not in names),
+            self.cut(lambda name: name not in names),
             own=self.layout.select(lambda name: name in names),
             moving=tuple(name for name in self.moving if name not in names),
             own_moving=tuple(name for name in self.moving if name in names),
@@ -176,7 +182,7 @@ class Problem:
         own = flatten(values) if values else self.w0.new_empty(0)
         return own, tuple(self.rest[name] for name in self.own_moving)
 
-    def _cut(self, travels: Callable[[str], bool]) -> Problem:
+    def cut(self, travels: Callable[[str], bool]) -> Problem:
         """The task with fewer parameters in the vector; the others begin as they are in w0."""
         layout, named = self.layout.select(travels), self.layout.named(self.w0)
         rest = {**self.rest, **{n: v for n, v in named.items() if n not in layout.names}}

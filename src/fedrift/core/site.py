@@ -192,7 +192,8 @@ class Site:
         module = self.problem.model.module.train()
         if self.problem.part == "head":  # the extractor is frozen, its statistics too
             module.eval()
-        if self._pairs and self.n == 1:  # nothing to normalise over
+        still = self.problem.is_base_still
+        if self._pairs and (still or self.n == 1):  # one sample is nothing to normalise over
             for part in module.modules():
                 if isinstance(part, nn.modules.batchnorm._BatchNorm):
                     part.eval()

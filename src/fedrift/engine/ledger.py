@@ -105,13 +105,17 @@ def entry_of(
     outcome: Outcome,
     dropped: tuple[int, ...] = (),
     strangers: int = 0,
+    base: int = 0,
 ) -> Entry:
-    """What an exchange cost; frozen parameters are sent once, to strangers, who keep them."""
+    """What an exchange cost; frozen parameters are sent once, to strangers, who keep them. `base`
+    are bytes of what was frozen before the run."""
     number, sizes = len(clients), sizes_of(exchange.compression, "down", exchange.down)
     down = {n: Size(s.tensors * number, s.numbers * number) for n, s in sizes.items()}
     if exchange.buffers:
         down["buffers"] = Size(tensors=sum(b.nbytes for b in exchange.buffers) * number)
-    if strangers:
+    if base:
+        down["base"] = Size(tensors=base)
+    if strangers and exchange.frozen:
         size = sum(v.nbytes for v in exchange.frozen.values())
         down["frozen"] = Size(tensors=size * strangers)
     for message in exchange.private.values():

@@ -21,6 +21,7 @@ from fedrift.core.algorithm import (
     Exchange,
     NoReply,
     Outcome,
+    Watch,
     is_evaluation,
 )
 from fedrift.core.alignment import settled
@@ -43,6 +44,18 @@ from fedrift.engine.result import Status
 from fedrift.errors import is_overflow
 from fedrift.rng import generator
 from fedrift.storage.client_state import States
+
+
+def _both(one: Watch, other: Watch | None) -> Watch:
+    """Two who look at the same replies."""
+    if other is None:
+        return one
+
+    def look(client: int, weight: float, up: Any) -> None:
+        other(client, weight, up)
+        one(client, weight, up)
+
+    return look
 
 
 @dataclass(frozen=True)
@@ -285,7 +298,7 @@ class Engine:
     def _deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
         watch = self.history.watch(exchange)
         if watch is not None:
-            exchange = replace(exchange, watch=watch)
+            exchange = replace(exchange, watch=_both(watch, exchange.watch))
         dropped: tuple[int, ...] = ()
         if self.settings.faults is not None:
             trouble = self.settings.faults.at(exchange.seed, exchange.round, clients)
@@ -296,9 +309,13 @@ class Engine:
         if not there and how is not None and how.is_private:
             there, exchange = self._ghost(), replace(exchange, aggregation=how.ghost())
         outcome = self.backend.deliver(exchange, there)
-        new = [c for c in clients if c not in self.progress.told] if exchange.frozen else []
-        self.progress.told.update(new)
-        self.history.entries.append(entry_of(exchange, clients, outcome, dropped, len(new)))
+        strangers = [c for c in clients if c not in self.progress.told]
+        base = self.problem.sent_once * len(strangers)
+        if not exchange.frozen and not base:
+            strangers = []
+        self.progress.told.update(strangers)
+        number = len(clients) if self.algorithm.frozen_moves() else len(strangers)
+        self.history.entries.append(entry_of(exchange, clients, outcome, dropped, number, base))
         return outcome
 
     def _finished(self, status: Status) -> Finished:

@@ -232,6 +232,7 @@ class Task:
             "faults": self.faults,
             "aggregation": self.aggregation,
             "stack": stack,
+            "adapter": self.spec.adapter,
             "eval_clients": self.eval_clients,
             "compression": None if how is None else str(how),
         }

@@ -215,6 +215,17 @@ class Result:
         """A module of the run's kind with the final weights."""
         return self.problem.module(self.weights, self.buffers)
 
+    def export(self, folder: str | Path, what: str = "adapter") -> Path:
+        """Write the adapter alone, LoRA's as the library PEFT reads it, or the `"merged"` model.
+
+        The files are `adapter_model.safetensors` and `adapter_config.json`, or `model.safetensors`.
+        """
+        from fedrift.adapters import export
+
+        adapter = None if self.config is None else self.config.adapter
+        made = export.exported(what, self.problem, self.weights, self.buffers, adapter)
+        return export.write(Path(folder), made)
+
     def spec(self) -> Spec:
         """What is known of how the run was made."""
         from fedrift.engine import recorder

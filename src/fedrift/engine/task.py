@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrift import models
+from fedrift.adapters import adapted_note, with_adapter
 from fedrift.backends.stacking.scheduler import scheduler_for
 from fedrift.config import models as model_names
 from fedrift.config.fields import OWN
@@ -284,6 +285,10 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
     check_objects.check_local(local_of(algorithm), len(split), problem)
     problem = algorithm.adapt(problem, describe_again)
     problem = replace(problem, compression=parse_compression(spec.compress))
+    if spec.adapter is not None:
+        probe = map_tree(lambda t: t.cpu(), take(split.x, split.first(2)))
+        algorithm, problem = with_adapter(spec, algorithm, problem, probe)
+        notes = (*notes, adapted_note(spec.adapter, problem))
     algorithm = algorithm.prepare(problem)
     guard.check_compression(algorithm, problem)
     if problem.stack == "on":

@@ -107,6 +107,11 @@ def serve(
             "eval_clients: each client's figures would be seen by themselves, which secure "
             "aggregation is to prevent; leave eval_clients and client_test out"
         )
+    if around is not None and task.algorithm.frozen_moves():
+        raise InputError(
+            "adapter how=exact needs every client's factors as they are, which secure aggregation "
+            "hides; use how=freeze-A, whose mean is exact anyway"
+        )
     membership = Membership(
         transport,
         experiment=experiment_id(task),

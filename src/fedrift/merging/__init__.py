@@ -221,6 +221,17 @@ def _check_alike(specialists: Sequence[Specialist]) -> None:
                 f"merge: '{first.name}' and '{other.name}' are models of different architectures "
                 f"({first.w.numel():,} and {other.w.numel():,} parameters); merge runs of one model"
             )
+        if not _same_base(first.problem, other.problem):
+            raise InputError(
+                f"merge: '{first.name}' and '{other.name}' stand on other frozen parameters; merge "
+                "adapters of one base (the same model and seed)"
+            )
+
+
+def _same_base(one: Problem, other: Problem) -> bool:
+    """The frozen parameters are the same numbers; buffers are what training made of them."""
+    names = [name for name, _ in one.model.module.named_parameters() if name in one.rest]
+    return all(torch.equal(one.rest[name], other.rest[name]) for name in names)
 
 
 def _check_start(specialists: Sequence[Specialist], rule: str) -> None:
