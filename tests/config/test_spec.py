@@ -50,6 +50,7 @@ FULL: dict[str, Any] = {
     "backend": "processes",
     "seed": 7,
     "eval_every": 2,
+    "adapter": "lora:rank=2",
     "client_test": 0.2,
     "eval_clients": "every=10,sample=5",
     "out": "runs/x",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,8 @@ EXTRAS = {
     "fedrift run fedavg --out runs/watched --track tensorboard": "tensorboard",
 }
 """Beginnings of commands that need an optional package, and the package."""
+
+LIBRARIES = ("transformers",)
 
 OBJECTS = """
 import torch
@@ -160,9 +163,17 @@ def here(page: str) -> list[str]:
     return [c for c in printed.commands(page) if not is_elsewhere(c) and extra_of(c) is None]
 
 
+def needs_more(piece: str) -> bool:
+    """It imports one of the libraries that fedrift works with and does not ask for."""
+    return any(f"import {n}" in piece or f"from {n}" in piece for n in LIBRARIES) and not all(
+        find_spec(n) for n in LIBRARIES
+    )
+
+
 def script(page: str) -> str:
-    """All Python of a page in one; what is a file of its own or a part of a class is left out."""
-    pieces = printed.texts(page, "python")
+    """All Python of a page in one; what is a file of its own or a part of a class is left out, and
+    what needs a library that is not installed."""
+    pieces = [p for p in printed.texts(page, "python") if not needs_more(p)]
     if page == "docs/guides/own-algorithm.md":
         pieces = [pieces[-1]]
     return "\n".join(piece for piece in pieces if not piece.startswith((" ", "-")))
