@@ -51,7 +51,7 @@ FULL: dict[str, Any] = {
     "seed": 7,
     "eval_every": 2,
     "adapter": "lora:rank=2",
-    "compress": "topk:0.1",
+    "compress": "up=topk:0.1",
     "client_test": 0.2,
     "eval_clients": "every=10,sample=5",
     "out": "runs/x",
