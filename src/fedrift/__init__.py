@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedrift.engine.result import Result
     from fedrift.errors import InputError, RunError
     from fedrift.merging import Merged, merge
+    from fedrift.merging.experts import Experts, experts
     from fedrift.report import write as report
     from fedrift.report.saved import SavedComparison, SavedRun, load
 
@@ -29,6 +30,7 @@ __all__ = [
     "Algorithm",
     "Callback",
     "Comparison",
+    "Experts",
     "InputError",
     "Local",
     "Merged",
@@ -40,6 +42,7 @@ __all__ = [
     "SavedRun",
     "Split",
     "compare",
+    "experts",
     "load",
     "merge",
     "report",
@@ -51,6 +54,7 @@ _HOMES = {
     "Algorithm": "fedrift.core.algorithm",
     "Callback": "fedrift.engine.callbacks",
     "Comparison": "fedrift.comparison",
+    "Experts": "fedrift.merging.experts",
     "InputError": "fedrift.errors",
     "Local": "fedrift.core.local",
     "Merged": "fedrift.merging",
@@ -62,6 +66,7 @@ _HOMES = {
     "SavedRun": "fedrift.report.saved",
     "Split": "fedrift.data.split",
     "compare": "fedrift.api",
+    "experts": "fedrift.merging.experts",
     "load": "fedrift.report.saved",
     "merge": "fedrift.merging",
     "run": "fedrift.api",

@@ -15,6 +15,7 @@ from fedrift.cli.analyse import analyse
 from fedrift.cli.compare import compare
 from fedrift.cli.conform import conform
 from fedrift.cli.console import complain
+from fedrift.cli.experts import experts
 from fedrift.cli.explain import explain
 from fedrift.cli.export import export
 from fedrift.cli.flower import app as flower
@@ -51,6 +52,7 @@ app.command(no_args_is_help=True)(compare)
 app.command(no_args_is_help=True)(report)
 app.command(no_args_is_help=True)(analyse)
 app.command(no_args_is_help=True)(merge)
+app.command(no_args_is_help=True)(experts)
 app.command(no_args_is_help=True)(export)
 app.command()(watch)
 app.command()(resume)

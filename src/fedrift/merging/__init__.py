@@ -159,20 +159,30 @@ def merge(
         seed: of everything that is drawn.
     """
     named, options = check_rule(how)
+    specialists = specialists_of(models, data, tests, data_dir)
+    check_alike(specialists)
+    if RULES[named.name].needs_start:
+        check_start(specialists, named.name)
+    with one_thread():
+        return _Merger(how, named.name, options, specialists, seed).merged()
+
+
+def specialists_of(
+    models: Sequence[str | Path | Result],
+    data: Sequence[Batch] | None,
+    tests: Sequence[Batch] | None,
+    data_dir: str | None,
+) -> list[Specialist]:
+    """Run folders and results as models with their data and tests."""
     if len(models) < 1:
         raise InputError("merge: no model is given; name run folders or give results")
     loader = Loader(data_dir)
-    specialists = [
+    return [
         _of_result(model, i, data, tests)
         if isinstance(model, Result)
         else _of_folder(model, loader)
         for i, model in enumerate(models)
     ]
-    _check_alike(specialists)
-    if RULES[named.name].needs_start:
-        _check_start(specialists, named.name)
-    with one_thread():
-        return _Merger(how, named.name, options, specialists, seed).merged()
 
 
 def _of_folder(folder: str | Path, loader: Loader) -> Specialist:
@@ -208,7 +218,8 @@ def _of_result(
     )
 
 
-def _check_alike(specialists: Sequence[Specialist]) -> None:
+def check_alike(specialists: Sequence[Specialist]) -> None:
+    """Refuses models that are not of one kind."""
     first = specialists[0]
     for other in specialists[1:]:
         if other.alphabet != first.alphabet:
@@ -234,12 +245,13 @@ def _same_base(one: Problem, other: Problem) -> bool:
     return all(torch.equal(one.rest[name], other.rest[name]) for name in names)
 
 
-def _check_start(specialists: Sequence[Specialist], rule: str) -> None:
+def check_start(specialists: Sequence[Specialist], rule: str) -> None:
+    """Refuses models that did not begin with the same weights."""
     first = specialists[0]
     for other in specialists[1:]:
         if not torch.equal(other.problem.w0, first.problem.w0):
             raise InputError(
-                f"merge rule '{rule}' needs a common start, and '{first.name}' and '{other.name}' "
+                f"'{rule}' needs a common start, and '{first.name}' and '{other.name}' "
                 "began with other weights; run them with the same seed, or use mean or aligned"
             )
 
