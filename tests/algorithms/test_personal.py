@@ -174,6 +174,12 @@ def test_corrections_do_not_touch_what_is_kept() -> None:
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.parametrize("rule", ["sam", "asam"])
+def test_there_may_be_nothing_to_correct(rule: str) -> None:
+    """Where everything is kept."""
+    agree(evaluated(f"{rule}(localonly)", normed()), evaluated("localonly", normed()))
+
+
 def test_clipping_takes_both_parts_together() -> None:
     """One step: both parts are shortened by the norm of the whole gradient."""
     trial = pair(1).working(steps=1, clip=0.01)

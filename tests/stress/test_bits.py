@@ -15,9 +15,10 @@ import pytest
 
 from tests.stress.bits import models
 from tests.stress.bits.configuration import Configuration, draw
-from tests.stress.bits.fuzz import ROOT, Difference, judge, shrunk, write_script
+from tests.stress.bits.fuzz import Difference, judge, shrunk, write_script
 from tests.stress.bits.mutants import MUTANTS
 from tests.stress.bits.ways import REFERENCE, Outcome, Ways, prepare
+from tests.stress.portions import ROOT
 
 SEED = 29  # of many seeds one that draws most algorithms, layouts and options
 SELECTION = range(len(models.KINDS))  # one for every kind of model

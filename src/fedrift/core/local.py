@@ -214,11 +214,8 @@ class LocalStep(Buffers):
 @lru_cache(maxsize=8)
 def is_bias(layout: Layout, device: torch.device) -> Tensor:
     """True for the elements of parameters whose name does not contain "weight"."""
-    flags = [
-        torch.full((size,), "weight" not in name)
-        for name, size in zip(layout.names, layout.sizes, strict=True)
-    ]
-    return torch.cat(flags).to(device)
+    flags = torch.tensor(["weight" not in name for name in layout.names], dtype=torch.bool)
+    return flags.repeat_interleave(torch.tensor(layout.sizes, dtype=torch.long)).to(device)
 
 
 def clip_(d: Vec, limit: float) -> Vec:

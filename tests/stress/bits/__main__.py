@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
-import queue
 import random
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.stress.bits.fuzz import DECIDING, ROOT, SETS, judge, sets_here, shrunk, told
+from tests.stress.bits.fuzz import DECIDING, SETS, judge, line_of, sets_here, shrunk
 from tests.stress.bits.fuzz import write_script as write
+from tests.stress.portions import ROOT, Progress, side_by_side, told
 
 PORTION = 20  # configurations of one process: the next has other addresses, and a set of its own
 
@@ -76,7 +75,7 @@ def shard(said: argparse.Namespace) -> int:
                 small = config if said.mutant else shrunk(ways, config, first.way)
                 drawn = f"--seed {said.seed} --first {number}"
                 script = write(said.folder, f"seed-{said.seed}-{number}", small, first, drawn)
-            print(json.dumps(told(number, verdict, script)), flush=True)
+            print(json.dumps(line_of(number, verdict, script)), flush=True)
             if wrong and said.mutant:
                 break
     finally:
@@ -92,13 +91,12 @@ class Tally:
     """What has been seen so far."""
 
     wanted: int
-    begun: float = field(default_factory=time.monotonic)
+    progress: Progress = field(default_factory=Progress)
     executed: Counter[str] = field(default_factory=Counter[str])
     runs: int = 0
     refused: int = 0
     differ: int = 0
     broken: list[str] = field(default_factory=list[str])
-    shown: float = 0.0
 
     @property
     def done(self) -> int:
@@ -112,28 +110,18 @@ class Tally:
         self.runs += line["ways"]
         if line["way"]:
             self.differ += 1
-            self.say(f"configuration {line['number']} ({name}) differs: {line['way']}")
-            self.say(f"  expected {json.dumps(line['expected'])}")
-            self.say(f"  got      {json.dumps(line['got'])}")
-            self.say(f"  {sys.executable} {line['script']}")
-
-    def say(self, text: str) -> None:
-        print(text, flush=True)
-
-    def progress(self) -> None:
-        now = time.monotonic()
-        if now - self.shown >= (1.0 if sys.stdout.isatty() else 20.0):
-            self.shown = now
-            text = f"{self.done} of {self.wanted} configurations, {self.differ} differ"
-            end = "\r" if sys.stdout.isatty() else "\n"
-            print(f"{text}, {now - self.begun:.0f} s ", end=end, flush=True)
+            print(f"configuration {line['number']} ({name}) differs: {line['way']}")
+            print(f"  expected {json.dumps(line['expected'])}")
+            print(f"  got      {json.dumps(line['got'])}")
+            print(f"  {sys.executable} {line['script']}", flush=True)
+        self.progress.tell(f"{self.done} of {self.wanted} configurations, {self.differ} differ")
 
     def summary(self) -> str:
         sets = ", ".join(f"{name}: {n}" for name, n in self.executed.items())
         ways = round(self.runs / self.done) if self.done else 0
         return (
             f"{self.done} configurations × {ways} ways: {self.differ} differ "
-            f"({self.refused} more refused alike; {sets}; {time.monotonic() - self.begun:.0f} s)"
+            f"({self.refused} more refused alike; {sets}; {self.progress.seconds:.0f} s)"
         )
 
 
@@ -148,56 +136,26 @@ def environment(name: str, number: int) -> dict[str, str]:
     return own | SETS[name]
 
 
-def portion(said: argparse.Namespace, tally: Tally, number: int, left: float) -> None:
-    """One process; what it prints is counted as it comes."""
-    name = said.sets[number % len(said.sets)]
-    words = ["--shard", "--seed", said.seed, "--first", said.first + number * PORTION]
-    words += ["--count", PORTION, "--seconds", left, "--folder", said.folder]
-    command = [sys.executable, "-m", "tests.stress.bits", *map(str, words)]
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment(name, number),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
-        said_wrong: list[str] = []
-        errors = process.stderr
-        listening = threading.Thread(target=lambda: said_wrong.append(errors.read()), daemon=True)
-        listening.start()
-        for line in process.stdout:
-            tally.take(json.loads(line), name)
-            tally.progress()
-        code = process.wait()
-        listening.join(timeout=5)
+def main(said: argparse.Namespace) -> int:
+    tally = Tally(said.count)
+    portion = min(PORTION, math.ceil(said.count / (said.jobs * len(said.sets))))
+
+    def run(number: int) -> bool:
+        """One process; whether more are wanted after it."""
+        left = said.seconds - tally.progress.seconds
+        if left <= 0 or tally.done >= said.count or len(tally.broken) >= 3:
+            return False
+        name = said.sets[number % len(said.sets)]
+        words = ["--shard", "--seed", said.seed, "--first", said.first + number * portion]
+        words += ["--count", portion, "--seconds", left, "--folder", said.folder]
+        command = [sys.executable, "-m", "tests.stress.bits", *map(str, words)]
+        code, errors = told(command, environment(name, number), lambda one: tally.take(one, name))
         if code not in (0, 1):
             tally.broken.append(f"portion {number} ({name}) ended with {code}")
-            tally.say(f"{tally.broken[-1]}\n{''.join(said_wrong)}")
+            print(f"{tally.broken[-1]}\n{errors}", flush=True)
+        return True
 
-
-def main(said: argparse.Namespace) -> int:
-    tally, waiting, end = (
-        Tally(said.count),
-        queue.SimpleQueue[int](),
-        time.monotonic() + said.seconds,
-    )
-    for number in range(10 * said.count // PORTION + 1):
-        waiting.put(number)
-
-    def work() -> None:
-        while tally.done < said.count and len(tally.broken) < 3:
-            left = end - time.monotonic()
-            if left <= 0:
-                return
-            portion(said, tally, waiting.get(), left)
-
-    threads = [threading.Thread(target=work) for _ in range(said.jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    side_by_side(said.jobs, range(10 * said.count // portion + 1), run)
     print(tally.summary(), flush=True)
     return 1 if tally.differ or tally.broken or not tally.done else 0
 

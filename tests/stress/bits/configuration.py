@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
@@ -26,19 +27,21 @@ Configuration = dict[str, Any]
 of the run, `torch` (its switches), `ways` it is executed in besides that in this process."""
 
 PERSONAL = "keep ditto finetune fedper fedrep fedbn localonly pfedme apfl".split()
-"""Models of the clients' own, which many models and wrappers refuse: `conform` runs their bits."""
-WRAPPERS = tuple(n for n in NAMES if catalogue.entry(n).is_wrapper and n not in PERSONAL)
-PLAIN = tuple(name for name in NAMES if name not in (*WRAPPERS, *PERSONAL))
+"""Models of the clients' own."""
+WRAPPERS = tuple(name for name in NAMES if catalogue.entry(name).is_wrapper)
+PLAIN = tuple(name for name in NAMES if name not in WRAPPERS)
 CLOSED_FORM = ("fed3r", "fed3rft")
 """They replace the classifier, so that the output must be that of a last layer."""
 AVERAGED, LATE = ("swa", "wima"), ("spectral", "late")
 """Averaged weights do not fit running statistics; models whose buffers move in any case."""
+HEADED = ("fedper", "fedrep", "keep")
+"""What they leave at the clients is the last layer."""
 WITH_HEAD = (
     "linear chain mlp tied frozen lazy conv flatconv strided lstm gru bag transformer two".split()
 )
 UNIFORM = ("fedavg", "fedprox", "scaffold", "fedsam", "fedadam")
 """Some that robust aggregation and privacy are possible with."""
-OWN_MOMENTUM = "mime fedgamma ghbm fedhbm diloco fedcm mofedsam scaffold".split()
+OWN_MOMENTUM = "mime fedgamma ghbm fedhbm diloco fedcm mofedsam scaffold pfedme apfl".split()
 """They refuse another memory in the local steps."""
 WHOLE_ROUNDS = ("fednova", "fedsgd", "diloco")
 """Their rates cannot change within a visit."""
@@ -135,10 +138,30 @@ def wrapped() -> tuple[str, ...]:
     return tuple(found)
 
 
+def is_personal(algorithm: str) -> bool:
+    return any(name in PERSONAL for name in re.findall(r"\w+", algorithm))
+
+
+@cache
+def personal() -> tuple[str, ...]:
+    """Those that leave clients a model of their own, some of them in or around others."""
+    plain = [name for name in PERSONAL if name in PLAIN]
+    around = [text for text in (*wrapped(), *COMPOSED) if is_personal(text)]
+    return (*plain, *plain, *plain, *filter(_is_possible, around))
+
+
+def _is_possible(algorithm: str) -> bool:
+    """Of models of the clients' own one is enough, and they come of local steps."""
+    outer, *inner = re.findall(r"[a-z]\w*", algorithm.partition(":")[0])
+    refused = () if outer not in PERSONAL else ("fedsgd", "fed3r")
+    refused = (*refused, *PERSONAL) if outer in ("ditto", "keep", "fed3rft") else refused
+    return not any(name in refused for name in inner)
+
+
 def _algorithm(r: random.Random, kind: str) -> str:
-    composed = [text for text in COMPOSED if text.partition("(")[0] not in PERSONAL]
-    chosen = r.choice((PLAIN, PLAIN, wrapped(), composed))
-    never = () if kind in WITH_HEAD else CLOSED_FORM
+    others = [text for text in (*wrapped(), *COMPOSED) if not is_personal(text)]
+    chosen = r.choice((PLAIN, PLAIN, others, COMPOSED, personal()))
+    never = ("what=hidden",) if kind in WITH_HEAD else (*CLOSED_FORM, *HEADED)
     never = (*never, *AVERAGED) if kind in LATE else never
     return r.choice([text for text in chosen if not any(name in text for name in never)])
 
@@ -177,6 +200,7 @@ def _options(
         "stack": lambda: r.choice(("off", "on" if kind in STACKED else "off")),
         "eval_every": lambda: 2,
         "metrics": lambda: True,
+        "client_test": lambda: r.choice((0.2, 0.5)),
         "weights": lambda: "uniform",
         "augment": lambda: _augment(r, shape),
         "aggregate": lambda: r.choice(AGGREGATES),
@@ -185,6 +209,10 @@ def _options(
     for name, value in rare.items():
         if r.random() < 0.2:
             some[name] = value()
+    if is_personal(algorithm) and r.random() < 0.7:
+        some["client_test"] = 0.3
+    if "client_test" in some:
+        some["eval_clients"] = r.choice(("every=1", "every=2", "every=1,sample=2"))
     return _sane(some, algorithm, shape, kind)
 
 
@@ -217,6 +245,8 @@ def _sane(some: dict[str, Any], algorithm: str, shape: str, kind: str) -> dict[s
             drop |= {"privacy"}
     if "fed3r" in algorithm:
         drop |= {"faults", "weights"}
+    if "localonly" in algorithm:
+        drop |= {"weights"}
     if "fednova" in algorithm:
         drop |= {"clip", "optimizer"}
     if "fedsgd" in algorithm:

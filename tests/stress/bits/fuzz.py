@@ -14,8 +14,8 @@ from typing import Any
 
 from tests.stress.bits.configuration import Configuration, simpler
 from tests.stress.bits.ways import REFERENCE, Outcome, Ways
+from tests.stress.portions import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 TRIES = 3  # of a simpler configuration: a race does not show every time
 PATIENCE = 90.0  # seconds that making one simpler may take
 
@@ -186,7 +186,7 @@ def replay(config: Configuration) -> int:
     return 0
 
 
-def told(number: int, verdict: Verdict, script: Path | None) -> Mapping[str, Any]:
+def line_of(number: int, verdict: Verdict, script: Path | None) -> Mapping[str, Any]:
     """One configuration as a line that a shard prints."""
     first = verdict.differences[0] if verdict.differences else None
     return {

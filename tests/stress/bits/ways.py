@@ -41,7 +41,7 @@ THREADS = (1, 2, 3)
 
 
 def found(result: fr.Result) -> Outcome:
-    ledger = json.dumps(result.ledger.rows(), sort_keys=True)
+    ledger = json.dumps([result.ledger.rows(), result.client_rounds], sort_keys=True)
     buffers = b"".join(
         name.encode() + value.detach().contiguous().numpy().tobytes()
         for name, value in sorted(result.buffers.items())
