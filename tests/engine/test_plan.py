@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedrift as fr
+from fedrift.api import task_of
+from fedrift.core.isolation import drawing_alone
 from fedrift.engine import plan as room
 from fedrift.engine.callbacks import Passive
-from tests.support.problems import small_run
+from tests.support.problems import Net, blobs, small_run, uneven_clients
 from tests.support.product import Plan
 
 
@@ -77,3 +81,25 @@ def test_this_machine_is_known() -> None:
     memory = room.free_memory()
     assert memory is None or memory > 10**7
     assert room.free_disk(Path("not/there/yet")) > 0
+
+
+class Noisy(Net):
+    """Draws from torch's one generator in every pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.randn(len(x), 1)
+
+
+def test_a_trial_waits_for_another_thread_that_draws() -> None:
+    """Runs of a comparison are tried in threads; one that probes a model must draw alone."""
+    settings: dict[str, Any] = {"model": Noisy, "clients": uneven_clients(), "rounds": 1}
+    problem = task_of("fedavg", settings).problem
+    trial = threading.Thread(target=room.passes, args=(problem, blobs(4)))
+    with drawing_alone():
+        before = torch.get_rng_state()
+        trial.start()
+        trial.join(0.3)
+        assert trial.is_alive()
+        assert torch.equal(torch.get_rng_state(), before)
+    trial.join(60)
+    assert not trial.is_alive()

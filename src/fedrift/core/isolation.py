@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -232,6 +233,16 @@ def borrowed_generators() -> Generator[None]:
         torch.set_rng_state(ours)
         np.random.set_state(numbers)
         random.setstate(words)
+
+
+_drawing = threading.RLock()
+
+
+@contextmanager
+def drawing_alone() -> Generator[None]:
+    """The generators borrowed for a trial of a model: no other thread's trial draws meanwhile. Runs of a comparison are tried in threads, and the generators are everybody's."""
+    with _drawing, borrowed_generators():
+        yield
 
 
 @contextmanager

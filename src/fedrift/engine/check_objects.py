@@ -20,7 +20,7 @@ from fedrift.config.fields import (
 from fedrift.config.spec import Spec
 from fedrift.core.algorithm import Algorithm, personal_path
 from fedrift.core.flat import Batch, Vec, count, map_tree, take
-from fedrift.core.isolation import borrowed_generators, seed_all
+from fedrift.core.isolation import drawing_alone, seed_all
 from fedrift.core.local import Draw, Local
 from fedrift.core.problem import Problem
 from fedrift.data import arrays
@@ -269,7 +269,7 @@ def bind(
     return *_bound(describe, split, test, check, first, device, arrays.contiguous), notes
 
 
-@borrowed_generators()
+@drawing_alone()
 def _bound(
     describe: Callable[..., Problem],
     split: Split,

@@ -26,6 +26,7 @@ from fedrift.core.algorithm import Algorithm, client_methods, local_of, personal
 from fedrift.core.evaluation import EVALUATION_CHUNK
 from fedrift.core.faults import Faults
 from fedrift.core.flat import CHUNK, count
+from fedrift.core.isolation import drawing_alone
 from fedrift.core.messages import hints, pack, reductions
 from fedrift.core.problem import Problem
 from fedrift.core.sampling import Participation
@@ -178,7 +179,8 @@ def passes(problem: Problem, batch: tuple[Any, Any]) -> tuple[float, float]:
     model.module.eval()  # moves no running statistics
     model.w.copy_(problem.w0)
     try:
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with drawing_alone(), saved:
             model.gradients(batch)
     finally:
         for hook in hooks:

@@ -6,6 +6,7 @@ as long as its work. Linux only.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import pkgutil
@@ -70,6 +71,10 @@ class Place:
         (self.work / "evil.py").write_text(EVIL)
         self._beside = seen(self.beside)
 
+    def settle(self) -> None:
+        """What is beside is from now on as it must stay."""
+        self._beside = seen(self.beside)
+
     def environment(self) -> dict[str, str]:
         found = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         found |= dict.fromkeys(KEPT_APART, str(self.own)) | {"OMP_NUM_THREADS": "1"}
@@ -132,7 +137,7 @@ def watch_writes(root: Path, tell: Callable[[str], None]) -> None:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
-            path, mode, flags = arguments
+            path, _, flags = arguments
             if not (isinstance(flags, int) and flags & WRITING):
                 return
             paths = [path]
@@ -161,11 +166,13 @@ def prepare() -> None:
 
     for module in pkgutil.walk_packages(fedrift.__path__, "fedrift."):
         if not module.name.startswith(("fedrift.federation", "fedrift.__main__")):
-            with suppress(ImportError):
+            with suppress(ImportError, fedrift.InputError):  # of an extra that is not here
                 importlib.import_module(module.name)
     for name in ("matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.datasets"):
         with suppress(ImportError):
             importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # pages that are not written need not be copied
 
 
 @dataclass
@@ -248,7 +255,8 @@ def _child(place: Place, act: Callable[[], int], files: Sequence[Path]) -> None:
         for target, handle in enumerate(handles[:3]):
             os.dup2(handle, target)
         sys.stdout, sys.stderr = (
-            open(n, "w", encoding="utf-8", errors="surrogateescape", closefd=False) for n in (1, 2)
+            os.fdopen(n, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+            for n in (1, 2)
         )
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, LARGEST))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
