@@ -8,7 +8,7 @@ UNFINISHED := $(VENV)/.unfinished
 PYTHON ?= python3 python3.13 python3.12 python3.11
 TESTS ?= tests
 
-.PHONY: help setup demo test test-slow test-bits test-federation check format bench docs docs-pages docs-images clean
+.PHONY: help setup demo test test-slow test-bits test-stress test-federation check format bench docs docs-pages docs-images clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -27,7 +27,12 @@ test-slow: $(READY) ## the slow tests
 	$(PY) -m pytest -m slow $(TESTS)
 
 test-bits: $(READY) ## random configurations must agree in every bit; COUNT=500 SECONDS=1200 SEED=0
-	$(PY) -m tests.stress.bits --count $(or $(COUNT),500) --seconds $(or $(SECONDS),1200) --seed $(or $(SEED),0)
+	$(PY) -m tests.stress.bits --count $(or $(COUNT),500) --seconds $(or $(SECONDS),1200) \
+		--seed $(or $(SEED),0) $(if $(SETS),--sets $(SETS))
+
+test-stress: $(READY) ## hostile lines, folders, signals; LINES=1500 FORGED=1000 DAMAGED=500 KILLS=300 SEED=0
+	$(PY) -m tests.stress.hostile --lines $(or $(LINES),1500) --forged $(or $(FORGED),1000) \
+		--damaged $(or $(DAMAGED),500) --kills $(or $(KILLS),300) --seed $(or $(SEED),0)
 
 test-federation: $(READY) ## install Flower, Ray and datasets into .venv and run their tests, slow ones too
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[datasets,flower,ray]'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -223,3 +225,30 @@ def test_a_few_clients_come_from_all_over_the_cohort(tmp_path: Path) -> None:
     case = Loader().case(tmp_path / "run", "run")
     assert case.few(2) == (0, 9) and case.few(4) == (0, 3, 6, 9)
     assert case.few(1) == (0,) and case.few(0) == case.few(12) == tuple(range(10))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "said"),
+    [
+        ("rounds.jsonl", "cohort", [0, 499], "names client 499, and the run has 6"),
+        ("ledger.jsonl", "replied", [6], "names client 6"),
+        ("rounds.jsonl", "round", 10**12, "tells of round 1000000000000, and the run has 4"),
+        ("rounds.jsonl", "classes", [0.5], "tells of 1 classes, and the run has 10"),
+    ],
+)
+def test_lines_that_this_run_cannot_have_written(
+    folder: Path, tmp_path: Path, name: str, key: str, value: Any, said: str
+) -> None:
+    forged = shutil.copytree(folder, tmp_path / "run") / name
+    *others, last = forged.read_text().splitlines()
+    forged.write_text("\n".join([*others, json.dumps({**json.loads(last), key: value})]) + "\n")
+    with pytest.raises(InputError, match=said):
+        Loader().case(forged.parent)
+
+
+def test_what_clients_keep_is_only_read(folder: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(folder, tmp_path / "run")
+    (copied / "clients" / "root.rows").unlink()
+    with pytest.raises(InputError, match=r"root\.rows' cannot be read"):
+        Loader().case(copied)
+    assert not (copied / "clients" / "root.rows").exists()

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import fedrift
+from fedrift.cli import code_of
 from fedrift.config.spec import FIELDS
 from fedrift.errors import InputError, RunError
 from fedrift.report.numbers import bytes_text, seconds_text
@@ -619,3 +620,18 @@ def test_the_same_command_goes_on(front: Front, tmp_path: Path) -> None:
 )
 def test_readable_quantities(make: Callable[[float], str], value: float, expected: str) -> None:
     assert make(value) == expected
+
+
+def test_a_demo_that_cannot_be_given_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from fedrift.federation import demo
+
+    def missing(name: str) -> str:
+        raise InputError(f"the program {name} is missing")
+
+    monkeypatch.setattr(demo, "program", missing)
+    monkeypatch.chdir(tmp_path)
+    assert code_of(["flower", "demo"]) == 2
+    assert "flower-superlink is missing" in capfd.readouterr().err
+    assert not any(tmp_path.iterdir())

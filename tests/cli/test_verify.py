@@ -117,3 +117,9 @@ def test_what_was_looked_at_is_said(folder: Path, capsys: pytest.CaptureFixture[
 def test_what_is_no_run_folder_is_a_wrong_input(name: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert code_of(["verify", str(tmp_path / name)]) == 2
+
+
+def test_states_of_clients_that_are_gone(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "clients" / "root.rows").unlink()
+    assert code_of(["verify", str(folder), "--quiet"]) == 1
+    assert "root.rows cannot be read" in capfd.readouterr().err

@@ -202,7 +202,7 @@ def measure(case: Case, options: Options) -> Finding:
 
 def _cohorts(case: Case, rows: list[Record]) -> list[Sequence[int]]:
     """Of every round up to the last evaluated one: what is seen in between is seen, too."""
-    known = {row["round"]: row["cohort"] for row in rows}
+    known = {row["round"]: row.get("cohort") for row in rows}
     return [known.get(t) or case.cohorts.get(t, ()) for t in range(1, rows[-1]["round"] + 1)]
 
 

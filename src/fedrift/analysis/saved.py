@@ -67,6 +67,7 @@ def load(folder: str | Path, name: str = "", data_dir: str | None = None) -> Cas
 
 def _case(task: Task, record: RunRecord, name: str) -> Case:
     algorithm, problem, folder = task.algorithm, task.problem, record.folder
+    _check_history(task, record)
     point = checkpoint.read_newest(folder, algorithm.server(problem))
     store = _store(task, folder, point) if point is not None else None
     if (folder / run_folder.MODEL).is_file():
@@ -94,6 +95,25 @@ def _case(task: Task, record: RunRecord, name: str) -> Case:
         observed=read_observed(folder),
         notes=_notes(task, record),
     )
+
+
+def _check_history(task: Task, record: RunRecord) -> None:
+    """Refuses lines that tell of rounds, clients or classes which this run cannot have had."""
+    clients, classes = task.problem.population, task.problem.classes
+    for name, rows in ((run_folder.ROUNDS, record.rounds), (run_folder.LEDGER, record.ledger)):
+        path = record.folder / name
+        for row in rows:
+            if row["round"] > task.rounds:
+                raise InputError(
+                    f"'{path}' tells of round {row['round']}, and the run has {task.rounds}"
+                )
+            named = (c for key in ("cohort", "asked", "replied") for c in row.get(key) or ())
+            if (worst := max(named, default=0)) >= clients:
+                raise InputError(f"'{path}' names client {worst}, and the run has {clients}")
+            if "classes" in row and len(row["classes"] or ()) not in (0, classes):
+                raise InputError(
+                    f"'{path}' tells of {len(row['classes'])} classes, and the run has {classes}"
+                )
 
 
 def _cohorts(record: RunRecord) -> dict[int, tuple[int, ...]]:
@@ -135,7 +155,10 @@ def _store(task: Task, folder: Path, point: Checkpoint) -> Store | None:
     rows = folder / "clients"
     if not point.rows or not rows.is_dir():
         return None
-    store = Store(task.algorithm, task.problem, rows)
+    try:
+        store = Store(task.algorithm, task.problem, rows, writes=False)
+    except OSError as error:
+        raise InputError(f"'{error.filename}' cannot be read: {error.strerror}") from None
     for path, index in point.rows.items():
         store.tables[path].restore(index, point.sums[path])
     return store

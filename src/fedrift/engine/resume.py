@@ -82,7 +82,10 @@ def check_checkpoint(task: Task, folder: Path, name: str) -> None:
     lines.check_marks(point.lines)
     _check_point(point, start, task.rounds, task.problem.population)
     _check_model(task, point)
-    store = Store(task.algorithm, task.problem, folder / STATES, writes=False)
+    try:
+        store = Store(task.algorithm, task.problem, folder / STATES, writes=False)
+    except OSError as error:
+        raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from None
     try:
         store.check(point.rows, point.sums)
     finally:

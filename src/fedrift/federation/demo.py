@@ -27,7 +27,7 @@ from fedrift.federation.config import FederationConfig
 from fedrift.federation.events import EVENTS
 from fedrift.federation.template import write_app
 
-NAME = "here"
+NAME, LINK = "here", "flower-superlink"
 LINK_SECONDS = 90.0  # seconds the SuperLink may take to answer
 GRACE = 5.0  # seconds to end by itself
 SILENCE = 900.0  # seconds without any news after which a run is given up
@@ -73,6 +73,7 @@ def run_demo(
     say: Say,
 ) -> list[Path]:
     """Run every algorithm in one federation after another on the same nodes; the run folders."""
+    program(LINK)  # before anything is written
     folder = folder.resolve()  # processes get paths of it, and have working folders of their own
     specs = [replace(spec, algorithm=text) for text in algorithms]
     for one in specs:
@@ -179,7 +180,7 @@ class Loopback:
             secure += ["--ssl-ca-certfile", str(p.authority), "--enable-supernode-auth"]
         where = ["--host", "127.0.0.1", "--port", str(self.port)]
         alone = "--disable-runtime-dependency-installation"
-        self._start("superlink", "flower-superlink", *secure, *where, alone, *more)
+        self._start("superlink", LINK, *secure, *where, alone, *more)
         end = time.monotonic() + LINK_SECONDS
         while time.monotonic() < end:
             self.check("superlink")

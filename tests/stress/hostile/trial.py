@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.stress.portions import ROOT
 
@@ -165,7 +165,7 @@ def prepare() -> None:
     import fedrift
 
     for module in pkgutil.walk_packages(fedrift.__path__, "fedrift."):
-        if not module.name.startswith(("fedrift.federation", "fedrift.__main__")):
+        if not module.name.startswith("fedrift.federation"):
             with suppress(ImportError, fedrift.InputError):  # of an extra that is not here
                 importlib.import_module(module.name)
     for name in ("matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.datasets"):
@@ -175,15 +175,29 @@ def prepare() -> None:
     gc.freeze()  # pages that are not written need not be copied
 
 
+class Told(NamedTuple):
+    """Files with what a process says, and what it writes elsewhere."""
+
+    out: Path
+    errors: Path
+    outside: Path
+
+    @classmethod
+    def of(cls, place: Place) -> Told:
+        number = len(list(place.own.iterdir()))
+        told = cls(*(place.own / f"{number}.{name}" for name in cls._fields))
+        for file in told:
+            file.touch()
+        return told
+
+
 @dataclass
 class Started:
     """A process that does something in a place."""
 
     place: Place
     pid: int
-    out: Path
-    errors: Path
-    outside: Path
+    told: Told
     since: float = field(default_factory=time.monotonic)
     code: int | None = None
 
@@ -197,13 +211,8 @@ class Started:
         if self.code is None:
             self.strike(signal.SIGKILL, self.family())
             os.waitpid(self.pid, 0)
-        told = self.outside.read_text(errors="replace") if self.outside.exists() else ""
-        return Ended(
-            self.code,
-            self.out.read_text(errors="replace"),
-            self.errors.read_text(errors="replace"),
-            tuple(sorted(set(told.splitlines()))),
-        )
+        out, errors, outside = (file.read_text(errors="replace") for file in self.told)
+        return Ended(self.code, out, errors, tuple(sorted(set(outside.splitlines()))))
 
     def poll(self) -> bool:
         """Whether it has ended."""
@@ -232,26 +241,28 @@ class Started:
 
 def started(place: Place, act: Callable[[], int]) -> Started:
     """Fork a process that does something in a place; what it returns is its exit code."""
-    number = len(list(place.own.iterdir()))
-    files = [place.own / f"{number}.{name}" for name in ("out", "errors", "outside")]
-    for file in files:
-        file.touch()
+    told = Told.of(place)
     sys.stdout.flush()
     sys.stderr.flush()
+    reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _child(place, act, files)
-    return Started(place, pid, *files)
+        os.close(reading)
+        _child(place, act, told, writing)
+    os.close(writing)
+    os.read(reading, 1)  # what comes before is ours
+    os.close(reading)
+    return Started(place, pid, told)
 
 
-def _child(place: Place, act: Callable[[], int], files: Sequence[Path]) -> None:
+def _child(place: Place, act: Callable[[], int], told: Told, begun: int) -> None:
     code = 70
     try:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        handles = [os.open(os.devnull, os.O_RDONLY), *(os.open(f, os.O_WRONLY) for f in files)]
+        handles = [os.open(os.devnull, os.O_RDONLY), *(os.open(f, os.O_WRONLY) for f in told)]
         for target, handle in enumerate(handles[:3]):
             os.dup2(handle, target)
         sys.stdout, sys.stderr = (
@@ -265,6 +276,8 @@ def _child(place: Place, act: Callable[[], int], files: Sequence[Path]) -> None:
         os.environ.update(place.environment())
         tempfile.tempdir = None
         watch_writes(place.root, lambda text: void(os.write(handles[3], f"{text}\n".encode())))
+        os.write(begun, b"x")
+        os.close(begun)
         code = act()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
@@ -285,19 +298,18 @@ def command(words: Sequence[str]) -> Callable[[], int]:
     """A command line of fedrift, as the program does it."""
 
     def act() -> int:
-        from fedrift import cli
+        from fedrift.__main__ import main
 
         sys.argv = ["fedrift", *words]
-        cli.main(list(words))
+        main()
 
     return act
 
 
 def real(place: Place, words: Sequence[str]) -> Started:
     """The same as a process that begins with nothing imported."""
-    number = len(list(place.own.iterdir()))
-    files = [place.own / f"{number}.{name}" for name in ("out", "errors", "outside")]
-    with files[0].open("wb") as out, files[1].open("wb") as errors:
+    told = Told.of(place)
+    with told.out.open("wb") as out, told.errors.open("wb") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "fedrift", *words],
             cwd=place.work,
@@ -308,7 +320,7 @@ def real(place: Place, words: Sequence[str]) -> Started:
             start_new_session=True,
         )
     process.returncode = 0  # it is waited for by its number, not by this object
-    return Started(place, process.pid, *files)
+    return Started(place, process.pid, told)
 
 
 def written(words: Sequence[str]) -> str:
