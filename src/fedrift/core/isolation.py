@@ -240,7 +240,8 @@ _drawing = threading.RLock()
 
 @contextmanager
 def drawing_alone() -> Generator[None]:
-    """The generators borrowed for a trial of a model: no other thread's trial draws meanwhile. Runs of a comparison are tried in threads, and the generators are everybody's."""
+    """The generators borrowed for a trial of a model: no other thread's trial draws meanwhile.
+    Runs of a comparison are tried in threads, and the generators are everybody's."""
     with _drawing, borrowed_generators():
         yield
 

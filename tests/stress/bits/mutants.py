@@ -16,10 +16,10 @@ import torch
 
 from fedrift.backends import processes, visit
 from fedrift.backends.backend import Fold
-from fedrift.core import evaluation
+from fedrift.core import evaluation, isolation
 from fedrift.core.algorithm import Exchange, Outcome, owner_of
 from fedrift.core.isolation import Memory, TorchSettings
-from fedrift.engine import check_objects, execute, recorder
+from fedrift.engine import check_objects, recorder
 
 VARIABLE = "FEDRIFT_BITS_MUTANT"
 
@@ -73,7 +73,7 @@ def lent() -> None:
     def kept() -> Generator[None]:
         yield
 
-    execute.borrowed_generators = kept  # type: ignore[assignment]
+    isolation.borrowed_generators = kept  # type: ignore[assignment]
 
 
 def checkpoint() -> None:

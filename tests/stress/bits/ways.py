@@ -26,9 +26,8 @@ import torch
 import fedrift as fr
 from fedrift.api import task_of
 from fedrift.backends import hidden_main
-from fedrift.core.isolation import SWITCHES, TorchSettings
+from fedrift.core.isolation import SWITCHES, TorchSettings, one_thread
 from fedrift.engine import recorder
-from fedrift.engine.execute import one_thread
 from tests.stress.bits.configuration import Configuration, arguments
 from tests.support.product import Pool, execute
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -127,6 +128,7 @@ GOOD: dict[str, Sequence[str]] = {
     "faults": ("dropout:0.3", "stragglers:0.5,late=partial", "corrupt:0.4,kind=nan", "corrupt:1"),
     "aggregate": ("median", "trimmed:0.1", "krum:1", "krum:0", "multikrum:0"),
     "privacy": ("gaussian:1,clip=0.5,delta=1e-5", "gaussian:1"),
+    "compress": ("topk:0.1", "sign", "qsgd:4", "half"),
     "rounds": ("1", "2", "3"),
     "dtype": ("float32", "float64"),
     "device": ("cpu", "cuda", "mps", "cuda:7"),
@@ -214,6 +216,8 @@ class Option:
     """Empty for an argument."""
     is_flag: bool
     is_many: bool
+    examples: tuple[str, ...] = ()
+    """Values that its help tells."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +285,9 @@ def _option(parameter: click.Parameter) -> Option:
         flag=long[0] if is_option else "",
         is_flag=isinstance(parameter, click.Option) and parameter.is_flag,
         is_many=parameter.nargs == -1 or parameter.multiple,
+        examples=tuple(
+            re.findall(r"\w+:[\w=,.|]*\w|\w+=[\w,.]*\w", getattr(parameter, "help", "") or "")
+        ),
     )
 
 
@@ -309,7 +316,8 @@ def draw(seed: int, number: int) -> Line:
 
 
 def _value(r: random.Random, path: tuple[str, ...], option: Option) -> str:
-    known = OTHER.get(" ".join(path), {}).get(option.name) or GOOD.get(option.name, ("x",))
+    known = OTHER.get(" ".join(path), {}).get(option.name) or GOOD.get(option.name)
+    known = known or option.examples or ("x",)
     good, chance = r.choice(list(known)), r.random()
     if chance < 0.65:
         return good
