@@ -79,6 +79,8 @@ DAMAGED: dict[str, tuple[Callable[[Path], None], str]] = {
     "no summary": (text("summary.json", "{"), "summary.json"),
     "exchanges": (line("ledger.jsonl", gradients=1), "gradient_evaluations"),
     "who replied": (line("ledger.jsonl", replied=[0]), "checkpoint"),
+    "who trained": (line("training.jsonl", client=[0, 99]), "training.jsonl"),
+    "a figure of training": (line("rounds.jsonl", train_loss=0.5), "rounds.jsonl"),
     "damaged exchanges": (text("ledger.jsonl", "x\n\n"), "ledger.jsonl"),
     "damaged clients": (text("clients.json", '{"sizes": "x"}'), "clients.json"),
     "other clients": (text("clients.json", '{"sizes": [1, 2, 3, 4]}'), "clients.json"),

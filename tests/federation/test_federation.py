@@ -64,7 +64,12 @@ def simulated(what: Spec) -> fr.Result:
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "mimemom", "fed3r:features=6", "fedgf"])
 def test_the_same_bits_as_a_simulation(name: str, tmp_path: Path) -> None:
     what = spec(name)
-    assert same(simulated(what), Federation(what, tmp_path).everybody().run())
+    here, there = simulated(what), Federation(what, tmp_path).everybody().run()
+    assert same(here, there)
+    assert here.training == there.training
+    told = [8 * len(row["client"]) * (len(row) - 1) for row in there.training]
+    assert [e.reported for e in there.ledger.entries if e.steps] == told, "a weight for each, too"
+    assert not any(e.reported for e in here.ledger.entries)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "tests.backends.test_personal:Tuned"])
@@ -368,6 +373,8 @@ HOSTILE: dict[str, Any] = {
     "another client": lambda r: headed(r, client=0),
     "another visit": lambda r: headed(r, write=7),
     "work": lambda r: headed(r, gradients=1 << 80),
+    "a report of half": lambda r: headed(r, train_accuracy=0.5, train_weight="4"),
+    "a report of nothing": lambda r: headed(r, train_weight=0),
     "words for numbers": lambda r: headed(r, steps="many"),
     "unknown phase": lambda r: headed(r, phase="steal"),
     "no header": lambda r: Envelope({}, r.parts),

@@ -22,6 +22,7 @@ from fedrift.core.codecs import sizes_of
 from fedrift.core.evaluation import Evaluator, Pending
 from fedrift.core.messages import Size
 from fedrift.core.site import Work
+from fedrift.core.training import Report
 from fedrift.storage.client_state import Store
 
 Cost = Callable[[int, int], float]
@@ -86,6 +87,7 @@ class Fold:
     nonfinite: list[int] = field(default_factory=list)
     work: Work = field(default_factory=Work)
     bytes: dict[str, Size] = field(default_factory=dict)
+    training: list[tuple[int, float, Report]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._reducer = self.exchange.reducer()
@@ -112,6 +114,7 @@ class Fold:
             self._reducer.fold(up, weight)
             self._fold_buffers(reply.buffers, weight)
             self.replied.append(client)
+            self.training.append((client, weight, reply.training))
             if self.exchange.watch is not None:
                 self.exchange.watch(client, weight, up)
         return aggregation is None or not aggregation.is_ghost
@@ -149,4 +152,9 @@ class Fold:
             buffers=buffers,
             work=self.work,
             up_bytes=self.bytes,
+            training=tuple(
+                (client, weight, said)
+                for client, weight, report in self.training
+                if (said := report()) is not None
+            ),
         )

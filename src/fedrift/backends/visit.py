@@ -37,6 +37,7 @@ from fedrift.core.isolation import seed_all
 from fedrift.core.messages import all_finite, pack, placed, unpack
 from fedrift.core.problem import Problem
 from fedrift.core.site import Augment, ClientData, Site, TrainTogether, Work
+from fedrift.core.training import Report, no_report
 from fedrift.errors import is_overflow
 from fedrift.rng import torch_seed
 
@@ -92,6 +93,8 @@ class Reply:
     is_finite: bool
     payload: Payload = field(default_factory=dict[str, Tensor])
     """The bytes that travel in place of the fields of `up` that are packed."""
+    training: Report = no_report
+    """Says what training reports of itself."""
 
 
 ClientVisit = Callable[[Site, Any, Any, tuple[Any, ...]], tuple[Any, Any]]
@@ -312,7 +315,7 @@ class Visitor:
         moved = tuple(b.cpu() for b in problem.model.buffers()) if site.has_trained else ()
         finite = all_finite(pack(up)) and (new is None or all_finite(pack(new)))
         finite = finite and all(map(is_finite, moved))
-        return Reply(up, new, moved, site.work, finite, payload)
+        return Reply(up, new, moved, site.work, finite, payload, site.training)
 
     def _packed(
         self, call: Call, up: Any, new: Any, caller: VisitInput

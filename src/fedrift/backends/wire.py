@@ -34,7 +34,7 @@ class Wire:
             raise AssertionError(f"'{exchange.phase}' wrote to its message or its old state")
         up = through(kinds.up, reply.up, *owner, side="up", payload=reply.payload)
         new = through(type(state), reply.mine, *owner, like=state)
-        return Reply(up, new, reply.buffers, reply.work, reply.is_finite)
+        return replace(reply, up=up, mine=new)
 
 
 def _digest(*values: Any) -> bytes:

@@ -36,6 +36,7 @@ from fedrift.core.isolation import TorchSettings
 from fedrift.core.messages import Packed, Size, nbytes, pack, unpack
 from fedrift.core.problem import Problem
 from fedrift.core.site import Augment, Site, Work
+from fedrift.core.training import Training
 from fedrift.data.split import Make, Split
 from fedrift.errors import RunError, describe, is_out_of_memory
 from fedrift.storage.client_state import RowLayout, StateRows
@@ -190,19 +191,20 @@ class Told(NamedTuple):
     speaks: bool
     work: Work
     is_finite: bool
+    training: Training | None
 
 
 def packed_reply(reply: Reply) -> tuple[Packed, Told]:
     """A reply as it travels, without the client's state."""
     packed = {**pack(reply.up), **{f"#buffer.{i}": b for i, b in enumerate(reply.buffers)}}
-    return packed, Told(reply.up is not None, reply.work, reply.is_finite)
+    return packed, Told(reply.up is not None, reply.work, reply.is_finite, reply.training())
 
 
 def reply_from(kinds: Signature, packed: Packed, told: Told) -> Reply:
     """The inverse."""
     buffers = tuple(v for k, v in packed.items() if k.startswith("#buffer"))
     up = unpack(kinds.up, packed) if told.speaks else None
-    return Reply(up, None, buffers, told.work, told.is_finite)
+    return Reply(up, None, buffers, told.work, told.is_finite, training=lambda: told.training)
 
 
 @dataclass(frozen=True)

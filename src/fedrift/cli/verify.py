@@ -29,6 +29,7 @@ from fedrift.storage.run_folder import (
     SPEC,
     STATES,
     SUMMARY,
+    TRAINING,
     RunRecord,
     is_temporary,
 )
@@ -100,7 +101,8 @@ class Checked:
             fingerprint_of(record, task)
         _check_clients(record, task)
         points = _check_checkpoints(record, task)
-        named = (SPEC, ORIGIN, ENVIRONMENT, CLIENTS, ROUNDS, LEDGER, SUMMARY, MODEL)
+        _check_training(record)
+        named = (SPEC, ORIGIN, ENVIRONMENT, CLIENTS, ROUNDS, LEDGER, TRAINING, SUMMARY, MODEL)
         here = [name for name in named if (folder / name).exists()]
         return Checked(task, (*here, *points))
 
@@ -127,6 +129,19 @@ def _check_same(
 def json_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """As they come back from a file."""
     return load(dump(values))
+
+
+def _check_training(record: RunRecord) -> None:
+    """Who reported of its training had replied in that round."""
+    replied: dict[int, set[int]] = {}
+    for entry in record.ledger:
+        replied.setdefault(entry["round"], set()).update(entry["replied"])
+    for row in record.training:
+        if strange := set(row["client"]) - replied.get(row["round"], set()):
+            raise RunError(
+                f"'{record.folder}': {TRAINING} has client {min(strange)} in round "
+                f"{row['round']}, which did not reply in it"
+            )
 
 
 def _check_clients(record: RunRecord, task: Task) -> None:
@@ -226,9 +241,12 @@ def _ends(record: RunRecord, result: Result) -> tuple[str, ...]:
 def compared(
     before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], what: str = "rounds"
 ) -> tuple[str, ...]:
-    """One sentence for the first number that is not the same."""
+    """One sentence for the first number that is not the same; what earlier versions did not know
+    of, training's reports, is not missing."""
+    from fedrift.core.training import COLUMNS
+
     for old, new in zip(before, now, strict=False):
-        for name in old.keys() | new.keys():
+        for name in old.keys() | new.keys() - set(COLUMNS):
             same = old.get(name) == new.get(name) or str(old.get(name)) == str(new.get(name))
             if name != UNTIMED and not same:
                 return (

@@ -33,6 +33,7 @@ from fedrift.core.messages import Folding, Reducer
 from fedrift.core.optim import PerStep
 from fedrift.core.problem import Problem
 from fedrift.core.site import Site, Work
+from fedrift.core.training import Training
 from fedrift.errors import InputError
 
 S = TypeVar("S")
@@ -313,6 +314,10 @@ class Outcome:
     up_bytes: Mapping[str, Any]
     down_bytes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What went down besides the message: the keys of secure aggregation."""
+    training: tuple[tuple[int, float, Training], ...] = ()
+    """What training reported at each client: its number, the weight of its reply, the report."""
+    reported_bytes: int = 0
+    """Of these reports, where they travelled beside the messages."""
 
 
 class Reducing(Protocol):

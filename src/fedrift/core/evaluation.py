@@ -26,6 +26,7 @@ from fedrift.core.flat import Vec, count, take
 from fedrift.core.isolation import seed_all
 from fedrift.core.messages import Sum, message, shaped
 from fedrift.core.problem import Problem
+from fedrift.core.training import is_classification
 
 EVALUATION_CHUNK = 250  # fixed, so that results do not depend on who evaluates
 
@@ -62,7 +63,7 @@ def evaluate_chunk(
     """
     n = count(target)
     mean = float(loss(output, target)) if n else 0.0
-    if classes is None or not _is_classification(output, target, classes):
+    if classes is None or not is_classification(output, target, classes):
         return Sums(n=n, weight=n, loss_sum=mean * n)
     labels, predicted = target.reshape(-1), _predict(output, allowed).reshape(-1)
     if n and int(labels.min()) < 0:
@@ -78,17 +79,6 @@ def evaluate_chunk(
         class_total=torch.bincount(labels, minlength=classes).cpu().numpy(),
     )
     return {**sums, "per_position": True} if target.dim() == 2 else sums
-
-
-def _is_classification(output: Any, target: Any, classes: int) -> bool:
-    return (
-        isinstance(output, Tensor)
-        and isinstance(target, Tensor)
-        and target.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-        and output.dim() == target.dim() + 1
-        and classes > 1
-        and output.shape == (target.shape[0], classes, *target.shape[1:])
-    )
 
 
 def _predict(output: Tensor, allowed: Tensor | None) -> Tensor:

@@ -25,6 +25,8 @@ Batch: TypeAlias = tuple[Inputs, Any]
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 Rest: TypeAlias = Mapping[str, Tensor]
 """Every frozen parameter and buffer of the one instance that all processes must agree on."""
+Watch: TypeAlias = Callable[[Any, Any, Tensor], None]
+"""Is shown the output for a batch, the target and the loss; keeps no graph."""
 
 BLOCK = 4096  # elements summed in the vector's own dtype before float64 takes over
 CHUNK = 1024  # examples differentiated at once; larger batches are accumulated
@@ -249,6 +251,8 @@ class FlatModel:
             isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()
         )
         self._head, self._writes_input = head, writes_input
+        self.watch: Watch | None = None
+        """Sees what gradients are taken of."""
         self._all = {**buffers, **parameters}
         self._views: dict[int, tuple[Vec, list[Tensor]]] = {}
 
@@ -286,7 +290,10 @@ class FlatModel:
 
     @torch.enable_grad()
     def _gradients(self, batch: Batch) -> Sequence[Tensor]:
-        loss = self.loss_of(self.output(batch[0]), batch[1])
+        output = self.output(batch[0])
+        loss = self.loss_of(output, batch[1])
+        if self.watch is not None:
+            self.watch(output, batch[1], loss)
         return torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
 
     def grad(self, batch: Batch, out: Vec | None = None) -> Vec:

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedrift.core.flat import Batch, FlatModel, Layout, Vec, add_each, count, norm
 from fedrift.core.optim import SGD, Optimizer, OptState, Schedule, rates_of
 from fedrift.core.pieces import Correction, Gradient, Plain
+from fedrift.core.training import Trace
 from fedrift.rng import generator
 
 
@@ -185,6 +186,8 @@ class LocalStep(Buffers):
         self.model = model
         self.examples = 0
         self.dropout_seed = 0
+        self.trace: Trace | None = None
+        """Sees the minibatches of the present training."""
         self._batch: Batch
         self._asked = 0
 
@@ -192,6 +195,9 @@ class LocalStep(Buffers):
         """Turn to the next minibatch; all buffers are free again."""
         self.k, self.lr, self._batch = k, lr, batch
         self._asked = self._used = 0
+        if self.trace is not None:
+            self.trace.turn(k)
+            self.model.watch = self.trace.add
 
     def seed(self) -> None:
         """Same minibatch, same dropout mask: every forward pass of a step starts from its seed."""
@@ -206,6 +212,7 @@ class LocalStep(Buffers):
         statistics = model.all_buffers() if self._asked else ()
         self._asked += 1
         g = model.grad_at(at, self._batch, self.buffer())
+        model.watch = None  # only the first pass is reported
         if statistics:  # only the first pass of a step moves running statistics
             model.load_all_buffers(statistics)
         return g

@@ -6,7 +6,8 @@ together, as the rows of a stack.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -22,8 +23,11 @@ from fedrift.core.local import Local, LocalStep, Run, Trains, batches, local_tra
 from fedrift.core.optim import SGD, Adagrad, Adam, Decayed, Momentum, OptState, RMSprop, rates_of
 from fedrift.core.pieces import Correction, Gradient
 from fedrift.core.problem import Problem
+from fedrift.core.training import Report, Trace, joined_reports
 from fedrift.rng import generator, torch_seed
 
+USUAL = "order"
+"""The purpose of the training whose result travels; it names the stream of its minibatches."""
 FEATURE_CHUNK = 256  # samples whose features or outputs are computed at once
 
 ELEMENTWISE = (SGD, Momentum, Adam, Adagrad, RMSprop)
@@ -82,6 +86,7 @@ class Site:
         self.problem, self.client, self.round = problem, client, round
         self.n = len(data)
         self.work = Work()
+        self._reports: list[Report] = []
         self.has_trained = False
         self._data, self._seed, self._augment = data, seed, augment
         self._part, self._meet, self._streams = part, meet, streams
@@ -114,7 +119,7 @@ class Site:
         opt: OptState | None = None,
         freeze: bool = False,
         mean_grad: bool = False,
-        purpose: str = "order",
+        purpose: str = USUAL,
         trains: Trains = "all",
     ) -> Run:
         """Local training from w. A method that trains twice in a round names its second purpose.
@@ -132,28 +137,49 @@ class Site:
                 self.work.gradients += trained.examples
                 self.work.steps += steps
                 self.has_trained = True
+                if purpose == USUAL:
+                    self._reports.append(trained.training)
                 return trained.run
-        step = self._ready("dropout" if purpose == "order" else f"dropout {purpose}")
+        step = self._ready("dropout" if purpose == USUAL else f"dropout {purpose}")
         before = self._still(trains)
-        run = local_train(
-            step,
-            local,
-            w,
-            self._batches(local.batch_size, steps, purpose),
-            steps=steps,
-            round=self.round,
-            correct=correct,
-            outside=outside,
-            gradient=gradient,
-            opt=opt,
-            freeze=freeze,
-            mean_grad=mean_grad,
-            trains=trains,
-        )
+        with self._watched(step, purpose == USUAL):
+            run = local_train(
+                step,
+                local,
+                w,
+                self._batches(local.batch_size, steps, purpose),
+                steps=steps,
+                round=self.round,
+                correct=correct,
+                outside=outside,
+                gradient=gradient,
+                opt=opt,
+                freeze=freeze,
+                mean_grad=mean_grad,
+                trains=trains,
+            )
         before()
         self.work.add(Work(gradients=step.examples, steps=steps))
         self.has_trained = True
         return run
+
+    @contextmanager
+    def _watched(self, step: LocalStep, is_reported: bool = True) -> Generator[None]:
+        """What is trained meanwhile is reported; not what a method trains for another purpose."""
+        if not is_reported:
+            yield
+            return
+        trace = step.trace = Trace(self.problem.classes)
+        try:
+            yield
+        finally:
+            step.trace = step.model.watch = None
+        self._reports.append(trace.end)
+
+    @property
+    def training(self) -> Report:
+        """Says what training reports, once it is over, of what it is that travels."""
+        return partial(joined_reports, self._reports)
 
     def _still(self, trains: Trains) -> Callable[[], None]:
         """What puts the running statistics of the part back that is not trained."""
@@ -232,10 +258,11 @@ class Site:
     def minibatch_grad(self, w: Vec, batch_size: int | None) -> Vec:
         """Gradient on one training batch, augmented like any; the whole client if None."""
         step, model = self._ready("dropout"), self.problem.model
-        batch = next(self._batches(batch_size, 1, "order"))
-        step.begin(0, 0.0, batch)
-        step.seed()
-        g = model.grad_at(w, batch).clone()
+        batch = next(self._batches(batch_size, 1, USUAL))
+        with self._watched(step):
+            step.begin(0, 0.0, batch)
+            step.seed()
+            g = model.grad_at(w, batch).clone()
         self.has_trained = True
         self.work.add(Work(gradients=count(batch[0])))
         return g
@@ -284,6 +311,7 @@ class Trained(NamedTuple):
 
     run: Run
     examples: int
+    training: Report
     spent: Mapping[str, float]
     """Its share of the stack's seconds, by kind of work."""
 

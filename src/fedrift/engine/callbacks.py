@@ -33,6 +33,9 @@ class RoundReport:
     seconds: float
     buffers: tuple[Tensor, ...] = ()
     """Running statistics that belong to the weights."""
+    training: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What training reported, also where nothing was evaluated: `train_loss` and the like, means
+    over the cohort; empty if nobody trained."""
 
 
 OnRoundFunction = Callable[[RoundReport], bool | None]

@@ -93,6 +93,7 @@ def result_of(
         profile=profile or [],
         client_rounds=progress.client_rows,
         personal=personal,
+        training=progress.training_rows,
     )
 
 
@@ -126,6 +127,7 @@ def reread(task: Task, folder: RunFolder) -> Result:
         rows=list(record.rounds),
         ledger=Ledger.of(record.ledger),
         client_rows=list(record.client_rounds),
+        training_rows=list(record.training),
     )
     summary = record.summary
     rest = {n: torch.from_numpy(v) for n, v in weights.items() if n not in names}

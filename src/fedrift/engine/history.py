@@ -19,6 +19,7 @@ from fedrift.backends.profiling import OFF, Meter
 from fedrift.core.algorithm import Algorithm, Exchange, Watch
 from fedrift.core.evaluation import Chunk, Done, Pending, client_columns, judged_at_clients
 from fedrift.core.flat import Vec
+from fedrift.core.training import Reports
 from fedrift.engine.callbacks import Callback, RoundReport, writing
 from fedrift.engine.ledger import Cost, Entry, Ledger
 from fedrift.engine.result import Status
@@ -44,6 +45,8 @@ class Progress:
     """The round that was not finite; state and buffers are those before it, and nothing follows."""
     client_rows: list[Metrics] = field(default_factory=list)
     """What clients found on test data of their own: a line per round in which they were asked."""
+    training_rows: list[Metrics] = field(default_factory=list)
+    """What training reported at the clients: a line per round."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Recorder(Protocol):
     def rounds(self, row: Mapping[str, Any]) -> None: ...
     def ledger(self, row: Mapping[str, Any]) -> None: ...
     def clients(self, row: Mapping[str, Any]) -> None: ...
+    def training(self, row: Mapping[str, Any]) -> None: ...
     def is_due(self) -> bool: ...
     def checkpoint(self, make: Callable[[], Checkpoint]) -> None: ...
 
@@ -115,6 +119,8 @@ class PendingRound:
     """Its weights are not finite: there is nothing to evaluate."""
     clients: Metrics = field(default_factory=dict)
     """What clients found on test data of their own."""
+    training: Metrics = field(default_factory=dict)
+    """What training reported at each of them."""
 
 
 class History:
@@ -139,6 +145,8 @@ class History:
         self._told = writing(callbacks, "on_round")
         self._shown = writing(callbacks, "on_reply")
         self.entries: list[Entry] = []
+        self.training = Reports()
+        """Of the round under way."""
         self.waiting: deque[PendingRound] = deque()
         self.is_stopped = False
         """A callback has asked to stop."""
@@ -176,6 +184,7 @@ class History:
             nonfinite=tuple(c for e in self.entries for c in e.nonfinite),
             seconds=time.perf_counter() - self._clock,
             buffers=buffers,
+            training=self.training.columns(),
         )
 
     def wait(
@@ -187,9 +196,17 @@ class History:
     ) -> PendingRound:
         """A round is over; its evaluation may not be."""
         before = self.progress.state, self.progress.buffers
-        waiting = PendingRound(report, self.entries, pending, before, is_lost, clients or {})
+        waiting = PendingRound(
+            report,
+            self.entries,
+            pending,
+            before,
+            is_lost,
+            clients or {},
+            self.training.row(report.round),
+        )
         self.waiting.append(waiting)
-        self.entries = []
+        self.entries, self.training = [], Reports()
         return waiting
 
     def settle(self, leave: int = 0, tell: Callable[[RoundReport], None] | None = None) -> bool:
@@ -199,11 +216,11 @@ class History:
         """
         while len(self.waiting) > leave:
             waiting = self.waiting[0]
-            metrics = self._metrics(waiting.report.state, waiting.pending, waiting.clients)
+            metrics = self._metrics(waiting.report, waiting.pending, waiting.clients)
             report = replace(waiting.report, metrics=metrics)
             with defer_interrupts():
                 self.waiting.popleft()  # only now: an interruption must not lose the round
-                self._record(report, waiting.entries, waiting.clients)
+                self._record(report, waiting)
                 if waiting.is_lost or not is_finite(metrics):
                     self._diverged(waiting)
             (tell or self._tell)(report)
@@ -236,8 +253,8 @@ class History:
                 seen = replace(report, weights=report.weights.clone())
             self.is_stopped = bool(one.on_round(seen)) or self.is_stopped
 
-    def _record(self, report: RoundReport, entries: Sequence[Entry], clients: Metrics) -> None:
-        metrics = report.metrics
+    def _record(self, report: RoundReport, waiting: PendingRound) -> None:
+        metrics, entries, clients = report.metrics, waiting.entries, waiting.clients
         self.progress.seconds = report.seconds
         self.progress.ledger.entries.extend(entries)
         self._total = self._total + report.cost
@@ -253,15 +270,21 @@ class History:
             self.progress.rows.append(row)
         if clients:
             self.progress.client_rows.append(clients)
+        if waiting.training:
+            self.progress.training_rows.append(waiting.training)
         if self.recorder is not None:
             if clients:
                 self.recorder.clients(clients)
+            if waiting.training:
+                self.recorder.training(waiting.training)
             for entry in entries:
                 self.recorder.ledger(entry.row())
             if row:
                 self.recorder.rounds(row)
 
-    def _metrics(self, state: Any, pending: dict[str, Pending], clients: Metrics) -> Metrics:
+    def _metrics(
+        self, report: RoundReport, pending: dict[str, Pending], clients: Metrics
+    ) -> Metrics:
         metrics: Metrics = {}
         for name, evaluation in pending.items():
             measured = self._combine(evaluation.chunks())
@@ -274,7 +297,9 @@ class History:
             metrics = (
                 judged_at_clients(metrics, clients, columns) if at_clients else metrics | columns
             )
-        return metrics | dict(self._algorithm.log(state)) if metrics else {}
+        if not metrics:
+            return {}
+        return metrics | dict(self._algorithm.log(report.state)) | dict(report.training)
 
     def save(self) -> None:
         """Write a checkpoint of the last finished round."""

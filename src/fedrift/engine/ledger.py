@@ -50,6 +50,9 @@ class Entry:
     steps: int
     dropped: tuple[int, ...] = ()
     """Who was asked and, in a simulated fault, did not answer."""
+    reported: int = field(default=0, compare=False)
+    """Bytes of what training reported, where it travelled beside the messages. The run does without
+    them, so no total has them."""
 
     @property
     def cost(self) -> Cost:
@@ -75,6 +78,7 @@ class Entry:
             "forwards": self.forwards,
             "steps": self.steps,
             **({"dropped": list(self.dropped)} if self.dropped else {}),
+            **({"reported": self.reported} if self.reported else {}),
         }
 
     @staticmethod
@@ -96,6 +100,7 @@ class Entry:
             forwards=row["forwards"],
             steps=row["steps"],
             dropped=tuple(row.get("dropped", ())),
+            reported=int(row.get("reported", 0)),
         )
 
 
@@ -133,6 +138,7 @@ def entry_of(
         forwards=outcome.work.forwards,
         steps=outcome.work.steps,
         dropped=dropped,
+        reported=outcome.reported_bytes,
     )
 
 

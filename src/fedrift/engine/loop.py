@@ -309,6 +309,8 @@ class Engine:
         if not there and how is not None and how.is_private:
             there, exchange = self._ghost(), replace(exchange, aggregation=how.ghost())
         outcome = self.backend.deliver(exchange, there)
+        if how is None or not how.is_private:  # a budget covers all that leaves a client
+            self.history.training.add(outcome.training)
         strangers = [c for c in clients if c not in self.progress.told]
         base = self.problem.sent_once * len(strangers)
         if not exchange.frozen and not base:

@@ -42,6 +42,9 @@ class RunRecorder:
     def clients(self, row: Mapping[str, Any]) -> None:
         self.folder.append_clients(row)
 
+    def training(self, row: Mapping[str, Any]) -> None:
+        self.folder.append_training(row)
+
     def is_due(self) -> bool:
         return time.perf_counter() >= self._next
 

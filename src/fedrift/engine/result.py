@@ -16,6 +16,7 @@ from fedrift.config.spec import Spec
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Vec
 from fedrift.core.problem import Problem
+from fedrift.core.training import COLUMNS
 from fedrift.engine.ledger import Ledger
 from fedrift.errors import InputError
 from fedrift.storage.run_folder import RunRecord, as_frame, client_rows
@@ -23,12 +24,18 @@ from fedrift.storage.run_folder import RunRecord, as_frame, client_rows
 Status = Literal["done", "stopped", "diverged"]
 
 
+UNSIGNED = ("seconds", *COLUMNS)
+"""Columns that a fingerprint leaves out: timings, and what follows from the training itself, which
+versions differ in."""
+
+
 def fingerprint(weights: Vec, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Short hash of the final weights and of every logged number but timings."""
+    """Short hash of the final weights and of every logged number but timings and what training
+    reports."""
     digest = hashlib.sha256(weights.detach().cpu().contiguous().numpy().tobytes())
     for row in rows:
         for name in sorted(row):
-            if name != "seconds":
+            if name not in UNSIGNED:
                 digest.update(name.encode() + _bytes(row[name]))
     return digest.hexdigest()[:16]
 
@@ -130,6 +137,8 @@ class Result:
         default=None, repr=False, compare=False
     )
     """Makes the model of a client's own; None where they are elsewhere."""
+    training: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """What training reported at each client: a dict of columns per round."""
 
     def __repr__(self) -> str:
         """One line: what was run and how it ended."""
@@ -211,6 +220,11 @@ class Result:
         rows = [row for row in client_rows(self.client_rounds) if row["client"] == client]
         return ClientModel(client, model.w, moved, self.problem, rows)
 
+    def training_frame(self) -> Any:
+        """One row per client and round in which it trained: loss and accuracy of its minibatches,
+        of all, of the first (`_before`) and of the last (`_after`)."""
+        return as_frame(client_rows(self.training))
+
     def module(self) -> nn.Module:
         """A module of the run's kind with the final weights."""
         return self.problem.module(self.weights, self.buffers)
@@ -249,6 +263,7 @@ class Result:
             torn=(),
             clients=dict(self.clients),
             client_rounds=self.client_rounds,
+            training=self.training,
         )
 
     def for_report(self) -> list[RunRecord]:
@@ -302,6 +317,8 @@ class Result:
                 made.append_round(row)
             for row in self.client_rounds:
                 made.append_clients(row)
+            for row in self.training:
+                made.append_training(row)
             for row in self.ledger.rows():
                 made.append_ledger(row)
             summary = {**self.summary(), "folder": str(folder)}

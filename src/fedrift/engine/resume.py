@@ -134,4 +134,5 @@ def resume(
         Ledger.of(record.ledger),
         point.diverged_at,
         list(record.client_rounds),
+        list(record.training),
     ), notes

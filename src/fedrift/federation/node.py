@@ -23,6 +23,7 @@ from fedrift.federation.protocol import (
     digest,
     frozen_forms,
     read_header,
+    report_header,
 )
 from fedrift.storage.jsonl import replace_bytes
 from fedrift.storage.shared_memory import DTYPES
@@ -82,6 +83,8 @@ class Node:
         if reply.up is not None:
             up = Codec(kinds.up, owner, problem).encode(reply.up, reply.payload)
         moved = {str(i): piece(b) for i, b in enumerate(reply.buffers)}
+        if read_header(envelope, "reports", int):
+            header |= report_header(reply.training())
         return Envelope(header, {"up": up, "buffers": moved})
 
     def _visit(self, envelope: Envelope) -> tuple[Reply, Signature, dict[str, Value]]:

@@ -19,6 +19,7 @@ from fedrift.core.algorithm import (
 )
 from fedrift.core.evaluation import evaluation_signature
 from fedrift.core.problem import Problem
+from fedrift.core.training import Training
 from fedrift.errors import InputError
 
 ABOUT, VISIT = "query", "train"  # the two kinds of envelopes
@@ -50,6 +51,29 @@ def read_header(envelope: Envelope, name: str, kind: type[V]) -> V:
     if isinstance(value, str) and len(value) > LONGEST_TEXT:
         raise Refused(f"header '{name}' is longer than {LONGEST_TEXT} characters")
     return value
+
+
+# What training reports at a node, as numbers of a reply's header.
+
+REPORT = {f"train_{name}": int if name == "weight" else float for name in Training._fields}
+"""Its names and kinds; those of the accuracy are left out where there are no classes."""
+
+
+def report_header(training: Training | None) -> dict[str, Value]:
+    """A report as it travels."""
+    said = {} if training is None else training._asdict()
+    return {f"train_{name}": value for name, value in said.items() if value is not None}
+
+
+def report_from(envelope: Envelope) -> Training | None:
+    """The inverse, from a header that nobody vouches for."""
+    said = [name for name in REPORT if name in envelope.header]
+    if not said:
+        return None
+    values: list[Any] = [read_header(envelope, name, REPORT[name]) for name in said]
+    if len(values) not in (4, len(REPORT)) or said != list(REPORT)[: len(said)] or values[0] < 1:
+        raise Refused("what it reports of its training is not whole")
+    return Training(*values)
 
 
 def declared_signature(

@@ -9,6 +9,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,16 @@ from fedrift.core.messages import all_finite, pack
 from fedrift.core.problem import Problem
 from fedrift.core.site import Work
 from fedrift.federation.membership import PAUSE, Membership, Transport
-from fedrift.federation.protocol import VISIT, Envelope, Value, buffer_forms, digest, read_header
+from fedrift.federation.protocol import (
+    REPORT,
+    VISIT,
+    Envelope,
+    Value,
+    buffer_forms,
+    digest,
+    read_header,
+    report_from,
+)
 from fedrift.storage.client_state import Tables
 
 LOOK = 3.0  # seconds between looks at who is still there while waiting
@@ -150,7 +160,9 @@ class Remote:
                 table.drop(client)
         for client in fold.nonfinite:
             self.note(f"round {exchange.round + 1}: client {client} sent what is not finite")
-        return fold.outcome()
+        outcome = fold.outcome()
+        numbers = sum(v is not None for _, _, said in outcome.training for v in said)
+        return replace(outcome, reported_bytes=8 * numbers)
 
     def forget(self, client: int) -> None:
         """What it has been told once may not have arrived: it is told again."""
@@ -180,6 +192,7 @@ class Remote:
             "buffers": {str(i): piece(b) for i, b in enumerate(exchange.buffers)},
         }
         envelopes: dict[int, Envelope] = {}
+        is_private = exchange.aggregation is not None and exchange.aggregation.is_private
         for client in clients:
             header: dict[str, Value] = {
                 "experiment": self._experiment,
@@ -188,6 +201,7 @@ class Remote:
                 "round": exchange.round,
                 "seed": exchange.seed,
                 "temperature": float(exchange.temperature),
+                "reports": int(not is_private),
                 "frozen": hashed,
                 "read": -1 if table is None else table.slot(client),
                 "write": version,
@@ -242,7 +256,7 @@ class Remote:
         """The reply in an envelope that nobody vouches for."""
         if "refused" in envelope.header:
             raise Refused(f"by the node: {read_header(envelope, 'refused', str)}")
-        if strange := set(envelope.header) - REPLY:
+        if strange := set(envelope.header) - REPLY - REPORT.keys():
             raise Refused(f"header '{min(strange)[:40]}' is not declared")
         if (
             read_header(envelope, "client", int) != client
@@ -263,7 +277,8 @@ class Remote:
             up = Codec(kind, node, problem, side="up").decode(envelope.part("up"))
         is_finite = bool(finite) and all_finite(pack(up)) and all_finite(buffers)
         moved = tuple(buffers[str(i)] for i in range(len(buffers)))
-        return Reply(up, None, moved, Work(gradients, forwards, steps), is_finite)
+        training, work = report_from(envelope), Work(gradients, forwards, steps)
+        return Reply(up, None, moved, work, is_finite, training=lambda: training)
 
     def evaluate(self, shown: EvaluatedModel) -> Done:
         return Done([] if self._evaluator is None else self._evaluator.chunks(shown))

@@ -117,6 +117,16 @@ class SavedRun:
         """One row per client and round in which it evaluated: its accuracy and loss."""
         return self.record.client_frame()
 
+    @property
+    def training(self) -> list[Record]:
+        """What training reported at each client: a dict of columns per round."""
+        return self.record.training
+
+    def training_frame(self) -> Any:
+        """One row per client and round in which it trained: loss and accuracy of its minibatches,
+        of all, of the first (`_before`) and of the last (`_after`)."""
+        return self.record.training_frame()
+
     def plot(self, path: str | Path) -> Path:
         """The curve of the run as a picture; the file's ending decides the format."""
         from fedrift.figures.style import curves

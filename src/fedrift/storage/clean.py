@@ -79,6 +79,18 @@ EXCHANGE: Mapping[str, Check] = {
     "forwards": is_whole,
     "steps": is_whole,
     "dropped": whole_numbers,
+    "reported": is_whole,
+}
+numbers = list_of(is_number)
+TRAINING: Mapping[str, Check] = {
+    "round": is_whole,
+    "client": whole_numbers,
+    "loss": numbers,
+    "loss_before": numbers,
+    "loss_after": numbers,
+    "accuracy": list_of(is_share),
+    "accuracy_before": list_of(is_share),
+    "accuracy_after": list_of(is_share),
 }
 ENDED: Mapping[str, Check] = {
     "status": lambda value: value in STATUS,
@@ -150,11 +162,23 @@ def read_exchanges(path: Path, most: int | None = None) -> tuple[list[Record], b
 
 def read_client_rounds(path: Path, most: int | None = None) -> tuple[list[Record], bool]:
     """What clients found, a line per round, and whether the last line was torn."""
+    return _read_table(path, most, CLIENT_ROUND, ("client", "n", "loss", "visited"))
+
+
+def read_training(path: Path) -> tuple[list[Record], bool]:
+    """What training reported, a line per round, and whether the last line was torn."""
+    return _read_table(path, None, TRAINING, ("client", "loss", "loss_before", "loss_after"))
+
+
+def _read_table(
+    path: Path, most: int | None, known: Mapping[str, Check], needed: Sequence[str]
+) -> tuple[list[Record], bool]:
+    """Lines whose columns have an entry for each client."""
     rows, is_torn = read_lines(path, most)
-    _check_lines(path, rows, CLIENT_ROUND)
+    _check_lines(path, rows, known)
     for number, row in enumerate(rows, start=1):
-        columns = [row.get(name) for name in ("client", "n", "loss", "visited")]
-        columns += [row["accuracy"]] if "accuracy" in row else []
+        more = [name for name in known if name in row and name not in ("round", *needed)]
+        columns = [row.get(name) for name in (*needed, *more)]
         lengths = {len(column) if isinstance(column, list) else -1 for column in columns}  # type: ignore[reportUnknownArgumentType]
         if len(lengths) > 1 or -1 in lengths:
             raise InputError(

@@ -28,7 +28,9 @@ SPEC, ROUNDS, LEDGER = "spec.toml", "rounds.jsonl", "ledger.jsonl"
 ENVIRONMENT, SUMMARY, MODEL = "env.json", "summary.json", "model.safetensors"
 CLIENT_ROUNDS = "client_rounds.jsonl"
 """What clients found on test data of their own: a line per round in which they were asked."""
-LINES = (ROUNDS, LEDGER, CLIENT_ROUNDS)
+TRAINING = "training.jsonl"
+"""What training reported at each client: a line per round."""
+LINES = (ROUNDS, LEDGER, CLIENT_ROUNDS, TRAINING)
 """Files to which lines are added as rounds end."""
 CLIENTS, ORIGIN, ANALYSIS = "clients.json", "origin.toml", "analysis"
 STATES = "clients"
@@ -241,11 +243,15 @@ class RunFolder:
         """One line of `client_rounds.jsonl`."""
         self._append(CLIENT_ROUNDS, record)
 
+    def append_training(self, record: Mapping[str, Any]) -> None:
+        """One line of `training.jsonl`."""
+        self._append(TRAINING, record)
+
     def marks(self) -> dict[str, tuple[int, int]]:
         """Bring the lines to the disk and say how far each file reaches."""
         for file in self._lines.values():
             os.fsync(file.fileno())
-        written = [n for n in LINES if n != CLIENT_ROUNDS or self._mark(n)[0]]
+        written = [n for n in LINES if n in (ROUNDS, LEDGER) or self._mark(n)[0]]
         return {name: self._mark(name) for name in written}
 
     def check_marks(self, marks: Mapping[str, tuple[int, int]]) -> None:
@@ -364,6 +370,8 @@ class RunRecord:
     """`sizes`, `counts` (clients × classes, or None) and `scheme`; empty if it was not kept."""
     client_rounds: list[Record] = field(default_factory=list[Record])
     """What clients found on test data of their own: a dict of columns per round."""
+    training: list[Record] = field(default_factory=list[Record])
+    """What training reported at each client: a dict of columns per round."""
 
     @property
     def status(self) -> str:
@@ -394,6 +402,10 @@ class RunRecord:
         """One row per client and round in which it evaluated."""
         return as_frame(client_rows(self.client_rounds))
 
+    def training_frame(self) -> Any:
+        """One row per client and round in which it trained."""
+        return as_frame(client_rows(self.training))
+
 
 def client_rows(lines: Iterable[Mapping[str, Any]]) -> list[Record]:
     """The table of clients, a dict per client and round."""
@@ -422,13 +434,11 @@ def load(folder: str | Path) -> RunRecord:
     rounds, rounds_torn = clean.read_rounds(path / ROUNDS)
     ledger, ledger_torn = clean.read_exchanges(path / LEDGER)
     own, own_torn = clean.read_client_rounds(path / CLIENT_ROUNDS)
-    torn = tuple(
-        name
-        for name, is_torn in zip(LINES, (rounds_torn, ledger_torn, own_torn), strict=True)
-        if is_torn
-    )
+    training, training_torn = clean.read_training(path / TRAINING)
+    ends = (rounds_torn, ledger_torn, own_torn, training_torn)
+    torn = tuple(name for name, is_torn in zip(LINES, ends, strict=True) if is_torn)
     environment, summary, clients = read_environment(path), read_summary(path), read_clients(path)
-    return RunRecord(path, spec, rounds, ledger, environment, summary, torn, clients, own)
+    return RunRecord(path, spec, rounds, ledger, environment, summary, torn, clients, own, training)
 
 
 def read_environment(path: Path) -> Record:

@@ -70,21 +70,49 @@ def _shares(y: Tensor, share: Tensor, outputs: int) -> Tensor:
     return zeros.scatter_(-1, y.unsqueeze(-1), share)
 
 
-def _cross_entropy(z: Tensor, wanted: Tensor, share: Tensor) -> Tensor:
-    p = z.sub(z.amax(-1, keepdim=True)).exp_()  # torch.softmax takes longer on short rows
-    return p.mul_(share / p.sum(-1, keepdim=True)).sub_(wanted)
+Seen: TypeAlias = tuple[Tensor, ...]
+"""What the losses of a batch are made of: its outputs, and what the gradient has found on the way
+that would take time to find again."""
 
 
-def _squared(z: Tensor, wanted: Tensor, share: Tensor) -> Tensor:
+def _cross_entropy(z: Tensor, wanted: Tensor, share: Tensor, seen: list[Seen]) -> Tensor:
+    top = z.amax(-1, keepdim=True)
+    p = z.sub(top).exp_()  # torch.softmax takes longer on short rows
+    total = p.sum(-1, keepdim=True)
+    seen.append((z, top, total))
+    return p.mul_(share / total).sub_(wanted)
+
+
+def _squared(z: Tensor, wanted: Tensor, share: Tensor, seen: list[Seen]) -> Tensor:
+    seen.append((z,))
     return (z - wanted).mul_(share * (2.0 / z.shape[-1]))
 
 
-def _absolute(z: Tensor, wanted: Tensor, share: Tensor) -> Tensor:
+def _absolute(z: Tensor, wanted: Tensor, share: Tensor, seen: list[Seen]) -> Tensor:
+    seen.append((z,))
     return (z - wanted).sign_().mul_(share / z.shape[-1])
 
 
-def _binary(z: Tensor, wanted: Tensor, share: Tensor) -> Tensor:
+def _binary(z: Tensor, wanted: Tensor, share: Tensor, seen: list[Seen]) -> Tensor:
+    seen.append((z,))
     return torch.sigmoid(z).sub_(wanted).mul_(share / z.shape[-1])
+
+
+Losses: TypeAlias = Callable[[Seen, Tensor], tuple[Tensor, Tensor | None]]
+"""What was seen, and the targets → each sample's loss and, of classes, whether it is right."""
+
+
+def _class_losses(seen: Seen, y: Tensor) -> tuple[Tensor, Tensor | None]:
+    z, top, total = seen
+    own = z.gather(-1, y.unsqueeze(-1))
+    has_ties = z.is_cuda or int(torch.count_nonzero(z == top)) != y.numel()
+    hits = z.argmax(-1, keepdim=True) == y.unsqueeze(-1) if has_ties else own == top
+    return total.log().add_(top).sub_(own).squeeze(-1), hits.squeeze(-1)
+
+
+def _mean_losses(loss: Loss) -> Losses:
+    """Per sample, the mean over its outputs."""
+    return lambda seen, y: (loss(seen[0], y, reduction="none").mean(-1), None)  # type: ignore[call-arg]
 
 
 class Slope(NamedTuple):
@@ -92,14 +120,17 @@ class Slope(NamedTuple):
 
     wanted: Callable[[Tensor, Tensor, int], Tensor]
     """What is made of the targets beforehand, for many steps at once."""
-    at: Callable[[Tensor, Tensor, Tensor], Tensor]
+    at: Callable[[Tensor, Tensor, Tensor, list[Seen]], Tensor]
+    losses: Losses
 
 
 SLOPES: dict[Loss, Slope] = {
-    F.cross_entropy: Slope(_shares, _cross_entropy),
-    F.mse_loss: Slope(_as_it_is, _squared),
-    F.l1_loss: Slope(_as_it_is, _absolute),
-    F.binary_cross_entropy_with_logits: Slope(_as_it_is, _binary),
+    F.cross_entropy: Slope(_shares, _cross_entropy, _class_losses),
+    F.mse_loss: Slope(_as_it_is, _squared, _mean_losses(F.mse_loss)),
+    F.l1_loss: Slope(_as_it_is, _absolute, _mean_losses(F.l1_loss)),
+    F.binary_cross_entropy_with_logits: Slope(
+        _as_it_is, _binary, _mean_losses(F.binary_cross_entropy_with_logits)
+    ),
 }
 
 
@@ -135,6 +166,11 @@ class Chain:
         """The targets as the gradient needs them."""
         return SLOPES[self.loss].wanted(y, share, self.outputs)
 
+    def losses(self, seen: Sequence[Seen], y: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The loss of each sample of several batches and, of classes, whether it is right."""
+        together = tuple(torch.cat(same) for same in zip(*seen, strict=True))
+        return SLOPES[self.loss].losses(together, y)
+
     def bound(self, parameters: Sequence[Tensor]) -> list[Bound | None]:
         """Parameters for each link; they stay views, so they may be moved afterwards."""
         return [
@@ -149,11 +185,17 @@ class Chain:
         ]
 
     def gradients(
-        self, bound: Sequence[Bound | None], x: Tensor, wanted: Tensor, share: Tensor
+        self,
+        bound: Sequence[Bound | None],
+        x: Tensor,
+        wanted: Tensor,
+        share: Tensor,
+        seen: list[Seen],
     ) -> list[Tensor]:
-        """Gradients of each row's mean loss, one stack per parameter, freshly made."""
+        """Gradients of each row's mean loss, one stack per parameter, freshly made; what its losses
+        are made of is added to `seen`."""
         passed = self.forward(bound, x)
-        slope = SLOPES[self.loss].at(passed[-1], wanted, share)
+        slope = SLOPES[self.loss].at(passed[-1], wanted, share, seen)
         made: dict[int, Tensor] = {}
         for place in reversed(range(len(self.links))):
             link, own, given = self.links[place], bound[place], passed[place]

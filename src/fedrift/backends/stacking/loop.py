@@ -8,13 +8,15 @@ those still at work are always the first ones.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift.backends.stacking.chain import Chain
+from fedrift.backends.stacking.chain import Chain, Seen
 from fedrift.core import alignment
 from fedrift.core.alignment import empty_rows, has_settled_rows, settled_rows
 from fedrift.core.flat import Layout, Vec, copy_each, sent
@@ -22,6 +24,7 @@ from fedrift.core.local import Buffers, Run, clip_, span_of, table
 from fedrift.core.optim import SGD, OptState
 from fedrift.core.pieces import Plain
 from fedrift.core.site import Request, Trained, first_rows, joined, room_of, rows
+from fedrift.core.training import HELD, Training
 from fedrift.data.split import pooled
 
 # The minibatches of several clients side by side: which samples, and what each of them counts.
@@ -43,6 +46,8 @@ class Minibatches:
             order, sizes = table(len(r.samples), r.local.batch_size, k, r.order, self._room)
             index[:k, i] = places[i][order]
             self.sizes[:k, i] = sizes
+        self.ready: Tensor
+        """Targets of the steps that are made ready."""
         counts = np.arange(self._room) < self.sizes[..., None]
         share = torch.from_numpy(counts / self.sizes[..., None]).unsqueeze(-1)
         self._share = sent(share.to(like.dtype), like.device)
@@ -54,7 +59,9 @@ class Minibatches:
             steps = slice(begin, min(begin + AHEAD, which.stop))
             index, share = self._index[steps, :rows], self._share[steps, :rows]
             y = self._y(index.reshape(-1))
-            wanted = self._chain.wanted(y.reshape(*index.shape, *y.shape[1:]), share)
+            y = y.reshape(*index.shape, *y.shape[1:])
+            self.ready = y
+            wanted = self._chain.wanted(y, share)
             each = zip(index.flatten(1).unbind(), wanted.unbind(), share.unbind(), strict=True)
             for chosen, aim, counts in each:
                 yield settled_rows(self._x(chosen).view(rows, self._room, -1)), aim, counts
@@ -67,6 +74,8 @@ class RowStep(Buffers):
         super().__init__(layout, w, start)
         self._chain = chain
         self.passes = 0
+        self.seen: list[Seen] = []
+        """In the first pass of every step, until it is looked at."""
         self.seconds = 0.0
         self._views = layout.views(w)
         self._bound = chain.bound(self._views)
@@ -81,12 +90,12 @@ class RowStep(Buffers):
         return empty_rows(self.w, self.w.shape)
 
     def gradients(self, at: Vec | None = None) -> list[Tensor]:
-        began = perf_counter()
+        began, seen = perf_counter(), [] if self.passes else self.seen
         self.passes += 1
         bound = self._bound
         if at is not None:
             bound = self._chain.bound(self.layout.views(at.expand_as(self.w)))
-        made = self._chain.gradients(bound, *self._batch)
+        made = self._chain.gradients(bound, *self._batch, seen)
         self.seconds += perf_counter() - began
         return made
 
@@ -101,11 +110,81 @@ class RowStep(Buffers):
             view.add_(g, alpha=-lr)
 
 
+class Cells(NamedTuple):
+    """Where the minibatches of a stack stand among all that a trace has seen: `steps` times
+    `rows` of them, one step after another."""
+
+    begin: int
+    rows: int
+    steps: int
+
+    def of(self, row: int) -> slice:
+        return slice(self.begin + row, self.begin + self.rows * self.steps, self.rows)
+
+
+class RowTrace:
+    """Sees every minibatch of several stacks, and looks at many of them at once: when somebody asks
+    or much has come together. One that has been read takes up no more stacks."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain, self.is_read = chain, False
+        self._count = self._held = 0
+        self._seen: list[Seen] = []
+        self._targets: list[Tensor] = []
+        self._sizes: list[np.ndarray] = []
+        self._losses: list[float] = []
+        self._hits: list[int] | None = []
+
+    def add(self, seen: list[Seen], y: Tensor, sizes: np.ndarray) -> Cells:
+        """What was seen in some steps, which is taken from the list; their targets, and how many
+        samples of every batch count."""
+        z = seen[0][0]
+        self._held += len(seen) * z.numel()
+        if self._held > HELD or (self._seen and self._seen[0][0].shape[1:] != z.shape[1:]):
+            self._look()
+        cells = Cells(self._count, z.shape[0], len(seen))
+        self._count += cells.rows * cells.steps
+        self._seen += seen
+        self._targets.append(y.flatten(0, 1))
+        self._sizes.append(sizes.reshape(-1))
+        seen.clear()
+        return cells
+
+    def _look(self) -> None:
+        if not self._seen:
+            return
+        self.is_read = True
+        losses, right = self._chain.losses(self._seen, torch.cat(self._targets))
+        sizes = np.concatenate(self._sizes)
+        found = [losses.cpu().numpy()] + ([] if right is None else [right.cpu().numpy()])
+        for short in np.flatnonzero(sizes < found[0].shape[1]).tolist():
+            for each in found:
+                each[short, sizes[short] :] = 0  # what fills a short batch up
+        self._losses += (found[0].sum(-1) / sizes).tolist()
+        if right is None or self._hits is None:
+            self._hits = None
+        else:
+            self._hits += found[1].sum(-1).tolist()
+        for held in (self._seen, self._targets, self._sizes):
+            held.clear()
+        self._held = 0
+
+    def training(self, cells: Sequence[Cells], row: int, sizes: np.ndarray) -> Training | None:
+        """What the training of a row reports, with the sizes of its minibatches."""
+        self._look()
+        places = [one.of(row) for one in cells if row < one.rows]
+        losses = [loss for place in places for loss in self._losses[place]]
+        hits = self._hits and [hit for place in places for hit in self._hits[place]]
+        return Training.of(losses, sizes.tolist(), hits)
+
+
 @torch.no_grad()
-def train(chain: Chain, layout: Layout, requests: Sequence[Request]) -> list[Trained]:
+def train(
+    chain: Chain, layout: Layout, requests: Sequence[Request], trace: RowTrace
+) -> list[Trained]:
     """Train requests of one kind, each from its own w on its own samples."""
     places = sorted(range(len(requests)), key=lambda i: -len(requests[i].rates))
-    stack = _Stack(chain, layout, [requests[i] for i in places])
+    stack = _Stack(chain, layout, [requests[i] for i in places], trace)
     stack.train()
     trained = dict(zip(places, stack.results(), strict=True))
     return [trained[i] for i in range(len(requests))]
@@ -114,7 +193,9 @@ def train(chain: Chain, layout: Layout, requests: Sequence[Request]) -> list[Tra
 class _Stack:
     """Requests of one kind, longest first, and their rows."""
 
-    def __init__(self, chain: Chain, layout: Layout, requests: Sequence[Request]) -> None:
+    def __init__(
+        self, chain: Chain, layout: Layout, requests: Sequence[Request], trace: RowTrace
+    ) -> None:
         first = requests[0]
         self.chain, self.layout, self.requests, self.first = chain, layout, requests, first
         self.steps = np.array([len(r.rates) for r in requests])
@@ -133,6 +214,8 @@ class _Stack:
         self.examples = np.zeros(len(requests), dtype=np.int64)
         self.spent = {"gradient": 0.0, "batch": 0.0}
         self.batches = Minibatches(chain, requests, self.w)
+        self.trace = trace
+        self.cells: list[Cells] = []
 
     def _rows(self, of: Vec) -> Vec:
         """Rows of one's own, of one vector for all or of one for each."""
@@ -185,6 +268,9 @@ class _Stack:
                         correction(direction, step)
                 w.add_(direction, alpha=-lr)
             passes.append(step.passes)
+            if len(step.seen) == len(self.batches.ready):
+                sizes = self.batches.sizes[k + 1 - len(step.seen) : k + 1, :rows]
+                self.cells.append(self.trace.add(step.seen, self.batches.ready, sizes))
         sizes = self.batches.sizes[which.start : which.stop, :rows]
         self.examples[:rows] += np.array(passes) @ sizes
         self.spent["gradient"] += step.seconds
@@ -215,8 +301,10 @@ class _Stack:
             means,
             strict=True,
         )
-        for k, examples, w, delta, own, mean in rows:
+        for row, (k, examples, w, delta, own, mean) in enumerate(rows):
             opt = OptState(slots=own, count=after[k]) if own else plain[k]
             run = Run(w, delta, k, rates[0], spans[k], opt, mean)
-            found.append(Trained(run, examples, share))
+            sizes = self.batches.sizes[:k, row]
+            training = partial(self.trace.training, self.cells, row, sizes)
+            found.append(Trained(run, examples, training, share))
         return found

@@ -17,7 +17,7 @@ import torch
 from greenlet import getcurrent, greenlet
 
 from fedrift.backends.stacking.chain import Chain, chain_of
-from fedrift.backends.stacking.loop import train
+from fedrift.backends.stacking.loop import RowTrace, train
 from fedrift.core.problem import Problem
 from fedrift.core.site import Kind, Request, Trained, TrainTogether, kind_of, room_of
 from fedrift.data.split import backing_samples
@@ -44,6 +44,7 @@ class StackScheduler:
         self._numbers: dict[Kind, int] = {}
         self._usual: dict[tuple[Any, ...], tuple[Any, int | None]] = {}
         self._count = itertools.count()
+        self._trace = RowTrace(chain)
         self._size = problem.layout.size
         is_here = problem.device == "cpu"
         self._width = max(1, (CACHED if is_here else DEVICE) // self._size)
@@ -164,7 +165,10 @@ class StackScheduler:
             for begin, end in itertools.pairwise(cuts.tolist()):
                 some = places[begin:end]
                 try:
-                    made = train(self._chain, self._problem.layout, [asked[i][1] for i in some])
+                    requests = [asked[i][1] for i in some]
+                    if self._trace.is_read:
+                        self._trace = RowTrace(self._chain)
+                    made = train(self._chain, self._problem.layout, requests, self._trace)
                     done.update(zip(some, made, strict=True))
                 except (RuntimeError, OverflowError) as error:
                     if not is_overflow(error):

@@ -51,8 +51,10 @@ def values(metrics: Mapping[str, Any]) -> dict[str, float]:
 def of_report(report: RoundReport) -> dict[str, float]:
     """What is written of a round: its metrics, its costs, and the time since the start."""
     cost = report.cost
+    measured = {k: v for k, v in values(report.metrics).items() if k not in report.training}
     return {
-        **{f"test/{key}": value for key, value in values(report.metrics).items()},
+        **{f"test/{key}": value for key, value in measured.items()},
+        **{f"train/{key.removeprefix('train_')}": v for key, v in report.training.items()},
         "round/clients": float(len(report.cohort)),
         "round/bytes_down": float(cost.bytes_down),
         "round/bytes_up": float(cost.bytes_up),

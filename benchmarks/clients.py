@@ -1,0 +1,121 @@
+"""What it costs that clients report: processor time of rounds with it against rounds without.
+
+    python benchmarks/clients.py [training ...] [--rounds N]
+
+Loss and accuracy of local training are on in every second round of one run and off in the others
+(they are taken out by this file; no option does that), so both sides share data, cohorts, memory
+and the machine's moods. One process, one thread. Two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import fedrift as fr
+from fedrift.backends.stacking.loop import Cells, RowStep, RowTrace
+from fedrift.core.site import Site
+from fedrift.engine.callbacks import Callback, RoundReport
+
+CLASSES = 10
+SAMPLES, BATCH = 500, 32
+ROWS = (  # model, side of its images, clients of a round, what is promised
+    ("cnn-mcmahan", 28, 1, 1.01),
+    ("mlp", 28, 10, 1.03),
+    ("mlp", 8, 10, None),  # so small that four clients stand in a stack
+    ("logistic", 28, 10, None),
+)
+ROUNDS = 60
+console = Console()
+
+
+def images(n: int, side: int) -> tuple[Tensor, Tensor]:
+    """Noise: speed does not depend on what it shows."""
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(n, 1, side, side, generator=g), torch.randint(0, CLASSES, (n,), generator=g)
+
+
+class Alternating(Callback):
+    """Takes the reports away in every second round, and notes what each round took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[bool, list[float]] = {True: [], False: []}
+        self._is_on, self._since = True, 0.0
+        self._kept = Site._watched, RowTrace.add, RowTrace.training, RowStep.gradients
+
+    def on_round(self, report: RoundReport) -> None:
+        now = time.process_time()
+        if report.round > 2:  # the first two warm up
+            self.seconds[self._is_on].append(now - self._since)
+        self._is_on = not self._is_on
+        self.switch(self._is_on)
+        self._since = time.process_time()
+
+    def switch(self, on: bool) -> None:
+        watched, add, training, gradients = self._kept
+        if not on:
+            watched = lambda site, step, is_reported=True: nullcontext()  # noqa: E731
+            add = lambda trace, seen, y, sizes: Cells(0, 0, 0)  # noqa: E731
+            training = lambda trace, cells, row, sizes: None  # noqa: E731
+            gradients = _unseen(gradients)
+        Site._watched, RowTrace.add = watched, add  # type: ignore[method-assign]
+        RowTrace.training = training  # type: ignore[method-assign]
+        RowStep.gradients = gradients  # type: ignore[method-assign]
+
+
+def _unseen(gradients: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
+    """What is seen is let go at once, as it was before anybody looked at it."""
+
+    def without(step: RowStep, at: Tensor | None = None) -> list[Tensor]:
+        made = gradients(step, at)
+        step.seen.clear()
+        return made
+
+    return without
+
+
+def training(rounds: int) -> Table:
+    table = Table(
+        "model", "inputs", "clients", "without ms", "with ms", "ratio", "target",
+        title=f"Loss and accuracy of training, {rounds} rounds of each kind",
+    )  # fmt: skip
+    for model, side, clients, target in ROWS:
+        watch = Alternating()
+        try:
+            fr.run(
+                "fedavg",
+                model=model,
+                clients=fr.split(*images(clients * SAMPLES, side), "iid", clients=clients),
+                rounds=2 * rounds + 2,
+                batch_size=BATCH,
+                lr=0.01,
+                workers=0,
+                callbacks=[watch],
+            )
+        finally:
+            watch.switch(True)
+        off, on = (statistics.median(watch.seconds[which]) for which in (False, True))
+        said = "" if target is None else f"≤ {target}"
+        took = f"{off * 1e3:.2f}", f"{on * 1e3:.2f}", f"{on / off:.4f}"
+        table.add_row(model, f"{side**2}", str(clients), *took, said)
+    return table
+
+
+MEASURES = {"training": training}
+
+if __name__ == "__main__":
+    reader = argparse.ArgumentParser(description=__doc__)
+    reader.add_argument("what", nargs="*", help=" or ".join(MEASURES))
+    reader.add_argument("--rounds", type=int, default=ROUNDS, help="of each kind")
+    given = reader.parse_args()
+    torch.set_num_threads(1)
+    for chosen in given.what or MEASURES:
+        console.print(MEASURES[chosen](given.rounds))
