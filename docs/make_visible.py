@@ -26,12 +26,12 @@ others it needs as they are. What a client keeps never leaves its node.
 Besides, in every federation: the server tells a node the experiment's hash, its client id, phase,
 round, seed, temperature and versions of its state; the node tells, once, its client id and its
 number of samples, and with each reply how many examples it differentiated or passed forward, how
-many steps it made, and whether its new state is finite, and what training reports: a count and the
+many steps it made, whether its new state is finite, and what training reports: a count, and the
 mean loss and accuracy of its minibatches, of the first and of the last. These are figures of single
-clients; with secure aggregation or `privacy` they are not sent. Running statistics of batch normalisation
-(`buffers`) travel both ways where the model has them, parameters frozen during the run (`frozen`)
-once to each client. Nobody is sent data, labels or code; the app itself is what the operator starts
-with `flwr run`.
+clients; with secure aggregation or `privacy` they are not sent. Running statistics of batch
+normalisation (`buffers`) travel both ways where the model has them, parameters frozen during the
+run (`frozen`) once to each client. Nobody is sent data, labels or code; the app itself is what the
+operator starts with `flwr run`.
 
 Where the config says `eval_clients`, the server sends the model in further exchanges, and each
 client that has test data answers with six numbers: its test samples and labels, how many are right,
