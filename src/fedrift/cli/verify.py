@@ -243,10 +243,10 @@ def compared(
 ) -> tuple[str, ...]:
     """One sentence for the first number that is not the same; what earlier versions did not know
     of, training's reports, is not missing."""
-    from fedrift.core.training import COLUMNS
+    from fedrift.engine.result import UNSIGNED
 
     for old, new in zip(before, now, strict=False):
-        for name in old.keys() | new.keys() - set(COLUMNS):
+        for name in old.keys() | new.keys() - set(UNSIGNED):
             same = old.get(name) == new.get(name) or str(old.get(name)) == str(new.get(name))
             if name != UNTIMED and not same:
                 return (
