@@ -104,6 +104,11 @@ LAYERS = (
         "`run` and `compare` as Python calls them.",
     ),
     Layer(
+        "attack",
+        "errors rng core data models figures engine api",
+        "What a curious server could learn from what it is sent.",
+    ),
+    Layer(
         FRONT_DOOR,
         "version _moved errors core data engine report merging comparison api",
         "The public names, each imported when it is first used.",
@@ -132,7 +137,7 @@ LAYERS = (
     Layer(
         "cli",
         "errors grammar data config storage backends engine report analysis federation "
-        "merging comparison api conform explain presets watch adapters",
+        "merging comparison api conform explain presets watch adapters attack",
         "The command line.",
     ),
     Layer("__main__", "cli", "The program `fedrift`."),

@@ -12,6 +12,7 @@ import click
 import typer
 
 from fedrift.cli.analyse import analyse
+from fedrift.cli.attack import app as attack
 from fedrift.cli.compare import compare
 from fedrift.cli.conform import conform
 from fedrift.cli.console import complain
@@ -63,6 +64,7 @@ app.command(no_args_is_help=True)(explain)
 app.command("list")(list_names)
 app.command()(partition)
 app.add_typer(preset, name="preset")
+app.add_typer(attack, name="attack")
 app.add_typer(flower, name="flower")
 
 

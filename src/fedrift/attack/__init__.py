@@ -1,0 +1,1 @@
+"""What a curious server could learn from what it is sent."""
