@@ -17,6 +17,7 @@ from fedrift.core import (
     Blend,
     Extra,
     Linear,
+    Objective,
     Plain,
     Problem,
     Prox,
@@ -75,10 +76,11 @@ class Watched:
             self.step.buffer,
             self.step.is_bias,
         )
+        self.batch, self.forward = batch, self.step.forward
 
-    def grad(self, at: Vec) -> Vec:
+    def grad(self, at: Vec, objective: Objective | None = None) -> Vec:
         self.points.append(at.clone())
-        return self.step.grad(at)
+        return self.step.grad(at, objective)
 
 
 NUMBER = st.floats(-10, 10).map(lambda x: 0.0 if abs(x) < 1e-6 else x)

@@ -28,7 +28,18 @@ if TYPE_CHECKING:
         refuse_rates,
         uniform_only,
     )
-    from fedrift.core.flat import Batch, Layout, Vec, cosine, dot, flatten, norm, unit
+    from fedrift.core.flat import (
+        Batch,
+        Forward,
+        Layout,
+        Objective,
+        Vec,
+        cosine,
+        dot,
+        flatten,
+        norm,
+        unit,
+    )
     from fedrift.core.local import Draw, Local, Run, clip_
     from fedrift.core.messages import Gather, Mean, Sum, derived, message, pack, shaped, state
     from fedrift.core.optim import (
@@ -69,7 +80,7 @@ _HOMES = {
         "fedrift.core.algorithm": "Algorithm Cohort EvaluatedModel InnerVisit Redefine "
         "Sampling Weights has_hosts inner_client local_of makes_steps map_local parts "
         "refuse_memory refuse_rates uniform_only",
-        "fedrift.core.flat": "Batch Layout Vec cosine dot flatten norm unit",
+        "fedrift.core.flat": "Batch Forward Layout Objective Vec cosine dot flatten norm unit",
         "fedrift.core.local": "Draw Local Run clip_",
         "fedrift.core.messages": "Gather Mean Sum derived message pack shaped state",
         "fedrift.core.optim": "Adagrad Adam Cosine Exponential Momentum OptState Optimizer SGD "
@@ -100,6 +111,7 @@ __all__ = [
     "EvaluatedModel",
     "Exponential",
     "Extra",
+    "Forward",
     "Gather",
     "Gradient",
     "InnerVisit",
@@ -109,6 +121,7 @@ __all__ = [
     "Local",
     "Mean",
     "Momentum",
+    "Objective",
     "OptState",
     "Optimizer",
     "Part",

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any, NoReturn, TypeAlias
 
@@ -196,6 +198,32 @@ def call(module: nn.Module, x: Inputs, loss: Loss | None = None) -> Any:
     return logits.transpose(1, 2) if isinstance(logits, Tensor) and logits.dim() == 3 else logits
 
 
+class Forward:
+    """What the model says of a minibatch: its output, the head's input, the task's mean loss."""
+
+    def __init__(self, output: Any, caught: Sequence[Tensor], target: Any, loss: Loss) -> None:
+        self.output = output
+        """The module's output; logits where there are classes."""
+        self._caught, self._target, self._loss = caught, target, loss
+
+    @property
+    def features(self) -> Tensor:
+        """The input of the head, a row for each sample."""
+        if not self._caught:
+            raise InputError(NO_HEAD)
+        return self._caught[0].flatten(1)
+
+    @cached_property
+    def loss(self) -> Tensor:
+        """The task's mean loss over the minibatch."""
+        return self._loss(self.output, self._target)
+
+
+NO_HEAD = "this model names no head, so it has no features: give head='name of its last layer'"
+Objective: TypeAlias = Callable[[Forward], Tensor]
+"""What is to become small on a minibatch, from what the model says of it: one number."""
+
+
 class FlatModel:
     """A module whose trainable parameters are views of one vector `w`: training moves `w` itself.
 
@@ -296,22 +324,99 @@ class FlatModel:
             self.watch(output, batch[1], loss)
         return torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
 
-    def grad(self, batch: Batch, out: Vec | None = None) -> Vec:
-        """The same as one vector, into `out` (by default the bound g)."""
-        into, made = self.g if out is None else out, self.gradients(batch)
+    @torch.enable_grad()
+    def _objective_gradients(self, batch: Batch, objective: Objective) -> Sequence[Tensor]:
+        here = self._forward(batch)
+        value = objective(here)
+        if self.watch is not None:
+            self.watch(here.output, batch[1], here.loss)
+        return torch.autograd.grad(
+            value, self.parameters, allow_unused=True, materialize_grads=True
+        )
+
+    def _forward(self, batch: Batch) -> Forward:
+        with self._caught(self._head) as caught:
+            output = self.output(batch[0])
+        return Forward(output, caught, batch[1], self.loss_of)
+
+    @contextmanager
+    def _caught(self, layer: str | None) -> Generator[list[Tensor]]:
+        """What a layer is given meanwhile; nothing without a layer."""
+        caught: list[Tensor] = []
+        if layer is None:
+            yield caught
+            return
+        hook = self.module.get_submodule(layer).register_forward_pre_hook(
+            lambda _, args: caught.append(args[0])
+        )
+        try:
+            yield caught
+        finally:
+            hook.remove()
+
+    @torch.no_grad()
+    def forward_at(self, at: Vec, batch: Batch, statistics: Sequence[Tensor] | None) -> Forward:
+        """The forward pass of a frozen model: at another point, in evaluation mode, with running
+        statistics of its own if they are given. All is as before when it is done."""
+        modes = [(part, part.training) for part in self.module.modules()]
+        before = self.all_buffers()
+        self._saved.copy_(self.w)
+        try:
+            self.load(at)
+            with self._with_statistics(statistics or ()):
+                return self._forward(batch)
+        finally:
+            self.w.copy_(self._saved)
+            # Written only where they moved: a gradient under way may hold on to them.
+            names = (*self.moving, *self.own_moving)
+            for name, value in zip(names, before, strict=True):
+                if not torch.equal(self._all[name], value):
+                    self._all[name].copy_(value)
+            for part, mode in modes:
+                part.training = mode
+
+    @contextmanager
+    def _with_statistics(self, values: Sequence[Tensor]) -> Generator[None]:
+        """Others in the place of the running statistics, which are not written to."""
+        places: list[tuple[dict[str, Any], str, Any]] = []
+        try:
+            for name, value in zip(self.moving, values, strict=True) if values else ():
+                layer, _, key = name.rpartition(".")
+                table = self.module.get_submodule(layer)._buffers
+                places.append((table, key, table[key]))
+                table[key] = value.clone()
+            yield
+        finally:
+            for table, key, tensor in places:
+                table[key] = tensor
+
+    def grad(self, batch: Batch, out: Vec | None = None, objective: Objective | None = None) -> Vec:
+        """The same as one vector, into `out` (by default the bound g); of another objective than
+        the task's loss if one is given, over the whole batch at once."""
+        into = self.g if out is None else out
+        if objective is None:
+            made = self.gradients(batch)
+        else:
+            made = self._objective_gradients(batch, objective)
         shared = len(self.layout.names)
         copy_each(self._views_of(into), made[:shared])
         copy_each(self._own_views, made[shared:])
         return into
 
-    def grad_at(self, at: Vec, batch: Batch, out: Vec | None = None) -> Vec:
+    def grad_at(
+        self,
+        at: Vec,
+        batch: Batch,
+        out: Vec | None = None,
+        objective: Objective | None = None,
+    ) -> Vec:
         """The gradient at another point; w comes back from a copy, so bit for bit."""
         if at is self.w:
-            return self.grad(batch, out)
+            return self.grad(batch, out, objective)
         self._saved.copy_(self.w)
         self.w.copy_(at)
         try:
-            return self.grad(batch, out)
+            return self.grad(batch, out, objective)
         finally:
             self.w.copy_(self._saved)
 
@@ -351,15 +456,9 @@ class FlatModel:
         """The input of the head (or of another layer) at w, in evaluation mode."""
         name = layer if layer is not None else self._head
         if name is None:
-            raise ValueError("this model names no head: give head='name of its last layer'")
-        caught: list[Tensor] = []
-        hook = self.module.get_submodule(name).register_forward_pre_hook(
-            lambda _, args: caught.append(args[0])
-        )
-        try:
+            raise ValueError(NO_HEAD)
+        with self._caught(name) as caught:
             self.logits(w, x)
-        finally:
-            hook.remove()
         return caught[0].detach().flatten(1)
 
     def buffers(self) -> tuple[Tensor, ...]:

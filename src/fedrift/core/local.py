@@ -11,7 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift.core.flat import Batch, FlatModel, Layout, Vec, add_each, count, norm
+from fedrift.core.flat import (
+    Batch,
+    FlatModel,
+    Forward,
+    Layout,
+    Objective,
+    Vec,
+    add_each,
+    count,
+    norm,
+)
 from fedrift.core.optim import SGD, Optimizer, OptState, Schedule, rates_of
 from fedrift.core.pieces import Correction, Gradient, Plain
 from fedrift.core.training import Trace
@@ -184,7 +194,7 @@ class LocalStep(Buffers):
     def __init__(self, model: FlatModel) -> None:
         super().__init__(model.layout, model.w, torch.empty_like(model.w))
         self.model = model
-        self.examples = 0
+        self.examples = self.forwards = 0
         self.dropout_seed = 0
         self.trace: Trace | None = None
         """Sees the minibatches of the present training."""
@@ -199,19 +209,31 @@ class LocalStep(Buffers):
             self.trace.turn(k)
             self.model.watch = self.trace.add
 
+    @property
+    def batch(self) -> Batch:
+        return self._batch
+
     def seed(self) -> None:
         """Same minibatch, same dropout mask: every forward pass of a step starts from its seed."""
+        self._draw()
+        self.examples += count(self._batch[0])
+
+    def _draw(self) -> None:
         torch.default_generator.manual_seed(self.dropout_seed + self.k)
         if self.w.is_cuda:
             torch.cuda.manual_seed(self.dropout_seed + self.k)
-        self.examples += count(self._batch[0])
 
-    def grad(self, at: Vec) -> Vec:
+    def forward(self, at: Vec, statistics: Sequence[Tensor] | None = None) -> Forward:
+        self._draw()
+        self.forwards += count(self._batch[0])
+        return self.model.forward_at(at, self._batch, statistics)
+
+    def grad(self, at: Vec, objective: Objective | None = None) -> Vec:
         self.seed()
         model = self.model
         statistics = model.all_buffers() if self._asked else ()
         self._asked += 1
-        g = model.grad_at(at, self._batch, self.buffer())
+        g = model.grad_at(at, self._batch, self.buffer(), objective)
         model.watch = None  # only the first pass is reported
         if statistics:  # only the first pass of a step moves running statistics
             model.load_all_buffers(statistics)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeAlias
 
 import torch
 
-from fedrift.core.flat import Vec, norm
+from fedrift.core.flat import Batch, Forward, Objective, Vec, norm
 
 
 class Step(Protocol):
@@ -20,8 +20,25 @@ class Step(Protocol):
     steps: int
     lr: float
 
-    def grad(self, at: Vec) -> Vec:
-        """The gradient at any point: same minibatch, same dropout mask; counted."""
+    @property
+    def batch(self) -> Batch:
+        """Inputs and targets of the minibatch, augmented as they are trained on."""
+        ...
+
+    def grad(self, at: Vec, objective: Objective | None = None) -> Vec:
+        """The gradient at any point: same minibatch, same dropout mask; counted.
+
+        Of the task's mean loss, or of `objective(here)`, a number made of what the model says of
+        the minibatch: `here.output`, `here.features`, `here.loss`.
+        """
+        ...
+
+    def forward(self, at: Vec, statistics: Sequence[torch.Tensor] | None = None) -> Forward:
+        """What a frozen model says of the minibatch: weights `at`, in evaluation mode, without
+        gradients; w, running statistics and random numbers stay what they are. Counted.
+
+        `statistics` are the frozen model's running statistics; those of here unless given.
+        """
         ...
 
     def ahead(self, rho: float, direction: Vec, length: torch.Tensor | None = None) -> Vec:
@@ -40,7 +57,8 @@ class Step(Protocol):
 Gradient: TypeAlias = Callable[[Step], Vec]
 Correction: TypeAlias = Callable[[Vec, Step], None]
 """A rule or correction says `rowwise` if it is a dataclass whose formula also holds for a stack of
-clients: vectors of shape (clients, d), its own too; norms kept as a column, and no `step.steps`."""
+clients: vectors of shape (clients, d), its own too; norms kept as a column, and neither
+`step.steps` nor what looks at samples (`step.batch`, `step.forward`, an objective)."""
 
 
 @dataclass(frozen=True)

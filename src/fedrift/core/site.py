@@ -159,7 +159,7 @@ class Site:
                 trains=trains,
             )
         before()
-        self.work.add(Work(gradients=step.examples, steps=steps))
+        self.work.add(Work(gradients=step.examples, forwards=step.forwards, steps=steps))
         self.has_trained = True
         return run
 
@@ -223,7 +223,7 @@ class Site:
             for part in module.modules():
                 if isinstance(part, nn.modules.batchnorm._BatchNorm):
                     part.eval()
-        step.examples = 0
+        step.examples = step.forwards = 0
         purpose = self._streams + purpose
         step.dropout_seed = torch_seed(self._seed, purpose, self.round, self.client) >> 1
         return step

@@ -19,13 +19,14 @@ from torch import Tensor
 from fedrift.backends.stacking.chain import Chain, Seen
 from fedrift.core import alignment
 from fedrift.core.alignment import empty_rows, has_settled_rows, settled_rows
-from fedrift.core.flat import Layout, Vec, copy_each, sent
+from fedrift.core.flat import Batch, Forward, Layout, Objective, Vec, copy_each, sent
 from fedrift.core.local import Buffers, Run, clip_, span_of, table
 from fedrift.core.optim import SGD, OptState
 from fedrift.core.pieces import Plain
 from fedrift.core.site import Request, Trained, first_rows, joined, room_of, rows
 from fedrift.core.training import HELD, Training
 from fedrift.data.split import pooled
+from fedrift.errors import InputError
 
 # The minibatches of several clients side by side: which samples, and what each of them counts.
 
@@ -67,6 +68,9 @@ class Minibatches:
                 yield settled_rows(self._x(chosen).view(rows, self._room, -1)), aim, counts
 
 
+ALONE = "a piece that looks at samples is for one client: do not say that it is rowwise"
+
+
 class RowStep(Buffers):
     """The `Step` that pieces see, with one row for each client still at work."""
 
@@ -99,7 +103,16 @@ class RowStep(Buffers):
         self.seconds += perf_counter() - began
         return made
 
-    def grad(self, at: Vec) -> Vec:
+    @property
+    def batch(self) -> Batch:
+        raise InputError(ALONE)
+
+    def forward(self, at: Vec, statistics: Sequence[Tensor] | None = None) -> Forward:
+        raise InputError(ALONE)
+
+    def grad(self, at: Vec, objective: Objective | None = None) -> Vec:
+        if objective is not None:
+            raise InputError(ALONE)
         into = self.buffer()
         copy_each(self.layout.views(into), self.gradients(None if at is self.w else at))
         return into
