@@ -75,14 +75,22 @@ class Runner:
     _building: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, items: Sequence[Item]) -> list[Outcome]:
-        """All of them, in the order given; one that fails does not stop the others."""
-        with one_thread(), opened(self.backend, self.workers) as pool:
-            if pool is None:
-                return [self._one(item, None) for item in items]
-            return self._together(items, pool)
-
-    def _together(self, items: Sequence[Item], pool: Pool) -> list[Outcome]:
+        """All of them, in the order given; one that fails does not stop the others. An interruption
+        has those that were made as its `result`."""
         outcomes: dict[int, Outcome] = {}
+        try:
+            with one_thread(), opened(self.backend, self.workers) as pool:
+                if pool is None:
+                    for i, item in enumerate(items):
+                        outcomes[i] = self._one(item, None)
+                else:
+                    self._together(items, pool, outcomes)
+        except BaseException as error:
+            vars(error)["result"] = Comparison([outcomes[i] for i in sorted(outcomes)])
+            raise
+        return [outcomes[i] for i in range(len(items))]
+
+    def _together(self, items: Sequence[Item], pool: Pool, outcomes: dict[int, Outcome]) -> None:
         with ThreadPoolExecutor(self.workers + AHEAD, "fedrift run") as threads:
             waiting: dict[Future[Outcome], int] = {
                 threads.submit(self._one, item, pool): i for i, item in enumerate(items)
@@ -97,7 +105,6 @@ class Runner:
                     future.cancel()
                 pool.stop(reason)  # the runs under way save what they have
                 raise
-        return [outcomes[i] for i in range(len(items))]
 
     def _one(self, item: Item, pool: Pool | None) -> Outcome:
         given = callbacks_of([] if self.callbacks is None else self.callbacks(item))

@@ -89,6 +89,9 @@ class DiLoCo(Algorithm[Server, Client]):
         w, opt = apply(self.outer, s.w, -up.delta, s.opt)
         return Server(w=w, opt=opt)
 
+    def counts_on_rounds(self) -> bool:
+        return with_total(self.local.lr, 1) != self.local.lr
+
     def train(self, site: Site, down: Down, mine: Client) -> tuple[Up, Client]:
         local = self.local
         visits = max(1, round(site.problem.rounds * site.problem.participation))

@@ -57,6 +57,9 @@ class SWA(Wrapper):
     def begins(self, p: Problem) -> int:
         return int(self.start * p.rounds + 1e-9) if self.start < 1 else int(self.start)
 
+    def counts_on_rounds(self) -> bool:
+        return self.start < 1
+
     def prepare(self, p: Problem) -> SWA:
         inner = self.inner.prepare(p)
         if self.cycle > 1:

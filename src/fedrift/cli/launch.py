@@ -128,6 +128,8 @@ def _is_same(spec: Spec, folder: Path) -> bool:
     if read_origin(folder) is not None:
         return False
     there = read_spec(folder)
+    if there.rounds < spec.rounds and there.participants is None:  # the same run, made longer
+        there = replace(there, rounds=spec.rounds)
     usual = {name: None for name in ("out", "model")} | {"workers": "auto", "backend": "auto"}
     same = replace(there, **usual) == replace(spec, **usual) and spec.model in (None, there.model)
     if same:

@@ -20,6 +20,10 @@ def resume(
         str | None,
         typer.Option(metavar="auto|N", help="Other workers than before: the bits stay the same."),
     ] = None,
+    rounds: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="More rounds than it was to have, in all; finished or not."),
+    ] = None,
     track: Annotated[list[str] | None, TRACK] = None,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST)] = False,
     as_json: Annotated[
@@ -27,9 +31,15 @@ def resume(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")] = False,
 ) -> None:
-    """Continue an interrupted run from its last checkpoint, to the same bits.
+    """Continue an interrupted run from its last checkpoint, or a finished one with more rounds, to
+    the bits of a run that was never interrupted.
 
     FOLDER is what was given as --out.
+
+    \b
+    [bold]Examples[/bold]
+    [cyan]fedrift resume runs/a[/cyan]
+    [cyan]fedrift resume runs/a --rounds 100[/cyan]
     """
     from fedrift.cli.console import console
     from fedrift.cli.launch import check_trust, execute, report
@@ -48,8 +58,15 @@ def resume(
     if workers is not None:
         read = FIELDS["workers"]
         spec = replace(spec, workers=read.read(read.parse(workers, "workers"), "workers"))
+    is_longer = False
+    if rounds is not None:
+        read, there = FIELDS["rounds"], spec.rounds
+        spec = replace(spec, rounds=read.read(read.parse(rounds, "rounds"), "rounds"))
+        if spec.rounds < there:
+            raise InputError(f"--rounds {rounds}: '{folder}' has {there}; give more")
+        is_longer = spec.rounds > there
     spec.validate()
-    if summary.get("status") in ("done", "diverged"):
+    if summary.get("status") == "diverged" or (summary.get("status") == "done" and not is_longer):
         console(errors=True).print(f"'{folder}' is finished; nothing is left to do")
         try:
             report(summary, str(folder), as_json=as_json)

@@ -127,6 +127,17 @@ class Algorithm(ABC, Generic[S, C]):
         """Further models worth evaluating, by name."""
         return {}
 
+    def counts_on_rounds(self) -> bool:
+        """Whether its first rounds depend on how many there are in all, so that no run of it can be
+        continued with more. Unless written, it does where a method of it names `rounds`."""
+        return any(
+            "rounds" in names_in(method)
+            for cls in type(self).__mro__
+            if issubclass(cls, Algorithm) and cls is not Algorithm
+            for _, method in inspect.getmembers(cls, inspect.isfunction)
+            if method.__qualname__.partition(".")[0] != "Algorithm"
+        )
+
     def log(self, s: S) -> Mapping[str, float]:
         """Numbers of the state worth a place in the log."""
         return {}
@@ -334,6 +345,18 @@ class Deliver(Protocol):
     """Runs an exchange at the given clients."""
 
     def __call__(self, exchange: Exchange, clients: Sequence[int]) -> Outcome: ...
+
+
+def names_in(function: Any) -> set[str]:
+    """Attributes and globals that the code of a function names, inner functions included."""
+    code, names = getattr(function, "__code__", None), set[str]()
+    waiting: list[Any] = [code]
+    while waiting:
+        one = waiting.pop()
+        if hasattr(one, "co_names"):
+            names.update(one.co_names)
+            waiting += one.co_consts
+    return names
 
 
 class NoReply(Exception):

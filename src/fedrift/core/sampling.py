@@ -69,6 +69,15 @@ class Participation:
             return tuple(c for c in self.draw(round, seed) if c in set(here.tolist()))
         return self.draw(round, seed, here)
 
+    def first(self, rounds: int) -> Participation:
+        """The same of fewer rounds."""
+        if len(self.schedule) <= rounds:
+            return self
+        lists = self.schedule
+        usual = participation(self.population, len(lists), participants=lists).share
+        share = None if usual == self.share else self.share
+        return participation(self.population, rounds, participants=lists, fraction=share)
+
     def _coins(self, rng: np.random.Generator, pool: int) -> np.ndarray:
         for _ in range(TRIES):
             chosen = np.flatnonzero(rng.random(pool) < self.share)

@@ -39,7 +39,15 @@ from fedrift.engine.ledger import Ledger
 from fedrift.engine.loop import Engine, Settings
 from fedrift.engine.plan import Task, check_fits, cost_of, plan, workers_for
 from fedrift.engine.result import Result
-from fedrift.engine.resume import check_fit, full, is_complete, resume
+from fedrift.engine.resume import (
+    check_fit,
+    full,
+    has_more_rounds,
+    is_complete,
+    is_longer,
+    prolong,
+    resume,
+)
 from fedrift.errors import InputError, RunError
 from fedrift.models.text import continuations
 from fedrift.storage.client_state import States, Store
@@ -187,8 +195,11 @@ def execute(
                 lambda: recorder.clients(task.split, task.problem.classes),
                 lambda known: differences(known, task, origin),
                 None if origin is None else Origin(origin[0].spec, origin[1]).to_toml(),
+                lambda known: is_longer(task, out, known, origin),
             )
         try:
+            if folder is not None and again and has_more_rounds(task, folder):
+                prolong(task, folder, _settings(task), identity_of(task, origin))
             if folder is not None and again and is_complete(folder):
                 return ended(reread(task, folder))
             start = partial(
@@ -220,6 +231,22 @@ def _check(task: Task) -> None:
         task.algorithm.check(task.problem)
     except InputError as error:
         raise InputError(f"{task.about['algorithm']}: {error}") from None
+
+
+def _settings(task: Task) -> Settings:
+    """The engine's part of a task."""
+    return Settings(
+        rounds=task.rounds,
+        participation=task.participation,
+        seed=task.seed,
+        eval_every=task.eval_every,
+        sizes=task.split.sizes,
+        faults=task.faults,
+        aggregation=task.aggregation,
+        eval_clients=task.eval_clients,
+        test_sizes=None if task.split.test is None else task.split.test.sizes,
+        at_clients=task.at_clients,
+    )
 
 
 def _execute(
@@ -280,20 +307,8 @@ def _execute(
         meter=meter,
         at_clients=task.at_clients,
     )
-    settings = Settings(
-        rounds=task.rounds,
-        participation=task.participation,
-        seed=task.seed,
-        eval_every=task.eval_every,
-        sizes=task.split.sizes,
-        faults=task.faults,
-        aggregation=task.aggregation,
-        until=until,
-        eval_clients=task.eval_clients,
-        test_sizes=None if task.split.test is None else task.split.test.sizes,
-        at_clients=task.at_clients,
-        present=(lambda: None) if place is None else place.present,
-    )
+    present = (lambda: None) if place is None else place.present
+    settings = replace(_settings(task), until=until, present=present)
     # Without a folder, clients' models are in the store, which goes with the result.
     lives_on = rows is not None and folder is None and has_models(task)
     engine = Engine(task.algorithm, problem, chosen, store, settings, history, meter)
@@ -304,6 +319,10 @@ def _execute(
     except BaseException as error:
         with suppress(Exception):  # the first error is the one to tell
             engine.interrupted(evaluator)
+            if pool is None:  # else it is the comparison that is interrupted
+                models = None if rows is None or folder is None else ClientModels(task, folder.path)
+                so_far = result_of(task, engine.so_far(), folder, meter.rounds, models)
+                vars(error)["result"] = so_far
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunError(full(store.scratch, folder)) from error
         raise

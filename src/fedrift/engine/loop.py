@@ -224,6 +224,10 @@ class Engine:
 
         self.history.close_early(evaluated)
 
+    def so_far(self) -> Finished:
+        """What there is of an interrupted run."""
+        return self._finished("stopped" if self.progress.diverged_at is None else "diverged")
+
     def _round(self, t: int) -> tuple[Any, tuple[Tensor, ...], tuple[int, ...], bool]:
         """New state and buffers; unchanged if nobody could answer. Last: everything was lost."""
         progress, settings = self.progress, self.settings

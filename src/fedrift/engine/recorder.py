@@ -68,16 +68,18 @@ def open_folder(
     clients: Callable[[], dict[str, Any]],
     differences: Callable[[Mapping[str, Any]], Sequence[str]],
     origin: str | None = None,
+    is_longer: Callable[[Mapping[str, Any]], bool] = lambda known: False,
 ) -> tuple[RunFolder, bool]:
     """A new folder, or the one of the same run to go on with (True).
 
-    `differences` says what of the run is not what an environment tells.
+    `differences` says what of the run is not what an environment tells; `is_longer` if that is only
+    that it has more rounds.
     """
     if not (path / SPEC).exists():
         return RunFolder.create(path, spec, environment(), clients(), origin), False
     known = read_environment(path)
     others = differences(known)
-    if others:
+    if others and not is_longer(known):
         raise InputError(
             f"out '{path}' holds another run ({', '.join(others)} differ); name a new folder"
         )

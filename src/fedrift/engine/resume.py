@@ -3,27 +3,140 @@
 from __future__ import annotations
 
 import shlex
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedrift.core.algorithm import parts
+from fedrift.core.algorithm import is_evaluation, parts
 from fedrift.core.alignment import settled
 from fedrift.core.messages import pack
 from fedrift.engine import recorder
 from fedrift.engine.history import Progress, is_finite
+from fedrift.engine.identity import differences
 from fedrift.engine.ledger import Ledger
+from fedrift.engine.loop import Settings
 from fedrift.engine.plan import Task
 from fedrift.errors import InputError
-from fedrift.storage.checkpoint import Checkpoint, read
+from fedrift.storage.checkpoint import Checkpoint, Mark, read, write
 from fedrift.storage.client_state import States, Store
-from fedrift.storage.run_folder import LEDGER, ROUNDS, STATES, RunFolder, read_summary
+from fedrift.storage.jsonl import load
+from fedrift.storage.run_folder import (
+    CLIENT_ROUNDS,
+    LEDGER,
+    ROUNDS,
+    SPEC,
+    STATES,
+    SUMMARY,
+    RunFolder,
+    read_environment,
+    read_spec,
+    read_summary,
+)
 from fedrift.storage.run_folder import load as load_folder
 
 
 def is_complete(folder: RunFolder) -> bool:
     """Nothing is left to do: a run that was stopped goes on."""
-    summary = read_summary(folder.path)
-    return summary.get("status") in ("done", "diverged")
+    return read_summary(folder.path).get("status") in ("done", "diverged")
+
+
+# A run that goes on beyond the rounds it was to have.
+
+
+def shortened(task: Task, rounds: int) -> Task:
+    """The same task with fewer rounds, as far as its parts do not look at how many there are."""
+    return replace(
+        task,
+        rounds=rounds,
+        problem=replace(task.problem, rounds=rounds),
+        participation=task.participation.first(rounds),
+    )
+
+
+def is_longer(
+    task: Task, path: Path, known: Mapping[str, Any], origin: tuple[Task, int] | None
+) -> bool:
+    """Whether a folder holds the first rounds of a task that has more than it; refused where these
+    would have been others, had it been known how many would follow."""
+    there = read_spec(path).rounds
+    if there >= task.rounds:
+        return False
+    others = differences(known, shortened(task, there), origin)
+    is_scheduled = others == ("the algorithm",) and "cosine" in (task.spec.schedule or "")
+    counting = [type(n).__name__ for _, n in parts(task.algorithm) if n.counts_on_rounds()]
+    if is_scheduled or (not others and counting):
+        why = f"schedule '{task.spec.schedule}'" if is_scheduled else counting[0]
+        raise InputError(
+            f"out '{path}' holds {there} rounds, and {why} makes them others where {task.rounds} "
+            "are to come; name a new folder"
+        )
+    return not others
+
+
+def has_more_rounds(task: Task, folder: RunFolder) -> bool:
+    """Whether a folder, which is of this task, is one of fewer rounds by its own words."""
+    return read_spec(folder.path).rounds < task.rounds
+
+
+def prolong(task: Task, folder: RunFolder, settings: Settings, identity: object) -> None:
+    """Make the folder one of a run with more rounds.
+
+    What was evaluated in the last round only because it was the last is taken out of the lines: a
+    run that was to be longer from the start would not have it. Whatever happens meanwhile, the same
+    call goes on with the folder.
+    """
+    there = read_spec(folder.path).rounds
+    if read_summary(folder.path).get("status") == "diverged":
+        return
+    point, _ = recorder.find(folder, task.algorithm.server(task.problem), lambda point: None)
+    if point is not None and point.round == there:
+        short = replace(point, lines=_without_end(folder, point, there, settings))
+        for _ in range(2):  # both files, so that neither tells of the end
+            write(folder.path, short)
+    known = read_environment(folder.path)
+    known |= {"identity": identity, "notes": list(task.notes)}
+    past = known.get("rounds_before")
+    before = [n for n in past if isinstance(n, int)] if isinstance(past, list) else []
+    folder.write_environment({**known, "rounds_before": [*before, there]})
+    folder.write_text(SPEC, replace(task.spec, out=None).to_toml())
+    (folder.path / SUMMARY).unlink(missing_ok=True)
+
+
+def _without_end(
+    folder: RunFolder, point: Checkpoint, last: int, settings: Settings
+) -> dict[str, Mark]:
+    """How far the lines reach without what was done because the round was the last."""
+    is_due, asks = settings.is_due(last - 1), settings.clients_are_due(last - 1)
+    record = load_folder(folder.path)
+    asked = any(row["round"] == last for row in record.client_rounds)
+    if is_due and asked and not asks:
+        raise InputError(
+            f"out '{folder.path}': clients evaluated after round {last} because it was the last, "
+            "and that is no round of eval_clients; name a new folder"
+        )
+    drops = {
+        ROUNDS: not is_due,
+        CLIENT_ROUNDS: not asks,
+        LEDGER: not asks and asked,
+    }
+    marks = dict(point.lines)
+    for name, drop in drops.items():
+        if drop and name in marks:
+            marks[name] = _without_last(folder.path / name, marks[name], last, name == LEDGER)
+    return {name: mark for name, mark in marks.items() if name in (ROUNDS, LEDGER) or mark[0]}
+
+
+def _without_last(path: Path, mark: Mark, round: int, is_ledger: bool) -> Mark:
+    """Without the last line, if it is of that round and, in a ledger, of an evaluation."""
+    lines = path.read_bytes()[: mark[0]].splitlines(keepends=True)
+    if lines:
+        row = load(lines[-1].decode())
+        if row["round"] == round and (not is_ledger or is_evaluation(row["phase"])):
+            lines.pop()
+    whole = b"".join(lines)
+    return len(whole), zlib.crc32(whole)
 
 
 def check_fit(task: Task, first: Task) -> None:
