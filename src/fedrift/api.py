@@ -62,6 +62,8 @@ def run(
     optimizer: str | None = None,
     weights: str | None = None,
     augment: Sequence[str] | str | None = None,
+    devices: str | None = None,
+    late: str | None = None,
     faults: Sequence[str] | str | None = None,
     aggregate: str | None = None,
     privacy: str | None = None,
@@ -129,6 +131,11 @@ def run(
         weights: How replies are averaged: `"samples"` or `"uniform"`; the algorithm's own unless
             given.
         augment: Such as `["crop:4", "flip", "mixup:alpha=1", "cutout:length=16"]`.
+        devices: A simulated clock, by the speed, bandwidth and presence of each client's device:
+            `"uniform"`, `"lognormal:1"`, `"FILE.csv"` or `"trace:FILE.csv"`.
+        late: What is done about clients that take long on that clock: `"wait"`, `"drop:60"` after
+            so many seconds, `"partial:60"` (as many steps as these allow), or `"over:5"` (five
+            more are asked, and the first replies count).
         faults: Such as `["dropout:0.1", "stragglers:0.3,late=partial", "corrupt:0.2"]`.
         aggregate: In place of the mean: `"median"`, `"trimmed:0.1"`, `"krum:2"`, `"multikrum:2"`.
         privacy: Clips and noises what clients send: `"gaussian:NOISE,clip=LENGTH,delta=1e-5"`.

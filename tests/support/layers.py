@@ -150,8 +150,8 @@ ALGORITHM_MAY_USE = "__future__ abc collections dataclasses functools math numpy
 # `fedrift --help` and wrong input answer without the second that `import torch` takes.
 WITHOUT_TORCH = (
     "version errors rng grammar config config.* figures figures.* report report.* watch "
-    "watch.* cli cli.* core.sampling core.faults data data.datasets data.partition storage "
-    "storage.jsonl storage.run_folder storage.fork engine engine.prepare engine.callbacks "
+    "watch.* cli cli.* core.sampling core.faults core.devices data data.datasets data.partition "
+    "storage storage.jsonl storage.run_folder storage.fork engine engine.prepare engine.callbacks "
     "engine.trackers presets presets.preset presets.page presets.running"
 )
 

@@ -10,8 +10,10 @@ from fedrift.algorithms.diloco import diloco
 from fedrift.algorithms.ditto import Ditto
 from fedrift.algorithms.fed3r import Fed3R
 from fedrift.algorithms.fed3r_finetune import fed3rft
+from fedrift.algorithms.fedasync import FedAsync
 from fedrift.algorithms.fedavg import FedAvg
 from fedrift.algorithms.fedbn import fedbn
+from fedrift.algorithms.fedbuff import FedBuff
 from fedrift.algorithms.fedcm import FedCM
 from fedrift.algorithms.feddyn import FedDyn
 from fedrift.algorithms.fedgf import FedGF
@@ -65,6 +67,8 @@ NAMES: dict[str, Callable[..., Algorithm[Any, Any]]] = {
     "fed3r": Fed3R,
     "fed3rft": fed3rft,
     "diloco": diloco,
+    "fedasync": FedAsync,
+    "fedbuff": FedBuff,
     "localonly": localonly,
     "fedper": fedper,
     "fedrep": fedrep,

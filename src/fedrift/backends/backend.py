@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,11 +16,11 @@ from fedrift.backends.pool import Pool
 from fedrift.backends.profiling import OFF, Meter
 from fedrift.backends.visit import Reply, Visitor
 from fedrift.config.backends import IN_PROCESS, POOL, address_of, backend_kind
-from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome
+from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome, VisitCost
 from fedrift.core.alignment import settled
 from fedrift.core.codecs import sizes_of
 from fedrift.core.evaluation import Evaluator, Pending
-from fedrift.core.messages import Size
+from fedrift.core.messages import Size, cloned
 from fedrift.core.site import Work
 from fedrift.core.training import Report
 from fedrift.storage.client_state import Store
@@ -78,6 +78,15 @@ def opened(name: str, workers: int) -> Generator[Pool | None]:
         yield pool
 
 
+class Held(NamedTuple):
+    """A reply that waits until it is known whether it counts."""
+
+    client: int
+    n: int
+    reply: Reply
+    size: Mapping[str, Size]
+
+
 @dataclass
 class Fold:
     """Replies of one exchange, folded in client-id order."""
@@ -88,6 +97,8 @@ class Fold:
     work: Work = field(default_factory=Work)
     bytes: dict[str, Size] = field(default_factory=dict)
     training: list[tuple[int, float, Report]] = field(default_factory=list)
+    visits: list[VisitCost] = field(default_factory=list[VisitCost])
+    held: list[Held] = field(default_factory=list[Held])
 
     def __post_init__(self) -> None:
         self._reducer = self.exchange.reducer()
@@ -95,15 +106,29 @@ class Fold:
         self._buffer_weight = 0.0
 
     def add(
-        self, client: int, n: int, reply: Reply, size: Mapping[str, Size] | None = None
+        self,
+        client: int,
+        n: int,
+        reply: Reply,
+        size: Mapping[str, Size] | None = None,
+        staleness: int | None = None,
     ) -> bool:
         """Take in one reply, whose size may be known; True if its new client state counts."""
+        if reply.up is None:
+            size = {}
+        elif size is None or self.exchange.compression is not None:
+            size = sizes_of(self.exchange.compression, "up", reply.up)
+        sent = sum(own.total for own in size.values()) + sum(b.nbytes for b in reply.buffers)
+        self.visits.append(VisitCost(client, reply.work, sent))
+        if self.exchange.holds:
+            buffers = tuple(b.clone() for b in reply.buffers)
+            up, said = cloned(reply.up), reply.training()
+            kept = Reply(up, None, buffers, reply.work, reply.is_finite, training=lambda: said)
+            self.held.append(Held(client, n, kept, size))
+            return reply.is_finite
         self.work.add(reply.work)
-        if reply.up is not None:
-            how = self.exchange.compression
-            known = sizes_of(how, "up", reply.up) if size is None or how is not None else size
-            for name, own in known.items():
-                self.bytes[name] = self.bytes.get(name, Size()) + own
+        for name, own in size.items():
+            self.bytes[name] = self.bytes.get(name, Size()) + own
         if not reply.is_finite:
             self.nonfinite.append(client)
             return False
@@ -111,6 +136,8 @@ class Fold:
         if reply.up is not None:
             up = settled(reply.up)
             weight = float(n) if self.exchange.weights == "samples" else 1.0
+            if staleness is not None:
+                weight *= self.exchange.discount(staleness)
             self._reducer.fold(up, weight)
             self._fold_buffers(reply.buffers, weight)
             self.replied.append(client)
@@ -157,4 +184,6 @@ class Fold:
                 for client, weight, report in self.training
                 if (said := report()) is not None
             ),
+            visits=self.visits,
+            held=self.held,
         )

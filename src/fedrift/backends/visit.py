@@ -62,6 +62,7 @@ class Call:
     seed: int
     temperature: float = 1.0
     trouble: RoundFaults | None = None
+    streams: str = ""
 
     @staticmethod
     def of(exchange: Exchange) -> Call:
@@ -71,6 +72,7 @@ class Call:
             exchange.seed,
             exchange.temperature,
             exchange.trouble,
+            exchange.streams,
         )
 
 
@@ -206,12 +208,12 @@ class Visitor:
 
         if stacks is not None:  # its model has nothing that a visit could leave behind
             model.begin(buffers, frozen, call.temperature)
-            seed_all(call.seed, "dropout", call.round, callers[0].client)
+            seed_all(call.seed, f"{call.streams}dropout", call.round, callers[0].client)
             return stacks.run([partial(visit, caller) for caller in callers])
         replies: list[Reply] = []
         for caller in callers:
             model.begin(buffers, frozen, call.temperature)
-            seed_all(call.seed, "visit", call.round, caller.client)
+            seed_all(call.seed, f"{call.streams}visit", call.round, caller.client)
             replies.append(visit(caller, None))
             model.check_memory(frozen)
         return replies
@@ -294,7 +296,7 @@ class Visitor:
     ) -> Reply:
         trouble, client = call.trouble, caller.client
         part = 1.0 if trouble is None else trouble.part.get(client, 1.0)
-        site = self._site(call, problem, client, meet, part=part)
+        site = self._site(call, problem, client, meet, part=part, streams=call.streams)
         kept = caller.mine.inner if isinstance(caller.mine, Unsent) else caller.mine
         private, mine, is_away = *settled((caller.private, kept)), problem.device != "cpu"
         if is_away:  # server, messages and states are the host's; only training is elsewhere
@@ -330,7 +332,7 @@ class Visitor:
         fed = self._fed_back[path]
         error = dict(zip(fed, old.error, strict=True)) if isinstance(old, Unsent) else {}
         own = {name: kept for (phase, name), kept in error.items() if phase == call.phase}
-        stream = call.seed, call.phase, call.round, caller.client
+        stream = call.seed, call.streams + call.phase, call.round, caller.client
         up, payload, left = packed_message(how, "up", up, stream, own)
         if error:
             error |= {(call.phase, name): rest for name, rest in left.items()}

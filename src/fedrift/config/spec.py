@@ -12,6 +12,7 @@ from typing import Any, Literal
 from fedrift.config import algorithms, fields, models
 from fedrift.config.adapters import parse_adapter
 from fedrift.config.privacy import parse_aggregate, parse_privacy
+from fedrift.core.devices import parse_devices, parse_late
 from fedrift.core.faults import parse_faults
 from fedrift.errors import InputError, unknown
 from fedrift.grammar import Named, parse
@@ -41,8 +42,9 @@ def read_toml(path: Path) -> dict[str, object]:
 # One declaration for each setting of a run: everything else is read from it.
 
 TASK, WHO, LOCAL = "Data and model", "Who takes part", "Local work"
-FAULTS, HOW, OUTPUT = "Faults and protection", "How it runs", "Output"
-GROUPS = (TASK, WHO, LOCAL, FAULTS, HOW, OUTPUT)
+TIME, FAULTS = "Devices and time", "Faults and protection"
+HOW, OUTPUT = "How it runs", "Output"
+GROUPS = (TASK, WHO, LOCAL, TIME, FAULTS, HOW, OUTPUT)
 """The panels of the command line's help, in order."""
 
 USUAL_CLIENTS = 10
@@ -198,6 +200,18 @@ class Spec:
     )
     augment: tuple[str, ...] = setting(
         (), fields.names(), TASK, "Such as crop:4 or flip; can be given several times."
+    )
+    devices: str | None = setting(
+        None,
+        fields.text("DEVICES"),
+        TIME,
+        "A simulated clock: uniform, lognormal:1, FILE.csv or trace:FILE.csv (none).",
+    )
+    late: str | None = setting(
+        None,
+        fields.named(),
+        TIME,
+        "About slow clients: wait, drop:SECONDS, partial:SECONDS or over:CLIENTS (wait).",
     )
     faults: tuple[str, ...] = setting(
         (),
@@ -430,6 +444,8 @@ def _check_names(spec: Spec) -> None:
     if spec.adapter is not None:
         parse_adapter(spec.adapter)
     parse_augment(spec.augment)
+    parse_devices(spec.devices)
+    parse_late(spec.late)
     parse_faults(spec.faults)
     parse_aggregate(spec.aggregate)
     parse_privacy(spec.privacy)

@@ -185,6 +185,7 @@ class Inside:
                 seed=self.trial.seed,
                 eval_every=self.trial.rounds,
                 sizes=self.split.sizes,
+                clock=self.task.clock,
             ),
             History(
                 self.algorithm, self.store, progress, lambda chunks: {}, callbacks=[OnRound(note)]

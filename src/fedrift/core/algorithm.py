@@ -71,6 +71,19 @@ class Algorithm(ABC, Generic[S, C]):
         """Refuse, before the first round, what would be meaningless."""
         return None
 
+    def arrivals(self) -> int | None:
+        """Replies that make a round while other clients stay out; None: all who are asked.
+
+        With a number the algorithm is asynchronous: as many clients as a cohort has are always
+        out, on the simulated clock. An `ask` sends its message to those who leave while the round
+        lasts, and returns the replies that have arrived, whose models may be of earlier rounds.
+        """
+        return None
+
+    def discount(self, staleness: int) -> float:
+        """What a reply counts in a `Mean` whose model is so many rounds old."""
+        return 1.0
+
     def sampling(self, s: S) -> Sampling:
         """How the next cohort is drawn."""
         return "uniform"
@@ -260,6 +273,7 @@ class Cohort:
             aggregation=self._aggregation,
             compression=how,
             payload=payload,
+            discount=fn.__self__.discount,  # type: ignore[attr-defined]
         )
         if self.watch is not None:
             exchange = replace(exchange, watch=self.watch(exchange))
@@ -300,6 +314,12 @@ class Exchange:
     compression: Compression | None = None
     payload: Payload = field(default_factory=dict[str, Tensor])
     """The bytes that travel in place of the fields of `down` that are packed."""
+    discount: Callable[[int], float] = lambda staleness: 1.0
+    """What a reply counts whose model is so many rounds old."""
+    holds: bool = False
+    """Replies are handed on one by one: the simulated clock decides which of them count."""
+    streams: str = ""
+    """Sets the random numbers of these visits apart from those of others in the round."""
 
     @property
     def is_evaluation(self) -> bool:
@@ -329,6 +349,19 @@ class Outcome:
     """What training reported at each client: its number, the weight of its reply, the report."""
     reported_bytes: int = 0
     """Of these reports, where they travelled beside the messages."""
+    visits: Sequence[VisitCost] = ()
+    """What each client did and sent, as far as it is known."""
+    held: Sequence[Any] = ()
+    """The replies themselves, if the exchange holds them: nothing is reduced then."""
+
+
+class VisitCost(NamedTuple):
+    """What a visit cost."""
+
+    client: int
+    work: Work
+    up: int
+    """Bytes of the reply."""
 
 
 class Reducing(Protocol):
@@ -411,6 +444,11 @@ def parts(algorithm: Algorithm[Any, Any]) -> Iterator[tuple[str, Algorithm[Any, 
         if isinstance(child, Algorithm):
             for path, node in parts(child):  # type: ignore[reportUnknownArgumentType]
                 yield (f"{f.name}.{path}" if path else f.name), node
+
+
+def arrivals_of(root: Algorithm[Any, Any]) -> int | None:
+    """How many replies make a round of an asynchronous algorithm, or of one that wraps it."""
+    return next((n for n in (node.arrivals() for _, node in parts(root)) if n is not None), None)
 
 
 def personal_path(root: Algorithm[Any, Any], p: Problem) -> str | None:

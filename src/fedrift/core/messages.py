@@ -173,6 +173,14 @@ def placed(value: T, device: str) -> T:
     return _build(type(value), packed, "", value)
 
 
+def cloned(value: T) -> T:
+    """The same message or state in memory of its own."""
+    if value is None:
+        return value
+    packed = {p: v.clone() if isinstance(v, Tensor) else v for p, v in leaves(value)}
+    return _build(type(value), packed, "", value)
+
+
 def _is_vector(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 0
 

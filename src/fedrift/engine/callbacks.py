@@ -36,6 +36,8 @@ class RoundReport:
     training: Mapping[str, float] = field(default_factory=dict[str, float])
     """What training reported, also where nothing was evaluated: `train_loss` and the like, means
     over the cohort; empty if nobody trained."""
+    time: float | None = None
+    """Seconds of the simulated clock since the run began; None without one."""
 
 
 OnRoundFunction = Callable[[RoundReport], bool | None]

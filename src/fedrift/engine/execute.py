@@ -37,7 +37,7 @@ from fedrift.engine.history import Finished, History, Progress
 from fedrift.engine.identity import differences, identity_of
 from fedrift.engine.ledger import Ledger
 from fedrift.engine.loop import Engine, Settings
-from fedrift.engine.plan import Task, check_fits, cost_of, plan, workers_for
+from fedrift.engine.plan import Task, check_fits, cost_of, gradients_of, plan, workers_for
 from fedrift.engine.result import Result
 from fedrift.engine.resume import (
     check_fit,
@@ -246,6 +246,8 @@ def _settings(task: Task) -> Settings:
         eval_clients=task.eval_clients,
         test_sizes=None if task.split.test is None else task.split.test.sizes,
         at_clients=task.at_clients,
+        clock=task.clock,
+        cost=gradients_of(task),
     )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedrift.backends.profiling import OFF, Meter
 from fedrift.core.algorithm import Algorithm, Exchange, Watch
+from fedrift.core.arrivals import ClockState
 from fedrift.core.evaluation import Chunk, Done, Pending, client_columns, judged_at_clients
 from fedrift.core.flat import Vec
 from fedrift.core.training import Reports
@@ -43,6 +44,8 @@ class Progress:
     ledger: Ledger = field(default_factory=Ledger)
     diverged_at: int | None = None
     """The round that was not finite; state and buffers are those before it, and nothing follows."""
+    clock: ClockState = field(default_factory=ClockState)
+    """Where the simulated clock stands after the last round, if there is one."""
     client_rows: list[Metrics] = field(default_factory=list)
     """What clients found on test data of their own: a line per round in which they were asked."""
     training_rows: list[Metrics] = field(default_factory=list)
@@ -173,6 +176,7 @@ class History:
         state: Any,
         cohort: tuple[int, ...],
         buffers: tuple[Tensor, ...],
+        clock: float | None = None,
     ) -> RoundReport:
         return RoundReport(
             round=t + 1,
@@ -185,6 +189,7 @@ class History:
             seconds=time.perf_counter() - self._clock,
             buffers=buffers,
             training=self.training.columns(),
+            time=clock,
         )
 
     def wait(
@@ -265,8 +270,10 @@ class History:
                 "bytes_down": self._total.bytes_down,
                 "bytes_up": self._total.bytes_up,
                 "gradients": self._total.gradients,
-                "seconds": report.seconds,
             }
+            if report.time is not None:
+                row["time"] = report.time
+            row["seconds"] = report.seconds
             self.progress.rows.append(row)
         if clients:
             self.progress.client_rows.append(clients)
@@ -322,6 +329,7 @@ class History:
             seconds=progress.seconds,
             sums={path: table.sums for path, table in self._store.tables.items()},
             diverged_at=progress.diverged_at,
+            clock=progress.clock,
         )
 
 

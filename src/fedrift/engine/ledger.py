@@ -8,6 +8,7 @@ from typing import Any
 
 from fedrift.core.algorithm import Exchange, Outcome
 from fedrift.core.codecs import sizes_of
+from fedrift.core.devices import Trip
 from fedrift.core.messages import Size, nbytes, pack
 from fedrift.errors import InputError
 
@@ -49,10 +50,12 @@ class Entry:
     forwards: int
     steps: int
     dropped: tuple[int, ...] = ()
-    """Who was asked and, in a simulated fault, did not answer."""
+    """Who was asked and, in a simulated fault or after a deadline, did not answer."""
     reported: int = field(default=0, compare=False)
     """Bytes of what training reported, where it travelled beside the messages. The run does without
     them, so no total has them."""
+    trips: tuple[Trip, ...] = ()
+    """When each was sent what, and when its reply arrived, on the simulated clock."""
 
     @property
     def cost(self) -> Cost:
@@ -79,6 +82,7 @@ class Entry:
             "steps": self.steps,
             **({"dropped": list(self.dropped)} if self.dropped else {}),
             **({"reported": self.reported} if self.reported else {}),
+            **({"trips": [list(trip) for trip in self.trips]} if self.trips else {}),
         }
 
     @staticmethod
@@ -101,6 +105,7 @@ class Entry:
             steps=row["steps"],
             dropped=tuple(row.get("dropped", ())),
             reported=int(row.get("reported", 0)),
+            trips=tuple(Trip(*trip) for trip in row.get("trips", ())),
         )
 
 
@@ -111,6 +116,7 @@ def entry_of(
     dropped: tuple[int, ...] = (),
     strangers: int = 0,
     base: int = 0,
+    trips: Sequence[Trip] = (),
 ) -> Entry:
     """What an exchange cost; frozen parameters are sent once, to strangers, who keep them. `base`
     are bytes of what was frozen before the run."""
@@ -139,6 +145,7 @@ def entry_of(
         steps=outcome.work.steps,
         dropped=dropped,
         reported=outcome.reported_bytes,
+        trips=tuple(trips),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ from fedrift.core.algorithm import (
     Outcome,
     Watch,
     is_evaluation,
+    owner_of,
+    state_path,
 )
 from fedrift.core.alignment import settled
 from fedrift.core.evaluation import (
@@ -38,8 +40,11 @@ from fedrift.core.flat import Vec, is_finite
 from fedrift.core.problem import Problem
 from fedrift.core.sampling import Participation
 from fedrift.engine.aggregation import Aggregation
+from fedrift.engine.callbacks import RoundReport
+from fedrift.engine.clock import Clock, ClockPlan, Sent, Taken
 from fedrift.engine.history import Finished, History, PendingRound, defer_interrupts
 from fedrift.engine.ledger import entry_of
+from fedrift.engine.plan import vectors
 from fedrift.engine.result import Status
 from fedrift.errors import is_overflow
 from fedrift.rng import generator
@@ -78,6 +83,9 @@ class Settings:
     """The run is judged by what clients find, so it is evaluated when they are asked."""
     present: Callable[[], np.ndarray | None] = lambda: None
     """Clients that can be asked now; None: all of them, always."""
+    clock: ClockPlan | None = None
+    cost: Callable[[int, int], float] = lambda client, round: 0.0
+    """Examples that a client would differentiate in a round."""
 
     @property
     def last(self) -> int:
@@ -122,6 +130,9 @@ class Engine:
         self.progress = history.progress
         replied = (e.replied for e in self.progress.ledger.entries if not is_evaluation(e.phase))
         self._visited = {client for some in replied for client in some}
+        self._clock: Clock | None = None
+        if settings.clock is not None:
+            self._clock = Clock(settings.clock, self.progress.clock)
         # Chunks of an evaluation fill the workers while the server folds and asks again.
         self._most_waiting = 1 if backend.workers else 0
 
@@ -137,7 +148,7 @@ class Engine:
             if history.settle(0 if is_lost else self._most_waiting):
                 break
             if is_lost:
-                history.wait(history.report(t, weights, new, cohort, buffers), {}, is_lost=True)
+                history.wait(self._report(t, weights, new, cohort, buffers), {}, is_lost=True)
                 history.settle()
                 break
             clients = self._ask_clients(t, new, buffers)
@@ -168,15 +179,23 @@ class Engine:
     ) -> None:
         """The round counts from here on; its evaluation may still be interrupted."""
         due = self.settings.is_due(t)
-        report = self.history.report(t, weights, new, cohort, buffers)
+        report = self._report(t, weights, new, cohort, buffers)
         with defer_interrupts():
             waiting = self.history.wait(report, {"": Done([])} if due else {}, clients)
             self.store.commit()
             self.progress.state, self.progress.buffers = new, buffers
             self.progress.round = t + 1
+            if self._clock is not None:
+                self.progress.clock = self._clock.state()
         if due:
             waiting.pending = self._evaluate(new, buffers)
         self._meter.finished_round(t + 1, self.backend.workers)
+
+    def _report(
+        self, t: int, weights: Vec, new: Any, cohort: tuple[int, ...], buffers: tuple[Tensor, ...]
+    ) -> RoundReport:
+        time = None if self._clock is None else self._clock.time
+        return self.history.report(t, weights, new, cohort, buffers, time)
 
     def _ask_clients(self, t: int, state: Any, buffers: tuple[Tensor, ...]) -> dict[str, Any]:
         """A line of the table of clients, if they evaluate after this round.
@@ -231,15 +250,17 @@ class Engine:
     def _round(self, t: int) -> tuple[Any, tuple[Tensor, ...], tuple[int, ...], bool]:
         """New state and buffers; unchanged if nobody could answer. Last: everything was lost."""
         progress, settings = self.progress, self.settings
-        drawn, once = self._draw(t)
-        able = [c for c in drawn if self._works(c, t)]
-        if once:
-            progress.counted.update(c for c in drawn if not self.settings.sizes[c])
-        how = settings.aggregation
-        if not able and how is not None and how.is_private:
-            able, how = self._ghost(), how.ghost()
-        if not able:
-            return progress.state, progress.buffers, (), False
+        how, able, once = settings.aggregation, list[int](), False
+        is_asynchronous = settings.clock is not None and settings.clock.arrivals is not None
+        if not is_asynchronous:  # else they are drawn as places become free
+            drawn, once = self._draw(t)
+            able = [c for c in drawn if self._works(c, t)]
+            if once:
+                progress.counted.update(c for c in drawn if not self.settings.sizes[c])
+            if not able and how is not None and how.is_private:
+                able, how = self._ghost(), how.ghost()
+            if not able:
+                return progress.state, progress.buffers, (), False
         problem, samples = self.problem, int(settings.sizes.sum())
         if samples != problem.samples:  # somebody has joined late
             problem = replace(problem, samples=samples)
@@ -266,7 +287,8 @@ class Engine:
             return progress.state, progress.buffers, tuple(able), True
         if once:
             progress.counted.update(cohort.clients)
-        return new, cohort.buffers, tuple(able), False
+        who = sorted(cohort.clients) if is_asynchronous else able
+        return new, cohort.buffers, tuple(who), False
 
     def _is_lost(self, nobody: NoReply, t: int) -> bool:
         """Nothing finite came, and not because those who replied are corrupted on purpose."""
@@ -303,26 +325,81 @@ class Engine:
         watch = self.history.watch(exchange)
         if watch is not None:
             exchange = replace(exchange, watch=_both(watch, exchange.watch))
+        clock, who = self._clock, self.settings.participation
+        if clock is None:
+            sent = self._send(exchange, clients)
+            taken = Taken(sent.outcome, (), tuple(clients), sent.dropped, sent.given, sent.base)
+        elif clock.plan.arrivals is None:
+            exchange = replace(exchange, holds=clock.plan.late.holds)
+            sent = self._send(exchange, clients)
+            taken = clock.settle(exchange, clients, sent, who.size - clock.plan.late.extra)
+            for client in set(taken.dropped).difference(sent.dropped):
+                self._forget(exchange, client)
+        else:
+            draw = partial(self._leaving, exchange.round)
+            taken = clock.arrivals(exchange, who.size, who.population, draw, self._send)
+        entry = entry_of(
+            exchange,
+            taken.asked,
+            taken.outcome,
+            taken.dropped,
+            taken.given,
+            taken.base,
+            taken.trips,
+        )
+        self.history.entries.append(entry)
+        how = self.settings.aggregation
+        if how is None or not how.is_private:  # a budget covers all that leaves a client
+            self.history.training.add(taken.outcome.training)
+        return taken.outcome
+
+    def _send(self, exchange: Exchange, clients: Sequence[int]) -> Sent:
+        """Have clients visited, but for those that fail."""
         dropped: tuple[int, ...] = ()
         if self.settings.faults is not None:
             trouble = self.settings.faults.at(exchange.seed, exchange.round, clients)
             exchange = replace(exchange, trouble=trouble)
             dropped = tuple(c for c in clients if c in trouble.dropped)
         there: Sequence[int] = [c for c in clients if c not in dropped]
+        if self._clock is not None and (part := self._part(self._clock, exchange, there)):
+            before = exchange.trouble or RoundFaults()
+            exchange = replace(exchange, trouble=replace(before, part=part))
         how = self.settings.aggregation
         if not there and how is not None and how.is_private:
             there, exchange = self._ghost(), replace(exchange, aggregation=how.ghost())
         outcome = self.backend.deliver(exchange, there)
-        if how is None or not how.is_private:  # a budget covers all that leaves a client
-            self.history.training.add(outcome.training)
-        strangers = [c for c in clients if c not in self.progress.told]
-        base = self.problem.sent_once * len(strangers)
-        if not exchange.frozen and not base:
-            strangers = []
+        strangers = {c for c in clients if c not in self.progress.told}
+        first = self.problem.sent_once
+        if not exchange.frozen and not first:
+            strangers = set[int]()
         self.progress.told.update(strangers)
-        number = len(clients) if self.algorithm.frozen_moves() else len(strangers)
-        self.history.entries.append(entry_of(exchange, clients, outcome, dropped, number, base))
-        return outcome
+        given = clients if self.algorithm.frozen_moves() else list(strangers)
+        frozen = sum(v.nbytes for v in exchange.frozen.values())
+        once = dict.fromkeys(strangers, first)
+        if frozen:
+            once |= {c: once.get(c, 0) + frozen for c in given}
+        return Sent(outcome, dropped, len(given), first * len(strangers), once)
+
+    def _part(self, clock: Clock, exchange: Exchange, clients: Sequence[int]) -> dict[int, float]:
+        """Client → share of its steps that it has time for, as far as that is known before."""
+        if clock.plan.late.kind != "partial" or not clients:
+            return {}
+        gradients = [self.settings.cost(c, exchange.round) for c in clients]
+        up = vectors(exchange.signature.up) * self.problem.w0.nbytes
+        up += sum(b.nbytes for b in exchange.buffers)
+        return clock.part(exchange, clients, gradients, up)
+
+    def _forget(self, exchange: Exchange, client: int) -> None:
+        """Its reply does not count, so neither does what it has kept of it."""
+        table = self.store.tables.get(state_path(self.algorithm, owner_of(exchange.phase)))
+        if table is not None:
+            table.drop(client)
+
+    def _leaving(self, round: int, number: int, able: np.ndarray, size: int) -> list[int]:
+        """Who leaves for a free place, of an asynchronous algorithm."""
+        who = replace(self.settings.participation, size=size)
+        drawn = who.draw(number, self.settings.seed, able)
+        return [c for c in drawn if c in able and self._works(c, round)]
 
     def _finished(self, status: Status) -> Finished:
         progress = self.progress

@@ -28,6 +28,7 @@ from fedrift.core.faults import Faults
 from fedrift.core.flat import CHUNK, count
 from fedrift.core.isolation import drawing_alone
 from fedrift.core.messages import hints, pack, reductions
+from fedrift.core.pieces import passes_of
 from fedrift.core.problem import Problem
 from fedrift.core.sampling import Participation
 from fedrift.core.site import Augment
@@ -35,6 +36,7 @@ from fedrift.data.arrays import has_images
 from fedrift.data.split import Split
 from fedrift.engine.aggregation import Aggregation
 from fedrift.engine.callbacks import Plan
+from fedrift.engine.clock import ClockPlan
 from fedrift.errors import InputError, bytes_text
 from fedrift.storage.client_state import States, Store
 from fedrift.storage.shared_memory import tensor_digest
@@ -217,6 +219,7 @@ class Task:
     alphabet: tuple[str, ...] = ()
     """What the tokens of a text stand for; empty for other data."""
     eval_clients: ClientEvaluation | None = None
+    clock: ClockPlan | None = None
 
     @property
     def at_clients(self) -> bool:
@@ -237,6 +240,7 @@ class Task:
             "adapter": self.spec.adapter,
             "eval_clients": self.eval_clients,
             "compression": None if how is None else str(how),
+            "clock": self.clock,
         }
         return {k: v for k, v in options.items() if v is not None} | {
             "rounds": self.rounds,
@@ -307,6 +311,13 @@ def cost_of(task: Task) -> Callable[[int, int], float]:
         return local.steps_for(n, task.seed, round, client) * batch
 
     return cost
+
+
+def gradients_of(task: Task) -> Callable[[int, int], float]:
+    """Examples a visit will differentiate, each as often as the gradient rule asks."""
+    cost, local = cost_of(task), local_of(task.algorithm)
+    passes = 1 if local is None else passes_of(local.gradient)
+    return lambda client, round: passes * cost(client, round)
 
 
 def plan(

@@ -172,6 +172,9 @@ def _check_point(point: Checkpoint, start: Progress, rounds: int, population: in
         raise ValueError("its running statistics have another form")
     if not all(0 <= client < population for client in (*point.counted, *point.told)):
         raise ValueError("it names clients that do not exist")
+    for out in point.clock.out:
+        if not (0 <= out.trip.client < population and 0 <= out.round <= point.round):
+            raise ValueError("a client is out that cannot be")
 
 
 def _check_model(task: Task, point: Checkpoint) -> None:
@@ -246,6 +249,7 @@ def resume(
         list(record.rounds),
         Ledger.of(record.ledger),
         point.diverged_at,
-        list(record.client_rounds),
-        list(record.training),
+        client_rows=list(record.client_rounds),
+        training_rows=list(record.training),
+        clock=settled(point.clock),
     ), notes

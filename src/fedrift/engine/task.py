@@ -34,6 +34,7 @@ from fedrift.data.split import Split
 from fedrift.engine import aggregation as guard
 from fedrift.engine import build, check_objects
 from fedrift.engine.check_objects import bind
+from fedrift.engine.clock import clock_of
 from fedrift.engine.plan import Task, UserMetric
 from fedrift.engine.prepare import Prepared, own_tests
 from fedrift.engine.recorder import GIVEN_AS_OBJECTS
@@ -296,12 +297,13 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
     faults = parse_faults(spec.faults)
     if faults is not None:
         guard.check_faults(faults, algorithm)
-    chosen, aggregation, promise = guard.check_protection(
+    asked, clock = clock_of(spec, algorithm, chosen)
+    asked, aggregation, promise = guard.check_protection(
         spec.aggregate,
         spec.privacy,
         algorithm,
         problem,
-        chosen,
+        asked,
         rounds,
         _before(origin, len(split)),
     )
@@ -329,7 +331,7 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
         problem=problem,
         split=split,
         test=test,
-        participation=chosen,
+        participation=asked,
         rounds=rounds,
         seed=spec.seed,
         eval_every=spec.eval_every,
@@ -342,6 +344,7 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
         else (*remarks, check_objects.UNSEEN),
         eval_clients=looks,
         faults=faults,
+        clock=clock,
         aggregation=aggregation,
         alphabet=objects.alphabet,
     )

@@ -92,6 +92,9 @@ def serve(
         task = make_server_task(config, test)
     if task.faults is not None:
         raise InputError("faults: they are simulated, and a federation has its own; leave them out")
+    if task.clock is not None:
+        what = "devices" if task.spec.devices is not None else f"algorithm '{task.spec.algorithm}'"
+        raise InputError(f"{what}: needs the simulated clock, and a federation has real time")
     if around is not None and task.aggregation is not None:
         raise InputError(
             "aggregate and privacy need to see each reply, which secure aggregation hides; "

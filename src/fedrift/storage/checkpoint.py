@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,7 +22,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedrift.core.messages import Packed, pack, unpack
+from fedrift.core.arrivals import ClockState, Out
+from fedrift.core.devices import Trip
+from fedrift.core.messages import Packed, Size, pack, unpack
+from fedrift.core.site import Work
+from fedrift.core.training import Training
 from fedrift.storage.jsonl import check_plain
 
 FILE, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
@@ -49,6 +54,8 @@ class Checkpoint:
     """Name of a file of lines → what was in it."""
     diverged_at: int | None = None
     """The round with which the run ended because it was not finite."""
+    clock: ClockState = ClockState()
+    """The simulated clock, and what clients bring that are still out."""
 
 
 def write(folder: Path, point: Checkpoint) -> None:
@@ -57,6 +64,10 @@ def write(folder: Path, point: Checkpoint) -> None:
     packed |= {f"buffers/{i}": b for i, b in enumerate(point.buffers)}
     packed |= {f"rows/{p}": torch.from_numpy(index) for p, index in point.rows.items()}
     packed |= {f"sums/{p}": torch.from_numpy(sums) for p, sums in point.sums.items()}
+    for i, out in enumerate(point.clock.out):
+        up = {p: v for p, v in (out.up or {}).items() if isinstance(v, Tensor)}
+        packed |= {f"out/{i}/{p}": v for p, v in up.items()}
+        packed |= {f"moved/{i}/{j}": b for j, b in enumerate(out.buffers)}
     packed["counted"] = torch.tensor(point.counted, dtype=torch.int64)
     packed["told"] = torch.tensor(point.told, dtype=torch.int64)
     tensors = _apart({p: v.contiguous() for p, v in packed.items() if isinstance(v, Tensor)})
@@ -68,6 +79,7 @@ def write(folder: Path, point: Checkpoint) -> None:
             "numbers": numbers,
             "lines": {name: list(mark) for name, mark in point.lines.items()},
             "diverged_at": point.diverged_at,
+            **({} if point.clock == ClockState() else {"clock": _clock_head(point.clock)}),
         }
     )
     content = save(tensors, metadata={"fedrift": head, "sha256": _digest(head, tensors)})
@@ -134,6 +146,7 @@ def _unpacked(head: dict[str, Any], packed: Packed, like: Any) -> Checkpoint:
         raise ValueError("it holds numbers where tensors belong")
     packed |= head["numbers"]
     parts: dict[str, Packed] = {"server": {}, "buffers": {}, "rows": {}, "sums": {}}
+    parts |= {"out": {}, "moved": {}}
     for path, leaf in packed.items():
         part, _, name = path.partition("/")
         if part in parts:
@@ -157,7 +170,70 @@ def _unpacked(head: dict[str, Any], packed: Packed, like: Any) -> Checkpoint:
         sums={p: v.numpy() for p, v in parts["sums"].items()},
         lines={name: (int(size), int(crc)) for name, (size, crc) in head["lines"].items()},
         diverged_at=end,
+        clock=_clock(head["clock"], parts["out"], parts["moved"])
+        if "clock" in head
+        else ClockState(),
     )
+
+
+# The clock: numbers in the head, what clients bring among the tensors.
+
+
+def _clock_head(clock: ClockState) -> dict[str, Any]:
+    return {
+        "time": clock.time,
+        "departures": clock.departures,
+        "out": [_out_head(out) for out in clock.out],
+    }
+
+
+def _out_head(out: Out) -> dict[str, Any]:
+    speaks = out.up is not None
+    numbers = {p: v for p, v in (out.up or {}).items() if not isinstance(v, Tensor)}
+    return {
+        "trip": list(out.trip),
+        "round": out.round,
+        "n": out.n,
+        "numbers": numbers if speaks else None,
+        "work": [out.work.gradients, out.work.forwards, out.work.steps],
+        "size": {name: [size.tensors, size.numbers] for name, size in out.size.items()},
+        "finite": out.is_finite,
+        "training": None if out.training is None else list(out.training),
+    }
+
+
+def _work(gradients: int, forwards: int, steps: int) -> Work:
+    return Work(int(gradients), int(forwards), int(steps))
+
+
+def _clock(head: dict[str, Any], out: Packed, moved: Packed) -> ClockState:
+    clients: list[Out] = []
+    for i, told in enumerate(head["out"]):
+        client, *times = told["trip"]
+        trip = Trip(int(client), *(float(t) for t in times))
+        if not all(map(math.isfinite, trip)):
+            raise ValueError("a client that is out never arrives")
+        own = {p: v for p, v in out.items() if p.startswith(f"{i}/")}
+        up: Packed = {p.partition("/")[2]: v for p, v in own.items()}
+        buffers = [moved[f"{i}/{j}"] for j in range(sum(p.startswith(f"{i}/") for p in moved))]
+        numbers = told["numbers"]
+        clients.append(
+            Out(
+                trip,
+                int(told["round"]),
+                int(told["n"]),
+                None if numbers is None else {**up, **numbers},
+                tuple(buffers),
+                _work(*told["work"]),
+                {name: Size(*map(int, pair)) for name, pair in told["size"].items()},
+                bool(told["finite"]),
+                None if told["training"] is None else Training(*told["training"]),
+            )
+        )
+    time = float(head["time"])
+    if not 0.0 <= time < math.inf:
+        raise ValueError("its clock shows no time")
+    return ClockState(time, int(head["departures"]), tuple(clients))
 
 
 def _check_server(saved: Packed, like: Packed) -> None:
