@@ -7,6 +7,7 @@ The list of mutants and what caught them is printed at the end of the test run.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, wraps
@@ -16,20 +17,36 @@ import pytest
 import torch
 
 import fedrift as fr
-from fedrift.algorithms import apfl, fedavg, fedcm, feddyn, fedgf, ghbm, mime, pfedme, swa
+from fedrift.algorithms import (
+    apfl,
+    fedasync,
+    fedavg,
+    fedbuff,
+    fedcm,
+    feddyn,
+    fedgf,
+    ghbm,
+    mime,
+    pfedme,
+    swa,
+)
 from fedrift.algorithms import scaffold as scaffold_module
 from fedrift.algorithms.diloco import DiLoCo
 from fedrift.algorithms.ditto import Ditto
 from fedrift.algorithms.fed3r import Fed3R
+from fedrift.algorithms.fedasync import FedAsync
 from fedrift.algorithms.fedavg_finetune import FineTuned
+from fedrift.algorithms.fedbuff import FedBuff
 from fedrift.algorithms.fedcm import FedCM
 from fedrift.algorithms.fednova import FedNova
 from fedrift.algorithms.fedrep import HeadThenBody
 from fedrift.algorithms.fedsmoo import Perturbed
 from fedrift.algorithms.keep import Keep
+from fedrift.backends.backend import Fold
 from fedrift.conform import closed_form, convergence, generic, golden, identities, invariants
 from fedrift.conform.golden import PERSONAL, ROWS
 from fedrift.core import SAM, SGD, Adam, Algorithm, Blend, Linear, Prox, advance, apply
+from fedrift.engine.clock import Clock, Taken
 from tests.support.product import (
     Bench,
     FedAvg,
@@ -518,6 +535,58 @@ def tuned_for_good(monkeypatch: Patch) -> None:
     )
 
 
+def by_clients_out(monkeypatch: Patch) -> None:
+    """FedBuff: the buffer is divided by how many are out, instead of by K."""
+
+    def wrong(self: FedBuff, s: Any, cohort: Any) -> Any:
+        up, out = cohort.ask(self.train, fedbuff.Down(w=s.w)), cohort.population
+        return replace(s, w=s.w + self.server_lr * up.delta * (cohort.weight / out))
+
+    monkeypatch.setattr(FedBuff, "round", wrong)
+
+
+def by_sum_of_weights(monkeypatch: Patch) -> None:
+    def wrong(self: FedBuff, s: Any, cohort: Any) -> Any:
+        up = cohort.ask(self.train, fedbuff.Down(w=s.w))
+        return replace(s, w=s.w + self.server_lr * up.delta)
+
+    monkeypatch.setattr(FedBuff, "round", wrong)
+
+
+def never_stale(monkeypatch: Patch) -> None:
+    for cls in (FedBuff, FedAsync):
+        monkeypatch.setattr(cls, "discount", lambda self, staleness: 1.0)
+
+
+def replaced_at_once(monkeypatch: Patch) -> None:
+    """Whoever arrives is replaced before the others of the same instant are taken in."""
+    right = Clock.arrivals
+
+    def wrong(self: Clock, exchange: Any, size: int, population: int, draw: Any, send: Any) -> Any:
+        if len(self._out) < size and self._out:
+            total = Taken(Fold(exchange).outcome(), [])
+            self._depart(exchange, size, population, draw, send, Counter(), total)
+        return right(self, exchange, size, population, draw, send)
+
+    monkeypatch.setattr(Clock, "arrivals", wrong)
+
+
+def newest_model(monkeypatch: Patch) -> None:
+    """FedAsync: the difference is added to the newest model instead of mixing the client's."""
+
+    def wrong(self: FedAsync, s: Any, cohort: Any) -> Any:
+        up = cohort.ask(self.train, fedasync.Down(w=s.w))
+        return replace(s, w=s.w + self.alpha * cohort.weight * up.sent)
+
+    @wraps(FedAsync.train)
+    def differences(self: FedAsync, site: Any, down: Any, mine: None) -> Any:
+        run = site.train(self.local, down.w, Prox(self.rho))
+        return fedasync.Up(sent=run.delta), mine
+
+    monkeypatch.setattr(FedAsync, "round", wrong)
+    monkeypatch.setattr(FedAsync, "train", differences)
+
+
 @dataclass(frozen=True)
 class Mutant:
     """What is planted, and what must catch it."""
@@ -593,6 +662,27 @@ MUTANTS = (
     Mutant(
         "DiLoCo: moments reset every round", moments_reset, ("golden diloco", "invariants diloco")
     ),
+    Mutant(
+        "FedBuff: divided by the clients out",
+        by_clients_out,
+        ("golden fedbuff", "invariants fedbuff"),
+    ),
+    Mutant(
+        "FedBuff: divided by the sum of weights",
+        by_sum_of_weights,
+        ("golden fedbuff", "invariants fedbuff"),
+    ),
+    Mutant(
+        "FedAsync, FedBuff: stale replies count in full",
+        never_stale,
+        ("golden fedbuff", "golden fedasync", "invariants fedbuff", "invariants fedasync"),
+    ),
+    Mutant(
+        "asynchrony: replaced before the others of an instant",
+        replaced_at_once,
+        ("golden fedasync", "golden fedbuff"),
+    ),
+    Mutant("FedAsync: adds differences", newest_model, ("golden fedasync", "invariants fedasync")),
     Mutant("FedPer: absent clients' part changes", absent_move, ("golden fedper", "order fedper")),
     Mutant("FedRep: body before head", body_first, ("golden fedrep",)),
     Mutant("FedRep: head and body together", heads_together, ("golden fedrep",)),

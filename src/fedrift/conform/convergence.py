@@ -67,6 +67,8 @@ LIMITS = {
     "mimelite": Limit("mimelite", DRIFTED),
     "mimelitemom": Limit("mimelitemom", (-0.196156, 1.333778), 150, 1e-3),
     "diloco": Limit("diloco", local={"lr": 0.01}),
+    "fedasync": Limit("fedasync"),
+    "fedbuff": Limit("fedbuff:buffer=2", DRIFTED),
     "localonly": Limit("localonly", (0.0, 0.0)),  # nothing is sent: the server stays where it was
     "fedper": Limit("fedper:what=none", DRIFTED),
     "fedrep": Limit("fedrep:what=none", DRIFTED),

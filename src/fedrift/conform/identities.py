@@ -95,6 +95,11 @@ class Row:
         return self.left_shape(both.working(**self.left_local)), self.right_shape(both)
 
 
+def alone(trial: Trial) -> Trial:
+    """One client out at a time: nothing is ever stale."""
+    return replace(trial, per_round=1, rounds=8)
+
+
 def one_by_one(trial: Trial) -> Trial:
     """No stacks, whose last bits differ from those of a client by itself."""
     return replace(trial, stack="off")
@@ -105,6 +110,8 @@ ONE_STEP = {"steps": 1, "batch_size": None}
 FEDAVG, UNIFORM = "fedavg", "fedavg:weights=uniform"
 SAM, UNIFORM_SAM = "fedsam:rho=0.1", "fedsam:rho=0.1,weights=uniform"
 FOUR = {"steps": 4}
+DIFFERENCES = "fedasync:alpha=1,staleness=constant,rho=0,form=difference"
+DIFFERENCES_60 = "fedbuff:buffer=1,staleness=none,server_lr=0.6"
 
 ROWS = (
     Row("fedavg", "fedsgd", exact=False, local=ONE_STEP, also=("fedsgd",)),
@@ -175,6 +182,10 @@ ROWS = (
     Row("swa(fedavg):start=99", FEDAVG),
     Row("wima(fedsam):window=2", "fedsam", inner=True),
     Row("wima(fedsam):window=1", "fedsam"),
+    Row("fedbuff:buffer=3", UNIFORM, shape=equal_sizes),
+    Row("fedbuff:buffer=1,staleness=none", DIFFERENCES, also=("fedasync",)),
+    Row("fedasync:alpha=1,rho=0", DIFFERENCES, exact=False, shape=alone),
+    Row("fedasync:rho=0,staleness=constant,form=difference", DIFFERENCES_60, exact=False),
     Row("keep(fedavg):what=none", FEDAVG),
     Row("keep(scaffold):what=none", "scaffold"),
     Row("keep(fedavg):what=all", "localonly", personal=True, also=("localonly",)),

@@ -57,6 +57,8 @@ OF: dict[str, tuple[Invariant, ...]] = {
     "fed3r": (rules.counted_once,),
     "fed3rft": (rules.leaves_the_rest,),
     "diloco": (rules.inner_steps,),
+    "fedasync": (rules.sent_its_version, rules.mixes_arrival),
+    "fedbuff": (rules.sent_its_version, rules.adds_buffer),
     "localonly": (rules.kept_start, rules.sends_nothing),
     "fedper": KEPT,
     "fedrep": KEPT,

@@ -34,6 +34,38 @@ def moves_by_mean(m: Moment) -> Iterator[str]:
         yield from m.differ(m.new.w, moved, "w")
 
 
+def sent_its_version(m: Moment) -> Iterator[str]:
+    """A client that arrives was sent the model of the round in which it left."""
+    for seen, staleness in m.arrived():
+        left = m.t - staleness
+        versions = [report.weights for report in m.inside.reports]
+        w = m.inside.problem.w0 if left == 0 else versions[left - 1]
+        if staleness < 0 or not torch.equal(seen.down["w"], w):
+            yield f"client {seen.client} left in round {left + 1} with another model"
+
+
+def adds_buffer(m: Moment) -> Iterator[str]:
+    """FedBuff: w⁺ = w + η_g/K Σ Δ_i/√(1 + s_i) over K arrivals."""
+    arrived, rule = m.arrived(), m.algorithm
+    if not arrived:
+        return
+    if len(arrived) != rule.buffer and not m.inside.is_drained:
+        yield f"{len(arrived)} arrivals make round {m.report.round}, not {rule.buffer}"
+    total = sum(seen.up["delta"].double() / (1 + s) ** 0.5 for seen, s in arrived)
+    yield from m.differ(m.new.w, m.old.w.double() + rule.server_lr / rule.buffer * total, "w")
+
+
+def mixes_arrival(m: Moment) -> Iterator[str]:
+    """FedAsync: w⁺ = (1 − α_t) w + α_t w_i with α_t = α (s + 1)^−a."""
+    arrived, rule = m.arrived(), m.algorithm
+    if not arrived:
+        return
+    [(seen, s)] = arrived
+    share = rule.alpha * (s + 1) ** -rule.a
+    mixed = (1 - share) * m.old.w.double() + share * seen.up["sent"].double()
+    yield from m.differ(m.new.w, mixed, "w")
+
+
 def moves_by_gradient(m: Moment) -> Iterator[str]:
     """w⁺ = w − η Σ p_i g_i."""
     if not m.is_void:

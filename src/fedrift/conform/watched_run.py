@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from fedrift.core.algorithm import (
     EvaluatedModel,
     Exchange,
     Outcome,
+    arrivals_of,
     owner_of,
     personal_path,
     resolve,
@@ -29,6 +31,7 @@ from fedrift.core.messages import Packed, pack
 from fedrift.core.site import Site
 from fedrift.engine.callbacks import OnRound, RoundReport
 from fedrift.engine.history import Finished, History, Progress
+from fedrift.engine.ledger import Entry
 from fedrift.engine.loop import Engine, Settings
 from fedrift.storage.client_state import Store
 
@@ -135,6 +138,13 @@ class Inside:
         visitor = Visitor(self.algorithm, self.problem, self.split, task.augment, site)
         self.backend = Watching(visitor, self.store, order)
         self.reports: list[RoundReport] = []
+        self.entries: list[Entry] = []
+        """The ledger so far."""
+
+    @property
+    def is_drained(self) -> bool:
+        """Nobody is left to be sent out: a schedule of clients has come to its end."""
+        return self.trial.participants is not None
 
     def client(self, client: int, path: str = "") -> Any:
         """The state a client keeps now."""
@@ -174,6 +184,7 @@ class Inside:
                 after(report)
 
         progress = Progress(start, tuple(self.problem.rest[n] for n in self.problem.moving))
+        self.entries = progress.ledger.entries
         engine = Engine(
             self.algorithm,
             self.problem,
@@ -226,7 +237,21 @@ class Moment:
 
     @property
     def is_void(self) -> bool:
-        return not self.visits()
+        is_asynchronous = arrivals_of(self.algorithm) is not None
+        return not (self.arrived() if is_asynchronous else self.visits())
+
+    def arrived(self) -> list[tuple[Seen, int]]:
+        """Of an asynchronous algorithm: the visits whose replies arrived in this round, in their
+        order, and how many rounds ago each was sent its model."""
+        before, found = Counter[int](), list[tuple[Seen, int]]()
+        for entry in self.inside.entries:
+            for trip in entry.trips:
+                own = [v for v in self.inside.backend.visits if v.client == trip.client]
+                seen = own[before[trip.client]]
+                before[trip.client] += 1
+                if entry.round == self.report.round:
+                    found.append((seen, self.t - seen.call.round))
+        return found
 
     def visits(self, phase: str | None = None) -> list[Seen]:
         """The visits of this round, in client-id order; `phase`: those to one method."""
