@@ -56,6 +56,7 @@ def figures(rows: Sequence[Mapping[str, Any]], ledger: Ledger) -> dict[str, Any]
         "bytes_down": total.bytes_down,
         "gradient_evaluations": total.gradients,
         "nonfinite_replies": sum(len(e.nonfinite) for e in ledger.entries),
+        **({"time": rows[-1]["time"]} if rows and "time" in rows[-1] else {}),
     }
 
 

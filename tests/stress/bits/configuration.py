@@ -121,10 +121,33 @@ def draw(seed: int, number: int) -> Configuration:
     if _moves(config["model"]):  # running statistics are neither robust nor private
         for name in ("aggregate", "privacy"):
             config["options"].pop(name, None)
+    _set_clock(r, config["options"], algorithm)
     if r.random() < 0.2 or kind == "watchful":
         name = r.choice(list(SWITCHES))
         config["torch"] = {name: SWITCHES[name]}
     return json.loads(json.dumps(config))
+
+
+def _set_clock(r: random.Random, options: dict[str, Any], algorithm: str) -> None:
+    """Devices for some; who waits for nobody takes no rule for cohorts."""
+    is_asynchronous = any(name in algorithm for name in ("fedasync", "fedbuff"))
+    faults = [text for text in options.get("faults", ()) if not text.startswith("stragglers")]
+    if is_asynchronous:
+        for name in ("aggregate", "privacy", "sampling"):
+            options.pop(name, None)
+    if not is_asynchronous and (r.random() < 0.7 or "privacy" in options):
+        return
+    options["devices"] = r.choice(("uniform", "lognormal:1", "lognormal:2,network=0"))
+    options.pop("faults", None)
+    if faults:
+        options["faults"] = faults
+    if not is_asynchronous:
+        options["late"] = r.choice(("wait", "drop:0.2", "over:1" if _has_room(options) else "wait"))
+
+
+def _has_room(options: Mapping[str, Any]) -> bool:
+    """More clients can be asked than take part: there are three at least."""
+    return options.get("per_round", 9) < 3 and options.get("sampling", "fixed") == "fixed"
 
 
 @cache
