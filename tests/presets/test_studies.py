@@ -23,6 +23,25 @@ from tests.support.product import dump
 
 DATA = "digits:train=300,test=100"
 TINY: dict[str, dict[str, Any]] = {
+    "lora": {
+        "data": DATA,
+        "model": "mlp:hidden=8,depth=1",
+        "base_epochs": 2,
+        "clients": 4,
+        "per_round": 2,
+        "rounds": 2,
+        "eval_every": 1,
+        "methods": {"full": "", "LoRA": "lora:rank=2,alpha=4", "head": "head"},
+    },
+    "merging": {
+        "data": DATA,
+        "model": "mlp:hidden=8,depth=1",
+        "start": 40,
+        "start_epochs": 2,
+        "every": [1, 2],
+        "epochs": 2,
+        "rules": ["mean", "ties:0.2", "regmean", "evolve:steps=3"],
+    },
     "permutation": {
         "data": DATA,
         "models": ["mlp"],

@@ -126,7 +126,7 @@ LAYERS = (
     Layer(
         "presets",
         "version errors grammar rng core algorithms data config models storage backends "
-        "figures engine report analysis comparison api",
+        "figures engine report analysis merging comparison api",
         "The literature's experiments by name.",
     ),
     Layer(

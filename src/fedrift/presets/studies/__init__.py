@@ -13,6 +13,8 @@ NAMES = (
     "fed3r-invariance",
     "flat-minima-table",
     "large-scale",
+    "lora",
+    "merging",
     "permutation",
 )
 

@@ -287,3 +287,13 @@ def dots(figure: Figure, shown: Mapping[str, Mapping[str, float]], y: str) -> No
         axis.grid(axis="x", visible=False)
         axis.set_yscale("log")
     axes[0].set_ylabel(y)
+
+
+def listed(figure: Figure, values: Mapping[str, float], x: str) -> None:
+    """A dot for each label, one below the other."""
+    (axis,) = panels(figure, 1, height=0.8 + 0.26 * len(values), width=6.4)
+    places = list(range(len(values)))
+    axis.scatter(list(values.values()), places, s=36, color=colour_of(0))
+    axis.set_yticks(places, list(values))
+    axis.invert_yaxis()
+    axis.set_xlabel(x)
