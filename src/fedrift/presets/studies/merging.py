@@ -138,8 +138,8 @@ def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Te
         options,
         figures=[draw(folder, "ways", partial(listed, values=shown, x=title))],
         notes=[
-            f"Each of {options['specialists']} specialists knows its own classes only, so that alone "
-            "it cannot get more than their share. With top-1 one expert computes for an input."
+            f"Each of {options['specialists']} specialists knows its own classes only, so that it "
+            "cannot get more than their share. With top-1 one expert computes for an input."
         ],
         facts={},
     )
