@@ -43,8 +43,9 @@ A claim's rule stands in the preset's file before the run that decides it: the q
 the last evaluations), the margin, the seeds. With three seeds or more the 95 % interval of the
 difference, seed by seed, decides: **seen** if all of it is on the claimed side of the margin,
 **refuted** if none of it is, **undecided** otherwise, with the difference it could have told.
-Fewer seeds decide nothing: what they show is said in brackets. Claims that were added when the
-figures were known are marked. Accuracies and their differences are in points of per cent.
+Fewer seeds decide nothing: what they show is said beside it. Claims that were added when the
+figures were known are marked. Beside a refuted claim stands the claim that tests a reason, with its
+own verdict; such claims are counted with the others. Accuracies and their differences are in points of per cent.
 """
 
 
