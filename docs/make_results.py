@@ -45,7 +45,8 @@ difference, seed by seed, decides: **seen** if all of it is on the claimed side 
 **refuted** if none of it is, **undecided** otherwise, with the difference it could have told.
 Fewer seeds decide nothing: what they show is said beside it. Claims that were added when the
 figures were known are marked. Beside a refuted claim stands the claim that tests a reason, with its
-own verdict; such claims are counted with the others. Accuracies and their differences are in points of per cent.
+own verdict; such claims are counted with the others. Accuracies and their differences are in points
+of per cent.
 """
 
 
