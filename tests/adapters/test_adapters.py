@@ -483,3 +483,29 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert code_of(["export", run, str(tmp_path / "out"), "--what", "merged"]) == 0
     assert code_of(["export", run, str(tmp_path / "out"), "--what", "base"]) == 2
     assert code_of(["verify", run]) == 0
+
+
+def test_workers_share_the_base() -> None:
+    from fedrift.backends import worker
+    from fedrift.backends.visit import Visitor
+
+    class Large(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(8, 500), nn.ReLU(), nn.Linear(500, 500), nn.Linear(500, 4))
+
+    settings = {"model": Large, "clients": uneven_clients(), "rounds": 1, "adapter": LORA}
+    made = task_of("fedavg", settings)
+    visitor = Visitor(made.algorithm, made.problem, made.split, None)
+    setup, trees = worker.described(visitor, made.split, None)
+    assert len(worker.with_paths(setup)) < 200_000 < 4 * 500 * 500
+    assert sum(t.nbytes for t in trees["base"].values()) > 1_000_000
+    run = worker.Run(worker.without_paths(worker.with_paths(setup)), trees)
+    problem = run.visitor.problem
+    weight = problem.model.module.get_submodule("2").weight
+    assert problem.rest["2.weight"].data_ptr() == trees["base"]["2.weight"].data_ptr()
+    slot = problem.model.memory._slots["2.weight"]
+    assert slot.value.data_ptr() == trees["base"]["2.weight"].data_ptr(), "no copy to put back from"
+    with torch.no_grad():
+        weight.add_(1.0)  # type: ignore[operator]
+    problem.model.memory.put_back()
+    assert torch.equal(weight, made.problem.rest["2.weight"])  # type: ignore[arg-type]

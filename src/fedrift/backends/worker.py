@@ -15,7 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
@@ -60,8 +60,8 @@ class Setup:
     """None: there are no test data."""
     keeps_outputs: bool
     skeletons: dict[str, Any]
-    """Shapes of the trees x, y, parts, ends and x_test, y_test, which come apart; the clients' own
-    test data are own_parts, own_ends and, unless they are of the same block, own_x, own_y."""
+    """Shapes of the trees x, y, parts, ends and x_test, y_test, which come apart, as does the base
+    below an adapter; the clients' own test data are own_parts, own_ends and, unless they are of the same block, own_x, own_y."""
     make: Make | None
     settings: TorchSettings
     site: Callable[..., Any] = Site
@@ -81,9 +81,13 @@ def described(
         trees |= dict(zip(OWN, own.flat(), strict=True))
         if own.x is not split.x or own.y is not split.y:
             trees |= {"own_x": own.x, "own_y": own.y}
+    problem = visitor.problem
+    if problem.is_base_still:  # it can be large: all workers see the same memory
+        trees["base"] = dict(problem.rest)
+        problem = replace(problem, rest={})
     setup = Setup(
         root=visitor.root,
-        problem=visitor.problem,
+        problem=problem,
         augment=visitor.augment,
         measure=None if evaluator is None else evaluator.measure,
         keeps_outputs=evaluator is not None and evaluator.keeps_outputs,
@@ -294,10 +298,13 @@ class Run:
     def __init__(self, setup: Setup, trees: dict[str, Any]) -> None:
         setup.settings.apply()
         split = _split_of(trees, setup)
-        self.visitor = Visitor(setup.root, setup.problem, split, setup.augment, setup.site)
+        problem = setup.problem
+        if "base" in trees:
+            problem = replace(problem, rest=trees["base"])
+        self.visitor = Visitor(setup.root, problem, split, setup.augment, setup.site)
         if setup.measure is not None:
             self._evaluator = Evaluator(
-                setup.problem, trees["x_test"], trees["y_test"], setup.measure, setup.keeps_outputs
+                problem, trees["x_test"], trees["y_test"], setup.measure, setup.keeps_outputs
             )
         self._number = self._shown_number = -1
 

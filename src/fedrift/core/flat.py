@@ -274,7 +274,8 @@ class FlatModel:
             parameter.data = view
             parameter.requires_grad_(True)
         self.moving, self.own_moving = moving, own_moving
-        self.memory = Memory(module, {*layout.names, *own.names})
+        here = {n: v for n, v in rest.items() if v.device == self.w.device and v.dtype == dtype}
+        self.memory = Memory(module, {*layout.names, *own.names}, here)
         self.has_batch_norm = any(
             isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()
         )

@@ -36,10 +36,13 @@ CONTAINER = (list, dict, set, tuple)
 class _Slot:
     """A tensor in one of a module's tables: the object and the value that it begins with."""
 
-    def __init__(self, table: dict[str, Any], key: str, is_buffer: bool) -> None:
+    def __init__(
+        self, table: dict[str, Any], key: str, is_buffer: bool, known: Tensor | None = None
+    ) -> None:
+        """`known` holds the value already and is never written."""
         self.table, self.key, self._is_buffer = table, key, is_buffer
         self.tensor: Tensor = table[key]
-        self.value = self.tensor.detach().clone()
+        self.value = self.tensor.detach().clone() if known is None else known
         self._version = self.tensor._version
 
     @property
@@ -69,8 +72,11 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 class Memory:
     """All that a module remembers besides the parameters it trains."""
 
-    def __init__(self, module: nn.Module, trained: set[str]) -> None:
-        """`trained` are the names of the parameters that the run moves itself."""
+    def __init__(
+        self, module: nn.Module, trained: set[str], known: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """`trained` are the names of the parameters that the run moves itself; `known` are values
+        of frozen ones that somebody keeps, so that no copy is made."""
         self._slots: dict[str, _Slot] = {}
         self._again: list[_Slot] = []
         """Further places of a tensor that has a name already, as `named_buffers` counts."""
@@ -85,7 +91,8 @@ class Memory:
                 for key, tensor in table.items():
                     if tensor is None or id(tensor) in moved:  # tied: trained under another name
                         continue
-                    slot = _Slot(table, key, is_buffer)
+                    value = None if is_buffer else (known or {}).get(f"{at}{key}")
+                    slot = _Slot(table, key, is_buffer, value)
                     if id(tensor) in named:
                         self._again.append(slot)
                     else:
