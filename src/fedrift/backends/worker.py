@@ -61,7 +61,8 @@ class Setup:
     keeps_outputs: bool
     skeletons: dict[str, Any]
     """Shapes of the trees x, y, parts, ends and x_test, y_test, which come apart, as does the base
-    below an adapter; the clients' own test data are own_parts, own_ends and, unless they are of the same block, own_x, own_y."""
+    below an adapter; the clients' own test data are own_parts, own_ends and, unless they are of
+    the same block, own_x, own_y."""
     make: Make | None
     settings: TorchSettings
     site: Callable[..., Any] = Site
