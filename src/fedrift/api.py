@@ -112,7 +112,8 @@ def run(
         participants: Instead of these, exactly who: one list of client numbers per round. Lists
             beyond `rounds` are not used, and a note says so.
         sampling: `"fixed"` draws that many, `"bernoulli"` each with that probability, `"cyclic"`
-            takes them in turns.
+            takes them in turns, `"size"` draws that many in proportion to their samples and
+            averages them uniformly.
         epochs: Local work: a number, a list with one per client, or `"uniform:2,5"`, drawn per
             client and round. 1 unless `steps` is given.
         steps: The same in minibatches; only one of the two.

@@ -137,3 +137,43 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_what_makes_no_sense_is_named(options: dict[str, Any], says: str) -> None:
     with pytest.raises(fr.InputError, match=says):
         small_run("fedavg", test=None, **({"per_round": None} | options))
+
+
+# In proportion to samples.
+
+
+def test_clients_come_in_proportion_to_their_samples() -> None:
+    sizes = [10, 30, 0, 60]
+    who = participation(4, 1, per_round=1, sampling="size", samples=sizes)
+    drawn = [who.draw(t, 0) for t in range(4000)]
+    shares = [sum(c in cohort for cohort in drawn) / 4000 for c in range(4)]
+    assert shares == pytest.approx([0.1, 0.3, 0.0, 0.6], abs=0.03)
+    assert who.draw(7, 0) == who.draw(7, 0) and len(set(drawn)) == 3
+
+
+def test_who_is_drawn_by_size_is_distinct_and_has_samples() -> None:
+    who = participation(4, 1, per_round=4, sampling="size", samples=[10, 30, 0, 60])
+    assert who.draw(0, 0) == (0, 1, 3)
+    assert participation(2, 1, sampling="size", samples=[0, 0]).draw(0, 0) == ()
+    left = np.array([0, 2, 3])
+    assert set(who.draw(0, 0, left)) == {0, 3}
+
+
+def test_drawn_by_size_they_are_averaged_uniformly() -> None:
+    from tests.support.problems import Net, blobs
+
+    x, y = blobs(60, seed=1)
+    clients = [(x[:10], y[:10]), (x[10:60], y[10:60])]
+    given: dict[str, Any] = {"model": Net, "clients": clients, "rounds": 2, "workers": 0}
+    one = fr.run("fedavg", sampling="size", **given)
+    other = fr.run("fedavg", weights="uniform", **given)
+    assert one.weights.tolist() == other.weights.tolist()
+    with pytest.raises(fr.InputError, match="would count these twice"):
+        fr.run("fedavg", sampling="size", weights="samples", **given)
+    with pytest.raises(fr.InputError, match="no bound is known for sampling 'size'"):
+        fr.run("fedavg", sampling="size", privacy="gaussian:1,clip=1,delta=1e-5", **given)
+
+
+def test_other_runs_keep_their_identity() -> None:
+    assert "samples" not in repr(participation(4, 1, per_round=2, samples=[1, 2, 3, 4]))
+    assert participation(4, 1, per_round=2, samples=[1, 2, 3, 4]).samples == ()

@@ -285,3 +285,81 @@ def test_two_hundred_runs_of_five_hundred_rounds(tmp_path: Path) -> None:
     assert len(written.findings.grouped.runs) == 200
     assert size < 6_000_000
     assert seconds < 20
+
+
+# What clients found on test data of their own.
+
+
+def at_clients(tmp_path: Path, *algorithms: str, **options: Any) -> str:
+    import fedrift as fr
+    from tests.support.problems import Net, blobs
+
+    x, y = blobs(200, seed=2)
+    given: dict[str, Any] = {
+        "model": Net,
+        "clients": fr.split(x, y, "dirichlet:0.4", clients=16, seed=1, test=0.3),
+        "test": blobs(60, seed=5),
+        "rounds": 4,
+        "per_round": 3,
+        "workers": 0,
+        "lr": 0.1,
+        "eval_clients": "every=2",
+    }
+    runs = [fr.run(one, **(given | options)) for one in algorithms]
+    fr.report(runs, tmp_path / "report.html")
+    return (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_measured_clients_take_the_place_of_expected_ones(tmp_path: Path) -> None:
+    page = at_clients(tmp_path, "fedavg", "fedper")
+    assert "not visited yet" in page and "Jain&#x27;s index" in page
+    assert "Every client over the rounds" in page
+    assert "Expected accuracy of every client" not in page
+    assert "the clients&#x27; own test data, mean over clients" in page
+    assert page.count('aria-label="Accuracy of each client over rounds') == 2
+
+
+def test_a_run_of_few_clients_has_a_line_for_each(tmp_path: Path) -> None:
+    import fedrift as fr
+    from tests.support.problems import blobs
+
+    few = fr.split(*blobs(80, seed=2), clients=4, seed=1, test=0.3)
+    page = at_clients(tmp_path, "fedavg", clients=few)
+    picture = page.split('aria-label="Accuracy of each client over rounds')[1].split("</svg>")[0]
+    assert picture.count("<path") + picture.count("<polyline") >= 4
+
+
+def test_without_evaluation_at_clients_they_are_expected(tmp_path: Path) -> None:
+    page = at_clients(tmp_path, "fedavg", eval_clients=None)
+    assert "Expected accuracy of every client" in page and "not visited yet" not in page
+
+
+def test_the_figures_of_the_table_are_those_of_the_runs() -> None:
+    import numpy as np
+
+    import fedrift as fr
+    from fedrift.report.at_clients import clients_table
+    from fedrift.report.selection import select
+    from fedrift.report.statistics.findings import make_findings
+    from fedrift.report.tables import leaderboard
+    from tests.support.problems import Net, blobs
+
+    clients = fr.split(*blobs(200, seed=2), "dirichlet:0.4", clients=16, seed=1, test=0.3)
+    results = [
+        fr.run("fedper", model=Net, clients=clients, rounds=3, per_round=2, workers=0, seed=seed)
+        for seed in (0, 1)
+    ]
+    findings = make_findings(select([r.record() for r in results]).runs, last=1)
+    table = clients_table(findings)
+    (row,) = table.rows
+    value = {name: cell.value for name, cell in zip(table.columns, row, strict=True)}
+
+    def mean(column: str) -> float:
+        return float(np.mean([result.metrics[-1][column] for result in results]))
+
+    assert value["worst tenth"] == pytest.approx(mean("client_accuracy_worst"))
+    assert value["Jain's index"] == pytest.approx(mean("client_accuracy_jain"))
+    assert value["not visited yet"] == mean("clients_not_visited")
+    board = leaderboard(findings)
+    cell = board.rows[0][board.columns.index("worst tenth of clients")]
+    assert cell.value == pytest.approx(value["worst tenth"])

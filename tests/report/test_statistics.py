@@ -422,7 +422,7 @@ def test_all_are_judged_at_clients_where_one_is() -> None:
     assert known["b"].accuracy is not None and known["b"].accuracy.tolist() == [0.3, 0.4]
     assert known["b"].rounds.tolist() == [1, 3] and known["b"].bytes.tolist() == [0, 4]
     assert known["a"].accuracy is not None and known["a"].accuracy.tolist() == [0.8, 0.9]
-    known = {run.name: run for run in make_findings([personal, alone]).grouped.runs}
-    assert known["c"].accuracy is not None and len(known["c"].accuracy) == 4
+    with pytest.raises(InputError, match="by the server's; run it again with --eval-clients"):
+        make_findings([personal, alone])
     plain = make_findings([both]).grouped.runs[0]
     assert plain.accuracy is not None and plain.accuracy.tolist() == [0.5, 0.6, 0.7, 0.8]

@@ -145,8 +145,11 @@ class Spec:
     fraction: float | None = setting(
         None, fields.real(above=True, high=1.0), WHO, "The same as a share of all clients."
     )
-    sampling: Literal["fixed", "bernoulli", "cyclic"] = setting(
-        "fixed", fields.choice("fixed", "bernoulli", "cyclic"), WHO, "How they are drawn (fixed)."
+    sampling: Literal["fixed", "bernoulli", "cyclic", "size"] = setting(
+        "fixed",
+        fields.choice("fixed", "bernoulli", "cyclic", "size"),
+        WHO,
+        "How they are drawn (fixed); size: by their samples, and averaged uniformly.",
     )
     participants: tuple[tuple[int, ...], ...] | None = setting(
         None,
@@ -332,8 +335,20 @@ class Spec:
     @property
     def algorithm_named(self) -> Named:
         """The algorithm, with `weights` among its options when said for the run."""
-        named = parse(self.algorithm, "algorithm")
-        return named if self.weights is None else algorithms.with_weights(named, self.weights)
+        named, weights = parse(self.algorithm, "algorithm"), self.mean_weights
+        return named if weights is None else algorithms.with_weights(named, weights)
+
+    @property
+    def mean_weights(self) -> str | None:
+        """How replies are averaged, if it is said: who is drawn by size is averaged uniformly."""
+        if self.sampling != "size":
+            return self.weights
+        if self.weights == "samples":
+            raise InputError(
+                "sampling 'size' draws clients by their samples, and weights 'samples' would count "
+                "these twice; leave weights out"
+            )
+        return "uniform"
 
     def validate(self) -> None:
         """Refuses, in one sentence and without importing torch, what can be known beforehand."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from fedrift.rng import generator
 
 TRIES = 1000
-Kind = Literal["fixed", "bernoulli", "cyclic", "explicit"]
+Kind = Literal["fixed", "bernoulli", "cyclic", "size", "explicit"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Participation:
     """How cohorts are drawn from all clients.
 
     fixed: `size` distinct clients; bernoulli: each with probability `share`, again if nobody
-    came; cyclic: the clients fall into groups of `size` that take turns; explicit: a schedule.
+    came; cyclic: the clients fall into groups of `size` that take turns; size: `size` distinct
+    clients, drawn one after the other in proportion to their samples; explicit: a schedule.
     """
 
     population: int
@@ -30,6 +31,9 @@ class Participation:
     redraws: bool = True
     """A bernoulli draw of nobody is drawn again, and who is absent is replaced; neither where
     privacy counts on how likely each is drawn."""
+
+    samples: tuple[int, ...] = field(default=(), repr=False)
+    """Of each client, where they are drawn in proportion to them."""
 
     @property
     def is_full(self) -> bool:
@@ -56,6 +60,8 @@ class Participation:
             return self._turn(round, seed)
         if self.kind == "bernoulli":
             chosen = self._coins(rng, pool)
+        elif self.kind == "size":
+            chosen = self._by_size(rng, np.arange(pool) if left is None else left)
         else:
             chosen = rng.choice(pool, min(self.size, pool), replace=False, shuffle=False)
         ids = chosen if left is None else left[chosen]
@@ -85,6 +91,15 @@ class Participation:
                 return chosen
         return rng.integers(0, pool, 1)  # the share is so small that nobody would ever come
 
+    def _by_size(self, rng: np.random.Generator, pool: np.ndarray) -> np.ndarray:
+        """Without replacement; clients without samples never come."""
+        samples = np.asarray(self.samples, dtype=np.float64)[pool]
+        able = int(np.count_nonzero(samples))
+        if not able:
+            return np.empty(0, np.int64)
+        chances = samples / samples.sum()
+        return rng.choice(len(pool), min(self.size, able), replace=False, p=chances)
+
     def _turn(self, round: int, seed: int) -> tuple[int, ...]:
         order = generator(seed, "groups").permutation(self.population)
         groups = -(-self.population // self.size)
@@ -100,6 +115,7 @@ def participation(
     fraction: float | None = None,
     participants: Sequence[Sequence[int]] | None = None,
     sampling: Kind = "fixed",
+    samples: Sequence[int] = (),
 ) -> Participation:
     """Settle the options of a run, which are checked; nothing given means everybody."""
     if participants is not None:
@@ -113,4 +129,5 @@ def participation(
         share = 1.0 if fraction is None else fraction
         size = max(1, int(share * population + 1e-9))
     constant = share if sampling == "bernoulli" or fraction is not None else size / population
-    return Participation(population, sampling, size, constant)
+    by = tuple(int(n) for n in samples) if sampling == "size" else ()
+    return Participation(population, sampling, size, constant, samples=by)

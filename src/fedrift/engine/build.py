@@ -272,8 +272,8 @@ def build_algorithm(
         named = spec.algorithm_named
         return build(named, spec.local_work(), spec.rounds), str(named)
     made = filled(given, spec.local_work(), spec.rounds)
-    if spec.weights is not None:
-        made = _weighted(made, spec.weights)
+    if spec.mean_weights is not None:
+        made = _weighted(made, spec.mean_weights)
     return made, text_of(made)
 
 

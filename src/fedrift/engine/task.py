@@ -254,7 +254,7 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
     split, rounds = objects.clients, spec.rounds
     spec.check_clients(len(split))
     check_objects.check_device(spec.device)
-    chosen = participation_of(spec, len(split))
+    chosen = participation_of(spec, split.sizes)
     changes = _augment(spec, objects)
     loss = objects.loss if objects.loss is not None else nn.functional.cross_entropy
     describe = partial(
@@ -305,7 +305,7 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
         problem,
         asked,
         rounds,
-        _before(origin, len(split)),
+        _before(origin, split.sizes),
     )
     about: dict[str, Any] = {"algorithm": name, "rounds": rounds, "seed": spec.seed}
     if promise is not None:
@@ -350,22 +350,23 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
     )
 
 
-def participation_of(spec: Spec, clients: int) -> Participation:
-    """Who takes part, of so many clients."""
+def participation_of(spec: Spec, sizes: np.ndarray) -> Participation:
+    """Who takes part, of clients with so many samples."""
     return participation(
-        clients,
+        len(sizes),
         spec.rounds,
         per_round=spec.per_round,
         fraction=spec.fraction,
         participants=spec.participants,
         sampling=spec.sampling,
+        samples=sizes.tolist(),
     )
 
 
-def _before(origin: Origin | None, clients: int) -> Stretch | None:
+def _before(origin: Origin | None, sizes: np.ndarray) -> Stretch | None:
     if origin is None:
         return None
-    who = participation_of(origin.spec, clients)
+    who = participation_of(origin.spec, sizes)
     return Stretch(parse_privacy(origin.spec.privacy), who, origin.at)
 
 

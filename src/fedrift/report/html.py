@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedrift.errors import InputError
 from fedrift.report import pictures, sentences, tables
+from fedrift.report.at_clients import clients_section, is_measured
 from fedrift.report.inside import models_section
 from fedrift.report.markup import (
     bullet_list,
@@ -48,7 +49,7 @@ def body(findings: Findings, extras: Extras) -> str:
         "Results": results if several else "",
         "Data": _data(findings),
         "Classes": _classes(findings),
-        "Clients": _clients(findings),
+        "Clients": clients_section(findings) if is_measured(findings) else _clients(findings),
         "Text": _text(findings),
         "Inside": models_section(findings, extras.analyses),
         "Workings": workings_section(extras.workings),

@@ -32,6 +32,8 @@ def scope(findings: Findings) -> str:
     test = plural(first.samples, "test sample")
     if first.class_total:
         test += f" of {plural(len(first.class_total), 'class').replace('classs', 'classes')}"
+    if first.is_judged_at_clients:
+        test = "the clients' own test data, mean over clients"
     rounds = sorted({run.spec.rounds for run in runs})
     seeds = sorted({run.seed for run in runs})
     named = ", ".join(map(str, seeds)) if len(seeds) <= 10 else f"{seeds[0]} to {seeds[-1]}"

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from fedrift.report import numbers
 from fedrift.report.numbers import NOTHING
+from fedrift.report.statistics.clients import WORST
 from fedrift.report.statistics.costs import AXES
+from fedrift.report.statistics.estimates import estimate, rounds_averaged
 from fedrift.report.statistics.findings import Finding, Findings
 from fedrift.report.statistics.grouping import Setting
 from fedrift.report.statistics.measured import Measured
@@ -129,10 +131,19 @@ def _row(
         met = one.target is not None and one.target.is_met
         mean = one.target.costs[axis].mean if one.target is not None and met else math.nan
         cells.append(number(numbers.cost_text(one.target, axis), mean))
-    worst = math.nan if one.spread is None else one.spread.worst.mean
+    worst = _worst(one, findings.last)
     cells.append(number(numbers.value_text(worst, True), worst))
     cells.append(Cell(str(len(one.group.runs)), len(one.group.runs)))
     return tuple(cells)
+
+
+def _worst(one: Finding, last: int | None) -> float:
+    """The worst tenth of the clients: measured at them, else expected from their labels."""
+    found = [run.at_clients for run in one.group.runs]
+    known = [f.final(WORST, rounds_averaged(one.group.runs[0], last)) for f in found if f]
+    if known and len(known) == len(found):
+        return estimate(known).mean
+    return math.nan if one.spread is None else one.spread.worst.mean
 
 
 def _finite(value: float) -> float | None:

@@ -112,7 +112,8 @@ def make_findings(
 def _alike(runs: Sequence[Measured]) -> Sequence[Measured]:
     """All judged at clients if one of them is and all can be: where some have personal models,
     the server's test set says nothing of those."""
-    if any(r.is_judged_at_clients for r in runs) and all(r.at_clients is not None for r in runs):
+    known = [run for run in runs if not run.is_blank]
+    if any(r.is_judged_at_clients for r in known) and all(r.at_clients for r in known):
         return [judged_at_clients(run) for run in runs]
     return runs
 

@@ -105,6 +105,9 @@ def _partition(run: Measured) -> str:
     return " ".join(filter(None, (named.name, value, *others)))
 
 
+SAMPLED = {"cyclic": " in turns", "size": " by size"}
+
+
 def _participation(run: Measured) -> str:
     """`3 of 10 clients`, `all 10 clients`."""
     spec = run.spec
@@ -120,7 +123,7 @@ def _participation(run: Measured) -> str:
         return f"all {everybody}"
     if clients is None:
         return f"{size} clients a round"
-    return f"{size} of {everybody}{' in turns' if spec.sampling == 'cyclic' else ''}"
+    return f"{size} of {everybody}{SAMPLED.get(spec.sampling, '')}"
 
 
 def _wanted(spec: Spec) -> int | None:
@@ -279,6 +282,7 @@ def _alike(runs: Sequence[Measured]) -> list[Measured]:
         return list(runs)
     unknown = None if model.accuracy is None else np.full(1, np.nan)
     known = {"samples": model.samples, "class_total": model.class_total, "accuracy": unknown}
+    known["is_judged_at_clients"] = model.is_judged_at_clients
     return [replace(run, **known) if run.is_blank else run for run in runs]
 
 
@@ -290,7 +294,15 @@ def _check_same_test(runs: Iterable[Measured]) -> None:
             f"the runs are on different data sets ({', '.join(sorted(data))}), which no table "
             "can compare; make one report for each"
         )
-    tests = {(run.samples, run.class_total, run.accuracy is None): run for run in runs}
+    at_clients = [run for run in runs if run.is_judged_at_clients]
+    elsewhere = [run for run in runs if not run.is_judged_at_clients]
+    if at_clients and elsewhere:
+        raise InputError(
+            f"'{at_clients[0].name}' is judged by the clients' own test data and "
+            f"'{elsewhere[0].name}' by the server's; run it again with --eval-clients, or make one "
+            "report for each"
+        )
+    tests = {(run.samples, run.class_total, run.accuracy is None): run for run in elsewhere}
     if len(tests) > 1:
         one, other = list(tests.values())[:2]
         raise InputError(
