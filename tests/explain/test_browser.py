@@ -35,6 +35,8 @@ def test_every_moment_of_every_algorithm_draws(browser: Browser, tmp_path: Path,
     page = browser.new_page()
     found = opened(page, explain(name, tmp_path / "page.html", rounds=3).path)
     moments = page.evaluate("data.frames.length")
+    assert page.evaluate("view.at") == page.evaluate("data.opens")
+    page.evaluate("press('first')")
     said: set[str] = set()
     for moment in range(moments):
         assert page.evaluate("view.at") == moment
@@ -52,6 +54,9 @@ def test_every_moment_of_every_algorithm_draws(browser: Browser, tmp_path: Path,
 def test_buttons_keys_slider_and_layers(browser: Browser, scaffold: Path) -> None:
     page = browser.new_page()
     found = opened(page, scaffold)
+    assert "Round 2, local step" in page.inner_text("#heading")  # its correction is at work
+    assert page.locator("[data-chart=stage] .annotation").count() > 4
+    page.click("[data-go=first]")
     page.click("[data-go=next]")
     page.click("[data-go=next]")
     assert "local step 2" in page.inner_text("#heading")

@@ -14,7 +14,7 @@ import torch
 from fedrift.errors import InputError
 from fedrift.explain import captions, choose_settings, explain, write_file
 from fedrift.explain.captions import Texts
-from fedrift.explain.frames import frames, pieces, verdict
+from fedrift.explain.frames import frames, pieces, telling, verdict
 from fedrift.explain.page import document, payload
 from fedrift.explain.story import Story, make_story, record_turns
 from fedrift.explain.terrain import TERRAINS
@@ -26,6 +26,24 @@ from tests.support.product import parse, subject_of
 def told(text: str) -> tuple[Story, Texts]:
     _, task, words = choose_settings(text, None, ROUNDS, None, None, None)
     return make_story(task), words
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "round"),
+    [
+        ("fedavg", "step", 1),
+        ("scaffold", "step", 2),
+        ("fedprox", "step", 1),
+        ("fedsgd", "server", 1),
+    ],
+)
+def test_a_page_opens_where_there_is_something_to_see(name: str, kind: str, round: int) -> None:
+    story, texts = told(name)
+    moments = frames(story, texts)
+    opens = moments[telling(story, moments)]
+    assert (opens.kind, story.turns[opens.turn].number) == (kind, round)
+    steps = [one.step for one in moments if one.turn == opens.turn and one.kind == "step"]
+    assert opens.step == (max(steps) if steps else 0)  # the whole way is in view
 
 
 @pytest.mark.parametrize("name", TERRAINS)

@@ -56,8 +56,8 @@ function fillSelects() {
     });
     legend.append(button);
   }
-  const asked = Number(new URLSearchParams(location.hash.slice(1)).get("moment"));
-  say(Math.max(0, Math.min(data.frames.length - 1, asked || 0)));
+  const asked = new URLSearchParams(location.hash.slice(1)).get("moment");
+  say(Math.max(0, Math.min(data.frames.length - 1, asked === null ? data.opens : Number(asked) || 0)));
 }
 
 function press(what) {

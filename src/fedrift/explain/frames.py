@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,6 +40,21 @@ def frames(story: Story, texts: Texts) -> list[Frame]:
     last = len(story.turns) - 1
     moments.append(Frame(last, "end", 0, "Where it ends", verdict(story, texts), ""))
     return moments
+
+
+def telling(story: Story, moments: Sequence[Frame]) -> int:
+    """The moment to open with: the end of the first local work in which every correction that ever
+    occurs is at work, so that there is something to see."""
+
+    def seen(turn: Turn) -> set[str]:
+        strides = (stride for visit in turn.visits for stride in visit.strides)
+        return {push.piece for stride in strides for push in stride.pushes if any(push.vector)}
+
+    most = max((len(seen(turn)) for turn in story.turns), default=0)
+    place = next((i for i, turn in enumerate(story.turns) if len(seen(turn)) == most), 0)
+    steps = [i for i, one in enumerate(moments) if one.turn == place and one.kind == "step"]
+    later = [i for i, one in enumerate(moments) if one.turn == place and one.kind == "server"]
+    return (steps or later or [0])[-1]
 
 
 def pieces(story: Story, texts: Texts) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedrift.explain.captions import Texts
-from fedrift.explain.frames import Frame, climb, frames, pieces, state
+from fedrift.explain.frames import Frame, climb, frames, pieces, state, telling
 from fedrift.explain.recording import Visit
 from fedrift.explain.story import Path, Story, Turn
 from fedrift.explain.terrain import Point, grid
@@ -140,6 +140,7 @@ def payload(story: Story, texts: Texts) -> dict[str, Any]:
     low, high = story.box()
     x, y = story.task.terrain.axes(low, high)
     one, two = story.task.terrain.losses(grid(x, y))
+    moments = frames(story, texts)
     return {
         "measure": "distance",
         "span": story.task.lr,
@@ -162,7 +163,8 @@ def payload(story: Story, texts: Texts) -> dict[str, Any]:
         "extra": texts.extra or "server's own step",
         "replaces": texts.replaces,
         "turns": [_turn(turn, texts) for turn in story.turns],
-        "frames": [_frame(frame) for frame in frames(story, texts)],
+        "frames": [_frame(frame) for frame in moments],
+        "opens": telling(story, moments),
     }
 
 
