@@ -50,10 +50,11 @@ format: $(READY) ## format and sort imports in place
 bench: $(READY) ## time per round against a bare PyTorch loop
 	$(PY) benchmarks/overhead.py
 
-docs-pages: $(READY) ## write docs/algorithms and the picture of the layers from the code
+docs-pages: $(READY) ## write docs/algorithms, the API pages and the picture of the layers
 	$(PY) docs/make_algorithms.py
 	$(PY) docs/make_visible.py
 	$(PY) docs/make_tree.py
+	$(PY) docs/make_api.py
 
 docs: $(READY) ## build the documentation's site in build/site
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

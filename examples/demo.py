@@ -11,7 +11,8 @@ from fedrift.backends import prestart
 from fedrift.cli.progress import watcher
 from fedrift.config.spec import Spec
 
-PICTURE = Path("demo.png")
+PICTURE, PAGE = Path("demo.png"), Path("demo.html")
+RUNS = Path("runs") / "demo"
 SPLITS = {"even (iid)": "iid", "skewed (2 classes each)": "classes:2"}
 ALGORITHMS = ("fedavg", "scaffold")
 NEXT = """[bold]What to try next[/bold]
@@ -26,6 +27,7 @@ def main() -> None:
     from fedrift import api
     from fedrift.engine.result import Result
     from fedrift.figures import style
+    from fedrift.report import write
 
     console = Console()
     results: dict[str, dict[str, list[Result]]] = {}
@@ -45,9 +47,10 @@ def main() -> None:
                 lr=0.03,
                 workers="auto",
             )
+            folder = RUNS / f"{algorithm}-{partition.replace(':', '')}"
             watch = watcher(spec, silent=False)
             try:
-                results[split][algorithm] = [api.run_spec(spec, callbacks=[watch])]
+                results[split][algorithm] = [api.run_spec(spec, callbacks=[watch], out=folder)]
             finally:
                 watch.close()
 
@@ -64,7 +67,11 @@ def main() -> None:
             )
     console.print(table)
     style.curve_panels(results, PICTURE)
-    console.print(f"\nCurves: [bold]{PICTURE}[/bold]\n\n{NEXT}")
+    write([RUNS], PAGE)
+    console.print(
+        f"\nCurves: [bold]{PICTURE}[/bold]; the whole story, to open in a browser: ", end=""
+    )
+    console.print(f"[bold]{PAGE}[/bold]\n\n{NEXT}")
 
 
 if __name__ == "__main__":

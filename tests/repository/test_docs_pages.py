@@ -67,8 +67,9 @@ def test_pages_and_costs_are_up_to_date() -> None:
     assert set(PAGES.glob("*.md")) == {path for path in made if path.parent == PAGES}
 
 
-def test_the_layers_are_drawn_and_listed_as_they_are() -> None:
-    made: dict[Path, str] = maker("make_tree").files()
+@pytest.mark.parametrize("name", ["make_tree", "make_api"])
+def test_other_pages_say_what_the_code_says(name: str) -> None:
+    made: dict[Path, str] = maker(name).files()
     stale = [path.name for path, text in made.items() if path.read_text(encoding="utf-8") != text]
     assert not stale, "run `make docs-pages`"
 

@@ -23,7 +23,7 @@ from tests.support.problems import Net, blobs
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "own-algorithm.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", GUIDE, flags=re.MULTILINE | re.DOTALL)
-SHOWN, WHOLE, PERSONAL, RUNNING = BLOCKS
+SHOWN, WHOLE, TWICE, PERSONAL, RUNNING = BLOCKS
 
 
 @pytest.fixture
@@ -41,9 +41,20 @@ def task(clients: int = 5) -> dict[str, Any]:
     return {"model": Net, "clients": pairs, "test": (x, y), "rounds": 3, "workers": 0}
 
 
-def test_the_included_file_is_there() -> None:
-    (path,) = re.findall(r'--8<-- "(.+)"', SHOWN)
-    assert (ROOT / path).exists()
+def test_the_guide_shows_fedavg_as_it_is() -> None:
+    code = (ROOT / "src/fedrift/algorithms/fedavg.py").read_text(encoding="utf-8")
+    assert code == SHOWN
+
+
+def test_a_second_training_sees_other_batches(folder: Path) -> None:
+    """The guide's method in FedAvg, with and without its purpose."""
+    fields = "    local: Local = Local()\n    mu: float = 0.0\n"
+    for name, method in (("twice", TWICE), ("same", TWICE.replace(', purpose="second"', ""))):
+        head = SHOWN.partition("    def train(")[0].replace("    local: Local = Local()\n", fields)
+        head = head.replace("SGD, Optimizer", "SGD, Prox, Optimizer")
+        (folder / f"{name}.py").write_text(head + method, encoding="utf-8")
+    ends = [fr.run(f"{name}:FedAvg", **task(), batch_size=4).weights for name in ("twice", "same")]
+    assert not torch.equal(*ends)
 
 
 def test_one_import_is_enough() -> None:

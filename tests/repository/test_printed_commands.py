@@ -17,7 +17,13 @@ import pytest
 
 from tests.support import printed
 
-FAST = ("docs/api.md", "docs/concepts.md", "docs/deploy.md", "docs/robustness.md")
+FAST = (
+    "docs/api.md",
+    "docs/api-core.md",
+    "docs/concepts.md",
+    "docs/deploy.md",
+    "docs/robustness.md",
+)
 """Pages whose commands take seconds; the others are `slow`."""
 
 ELSEWHERE = {
