@@ -80,7 +80,7 @@ from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, mes
 SECTIONS = {
     "The algorithm": "Algorithm Cohort Site Problem EvaluatedModel Redefine",
     "What travels and what is kept": "message state Mean Sum Gather derived shaped pack",
-    "Local work": "Local Run Draw Batch",
+    "Local work": "Local Run Draw Batch Objective Forward",
     "Where the gradient is taken": "Plain SAM ASAM Extra Gradient",
     "What is added to it": "Prox Linear Blend SVRG Correction Step",
     "Optimizers": "SGD Momentum Adam Adagrad Optimizer OptState apply advance",
