@@ -75,3 +75,23 @@ def test_refused(changes: dict[str, Any], says: str) -> None:
         prepare(spec)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_test_data_of_the_clients_own_are_shifted_as_their_training_data(tmp_path: Path) -> None:
+    """Without noise the shift of a sample does not depend on which half it is in."""
+    from fedrift.engine.task import task_from_spec
+
+    x = np.random.default_rng(0).normal(size=(12, 1, 6, 6)).astype(np.float32)
+    y, users = np.arange(12) % 3, np.repeat([0, 1, 2], 4)
+    arrays: Any = {"x": x, "y": y, "users": users, "x_test": x, "y_test": y, "users_test": users}
+    np.savez(tmp_path / "own.npz", **arrays)
+    given = {"data": f"npz:{tmp_path / 'own.npz'}", "partition": "natural", "model": "logistic"}
+    for text, alike in (("rotation:45", True), ("noise:0.5", False)):
+        spec = Spec.of({**given, "client_test": "own", "shift": text})
+        task = task_from_spec(spec, prepare(spec))
+        assert task.split.test is not None and task.test is not None
+        for client in (0, 2) if alike else (2,):  # the first has noise of deviation 0
+            train, test = task.split[client][0], task.split.test[client][0]
+            assert bool((train == test).all()) is alike
+            server = task.test[0][users == client]
+            assert not bool((test == server).all())  # the server's test set stays as it is

@@ -80,17 +80,20 @@ NAMES: dict[str, Shift] = {
 }
 
 
-def shift(text: str, x: npt.ArrayLike, parts: Sequence[Ints], seed: int) -> Array:
+def shift(
+    text: str, x: npt.ArrayLike, parts: Sequence[Ints], seed: int, purpose: str = "shift"
+) -> Array:
     """A copy of `x` (samples × …) in which every client's part is shifted by its own strength.
 
     `rotation:45`, `noise:0.5`, `contrast:0.5`, or several in turn: `rotation:45+noise:0.1`.
+    `purpose` names the random numbers: test data have others than training data.
     """
     data = np.asarray(x)
     kinds = [_kind(piece, data.shape) for piece in text.split("+")]
     shifted = np.array(data, data.dtype if data.dtype.kind == "f" else np.float32)
     for client, part in enumerate(parts):
         t = client / (len(parts) - 1) if len(parts) > 1 else 0.5
-        rng = generator(seed, "shift", client=client)
+        rng = generator(seed, purpose, client=client)
         for start in range(0, len(part), BLOCK):
             block = part[start : start + BLOCK]
             mine: Array = shifted[block]

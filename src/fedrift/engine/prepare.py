@@ -101,6 +101,15 @@ def own_tests(ready: Prepared) -> list[np.ndarray]:
     return np.split(order, ends[:-1])
 
 
+def own_inputs(spec: Spec, ready: Prepared) -> np.ndarray:
+    """Inputs of the test half as the clients see theirs: shifted as their training data are."""
+    x = ready.data.x_test
+    if spec.shift is None:
+        return x
+    x = x if x.dtype.kind == "f" else x.astype(np.float32)
+    return shift(spec.shift, x, own_tests(ready), spec.seed, "shift test")
+
+
 def _generated(spec: Spec, data: DataSet, clients: int) -> Prepared:
     """Clients that are made on demand are divided already."""
     if spec.client_test == OWN:

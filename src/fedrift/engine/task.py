@@ -36,7 +36,7 @@ from fedrift.engine import build, check_objects
 from fedrift.engine.check_objects import bind
 from fedrift.engine.clock import clock_of
 from fedrift.engine.plan import Task, UserMetric
-from fedrift.engine.prepare import Prepared, own_tests
+from fedrift.engine.prepare import Prepared, own_inputs, own_tests
 from fedrift.engine.recorder import GIVEN_AS_OBJECTS
 from fedrift.errors import InputError
 from fedrift.models import losses
@@ -229,7 +229,8 @@ def task_from_spec(
         whole = Split(x, y, (), scheme, lazy.make, lazy.sizes)
     test = cache.of(data.x_test, kind, floats), cache.of(data.y_test, kind)
     if spec.client_test == OWN:
-        whole = whole.with_data(x, y, Split(*test, own_tests(ready)))
+        seen = test[0] if spec.shift is None else cache.of(own_inputs(spec, ready), kind, floats)
+        whole = whole.with_data(x, y, Split(seen, test[1], own_tests(ready)))
     elif spec.client_test is not None:
         whole = whole.held_out(float(spec.client_test), spec.seed)
     was = (data.mean, data.std) if data.mean else None
