@@ -1,6 +1,6 @@
 """Draws the pictures of the documentation from real runs: run it as `make docs-images`.
 
-    python docs/make_images.py [front|explain|microscope ...]
+    python docs/make_images.py [front|explain|timeline|microscope ...]
 
 The picture of a report needs Chromium, those of the microscope MNIST in the folder FEDRIFT_DATA;
 without them the old ones stay. The microscope's runs take long: they are kept in build/microscope,
@@ -69,6 +69,20 @@ def explained() -> None:
         shrink(path, path)
 
 
+def timelines() -> None:
+    """The pictures of docs/guides/time.md."""
+    runs = {
+        "drop": ["fedavg", "--rounds", "12", "--late", "drop:1.2"],
+        "fedbuff": ["fedbuff:buffer=3", "--rounds", "20"],
+    }
+    for name, words in runs.items():
+        with tempfile.TemporaryDirectory() as folder:
+            out, picture = str(Path(folder) / "run"), str(IMAGES / f"timeline-{name}.png")
+            task = ["--clients", "12", "--per-round", "5", "--devices", "lognormal:1"]
+            _call(["run", *words, *task, "--workers", "0", "--quiet", "--out", out])
+            _call(["timeline", out, "--rounds", "1-3", "--out", picture])
+
+
 def microscope() -> None:
     if "FEDRIFT_DATA" not in os.environ:
         print("no FEDRIFT_DATA: the microscope's pictures stay as they are", file=sys.stderr)
@@ -126,7 +140,12 @@ def _screenshot(page: str, picture: Path) -> None:
     shrink(picture, picture)
 
 
-PARTS = {"front": front, "explain": explained, "microscope": microscope}
+PARTS = {
+    "front": front,
+    "explain": explained,
+    "timeline": timelines,
+    "microscope": microscope,
+}
 
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)

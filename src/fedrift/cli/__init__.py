@@ -27,6 +27,7 @@ from fedrift.cli.preset import app as preset
 from fedrift.cli.report import report
 from fedrift.cli.resume import fork, resume
 from fedrift.cli.run import run
+from fedrift.cli.timeline import timeline
 from fedrift.cli.verify import verify
 from fedrift.cli.watch import watch
 from fedrift.errors import (
@@ -55,6 +56,7 @@ app.command(no_args_is_help=True)(analyse)
 app.command(no_args_is_help=True)(merge)
 app.command(no_args_is_help=True)(experts)
 app.command(no_args_is_help=True)(export)
+app.command(no_args_is_help=True)(timeline)
 app.command()(watch)
 app.command()(resume)
 app.command()(fork)

@@ -236,6 +236,7 @@ def _rows(summary: dict[str, Any], folder: str | None) -> list[tuple[str, str]]:
     rows += [
         ("communication", sent),
         ("gradients", f"{summary['gradient_evaluations']:,} evaluations"),
+        *([("on the clock", seconds_text(summary["time"]))] if "time" in summary else []),
         ("time", seconds_text(summary["seconds"])),
         ("fingerprint", str(summary["fingerprint"])),
         ("folder", folder or "none: give --out FOLDER to keep curve and weights"),

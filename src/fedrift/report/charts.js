@@ -75,6 +75,7 @@ const FORMATS = {
   bytes: { title: "bytes sent, down and up", tickformat: ".3~s", ticksuffix: "B" },
   gradients: { title: "gradient evaluations", tickformat: ".3~s" },
   seconds: { title: "seconds on the machine of the run", tickformat: ",.3~r" },
+  clock: { title: "seconds of the simulated clock", tickformat: ",.3~r" },
 };
 
 function missing(chart, words) {
@@ -118,7 +119,7 @@ function accuracyRange() {
 
 // One line per method: the mean of its seeds as far as all of them go, with their range.
 function curve(chart, width) {
-  const setting = Number(chart.dataset.setting), traces = [], format = FORMATS[state.x];
+  const setting = Number(chart.dataset.setting), traces = [], format = FORMATS[state.x === "seconds" && data.clock ? "clock" : state.x];
   const measures = state.y === "both" ? ["accuracy", "loss"] : [state.y];
   measures.forEach((measure, place) => {
     for (const group of data.groups) {

@@ -48,6 +48,7 @@ def payload(findings: Findings) -> dict[str, Any]:
         "methods": list(methods),
         "settings": [setting.label for setting in places],
         "axes": {**AXES, "seconds": "time (s)"},
+        "clock": all(run.has_clock for run in findings.grouped.runs),
         "colours": COLOURS,
         "scales": {"accuracy": ACCURACY, "percent": PERCENT, "ms": MILLISECONDS},
         "groups": groups,

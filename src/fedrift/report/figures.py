@@ -95,7 +95,8 @@ def _curves(findings: Findings, settings: Sequence[Setting], axis: str) -> Figur
     for panel, setting in zip(axes, settings, strict=True):
         for one in findings.by_setting[setting]:
             _line(panel, one, axis, _style(findings, one.method))
-        panel.set_xlabel(LABELS[axis])
+        is_simulated = axis == "seconds" and all(r.has_clock for r in findings.grouped.runs)
+        panel.set_xlabel("seconds of the simulated clock" if is_simulated else LABELS[axis])
         if axis in ("bytes", "gradients"):
             panel.xaxis.set_major_formatter(EngFormatter("B" if axis == "bytes" else ""))
         if findings.has_accuracy:

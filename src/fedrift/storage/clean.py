@@ -57,6 +57,13 @@ def is_sizes(value: Any) -> bool:
 
 
 whole_numbers = list_of(is_whole)
+
+
+def is_trips(value: Any) -> bool:
+    """Ways of clients on the simulated clock: a client and five times each."""
+    return list_of(list_of(is_amount))(value) and all(len(trip) == 6 for trip in value)
+
+
 ROUND: Mapping[str, Check] = {
     "round": is_whole,
     "loss": is_number,
@@ -79,6 +86,7 @@ EXCHANGE: Mapping[str, Check] = {
     "forwards": is_whole,
     "steps": is_whole,
     "dropped": whole_numbers,
+    "trips": is_trips,
     "reported": is_whole,
 }
 numbers = list_of(is_number)

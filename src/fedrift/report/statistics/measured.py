@@ -18,7 +18,7 @@ from fedrift.storage.jsonl import Record
 
 MOST_TEXTS, LONGEST_TEXT = 4, 2000  # that a page shows of one run
 
-OURS = "round loss accuracy n bytes_down bytes_up gradients seconds".split()
+OURS = "round loss accuracy n bytes_down bytes_up gradients time seconds".split()
 """Numbers that every row of rounds.jsonl has."""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -91,6 +91,7 @@ class Measured:
     bytes: Floats
     gradients: Floats
     seconds: Floats
+    """On the simulated clock where there is one, else of the machine that ran it."""
     steps: int | None
     """Local steps of all clients in all rounds; None without a ledger."""
     traffic: tuple[Traffic, ...]
@@ -110,6 +111,8 @@ class Measured:
     """What clients found on test data of their own."""
     is_judged_at_clients: bool = False
     """Its accuracy is the mean over clients."""
+    has_clock: bool = False
+    """Its seconds are those of the simulated clock."""
     is_blank: bool = False
     """It became infinite before it was evaluated once: it counts as failed and has no curve."""
 
@@ -189,7 +192,8 @@ def _measure(record: Recorded, name: str, label: str) -> Measured:
         cohorts=tuple(tuple(_whole(c, "cohort") for c in row.get("cohort", ())) for row in rows),
         bytes=_column(rows, "bytes_down") + _column(rows, "bytes_up"),
         gradients=_column(rows, "gradients"),
-        seconds=_column(rows, "seconds"),
+        seconds=_column(rows, "time" if "time" in rows[0] else "seconds"),
+        has_clock="time" in rows[0],
         steps=steps,
         traffic=_traffic(record.ledger),
         clients=_clients(record.clients),

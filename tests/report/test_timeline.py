@@ -1,0 +1,54 @@
+"""Time in figures, tables and reports: the clock's seconds, and who counts how often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedrift.cli import code_of
+from fedrift.report.statistics.measured import measure_run
+from fedrift.report.timeline import pace_of
+from tests.support.problems import small_run
+
+
+def rows(lengths: dict[int, float], late: set[int], rounds: int) -> list[dict[str, object]]:
+    return [
+        {
+            "round": t + 1,
+            "trips": [[c, 10.0 * t, 0.0, s, 0.0, 10.0 * t + s] for c, s in lengths.items()],
+            "dropped": sorted(late),
+        }
+        for t in range(rounds)
+    ]
+
+
+def test_thirds_of_the_clients_by_speed() -> None:
+    lengths = {c: float(c + 1) for c in range(6)}
+    pace = pace_of(rows(lengths, {4, 5}, 3), [1, 1, 2, 2, 3, 3])
+    assert pace.clients == 6 and pace.seconds == (1.5, 3.5, 5.5)
+    assert pace.replies == (0.5, 0.5, 0.0)
+    assert pace.samples == (2 / 12, 4 / 12, 6 / 12)
+    assert pace_of(rows(lengths, set(), 3)).replies == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+
+
+def test_the_seconds_of_a_report_are_the_clocks(tmp_path: Path) -> None:
+    clocked, plain = small_run("fedavg", devices="lognormal"), small_run("fedavg")
+    mine, other = (measure_run(r.record(), "a") for r in (clocked, plain))
+    assert mine.has_clock and mine.seconds.tolist() == [row["time"] for row in clocked.metrics]
+    assert not other.has_clock and other.seconds[-1] == plain.metrics[-1]["seconds"]
+    assert "time" not in mine.logged, "an axis, and no metric"
+
+
+def test_the_command_says_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, picture = tmp_path / "run", tmp_path / "gantt.svg"
+    small_run("fedavg", devices="lognormal:1,speed=40", late="drop:1.2", out=run)
+    assert code_of(["timeline", str(run), "--out", str(picture)]) == 0
+    said = capsys.readouterr().out
+    assert "slowest third" in said and "5 rounds took" in said
+    assert picture.stat().st_size > 2000
+    assert code_of(["timeline", str(run), "--rounds", "8-9", "--out", str(picture)]) == 2
+    assert code_of(["timeline", str(run), "--rounds", "x"]) == 2
+    small_run("fedavg", rounds=1, out=tmp_path / "plain")
+    assert code_of(["timeline", str(tmp_path / "plain")]) == 2
+    assert "has no clock" in " ".join(capsys.readouterr().err.split())
