@@ -59,7 +59,7 @@ print(table)
 """,
     "split": """\
 clients = fr.split(x_train, y_train, "dirichlet:0.1", clients=10, seed=0, test=0.2)
-print(clients.summary)
+print(clients)
 """,
 }
 RESULTS = ("Result", "Comparison", "RoundReport", "Split", "Callback", "Plan")
@@ -149,7 +149,7 @@ class Kept:
 from fedrift.core import Adam, Draw, Local, Prox, SAM
 
 Local(lr=0.05, epochs=2, batch_size=32)
-Local(lr=0.05, epochs=Draw(2, 5), gradient=SAM(rho=0.05), corrections=(Prox(mu=0.1),))
+Local(lr=0.05, epochs=Draw(2, 5), gradient=SAM(rho=0.05), correct=(Prox(mu=0.1),))
 Local(lr=0.001, optimizer=Adam())
 """,
     "Optimizers": """\
