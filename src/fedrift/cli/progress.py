@@ -11,6 +11,7 @@ from fedrift.cli.console import console, loss_text
 from fedrift.config.spec import Spec
 from fedrift.engine.callbacks import Passive
 from fedrift.report.numbers import bytes_text, seconds_text
+from fedrift.storage.run_folder import is_own_column
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -255,17 +256,23 @@ SAID = {
     "train_loss": "train loss",
 }
 """Columns of a round that are shown while it runs, and what they are called."""
+MOST_OWN = 3  # own metrics and logs of the algorithm beside them
 
 
 def _words(metrics: Mapping[str, Any]) -> list[str]:
     own = metrics.get("client_accuracy")
     if own is not None and own == metrics.get("accuracy"):  # one of them is the other
         metrics = {name: value for name, value in metrics.items() if name != "client_accuracy"}
+    own = [
+        f"{name} {value:.4g}"
+        for name, value in metrics.items()
+        if isinstance(value, float) and is_own_column(name)
+    ]
     return [
         f"{word} {loss_text(metrics[name]) if name == 'loss' else format(metrics[name], '.4f')}"
         for name, word in SAID.items()
         if isinstance(metrics.get(name), float)
-    ]
+    ] + own[:MOST_OWN]
 
 
 def described(spec: Spec, plan: Plan) -> list[tuple[str, str]]:

@@ -26,20 +26,18 @@ from fedrift.core.problem import Problem
 from fedrift.data import arrays
 from fedrift.data.split import Split
 from fedrift.errors import InputError
+from fedrift.storage.run_folder import is_own_column
 
-COLUMNS = (
-    "loss",
-    "round",
-    "cohort",
-    "bytes_down",
-    "bytes_up",
-    "gradients",
-    "seconds",
-    "n",
-    "classes",
-    "class_correct",
-    "class_total",
-)
+MAY_BE_GIVEN = ("accuracy", "perplexity")
+"""Columns that the reader may have measured in another way."""
+
+
+def check_column(name: object, where: str) -> None:
+    """Refuses a column of the reader's that would stand in the place of one of ours."""
+    if not isinstance(name, str) or not name.strip():
+        raise InputError(f"{where}: {name!r} must be a name, a text")
+    if not is_own_column(name) and name not in MAY_BE_GIVEN:
+        raise InputError(f"{where}: '{name}' is a column of every run; choose another name")
 
 
 def check_functions(loss: Any, metrics: Any) -> None:
@@ -47,9 +45,8 @@ def check_functions(loss: Any, metrics: Any) -> None:
         raise InputError(f"loss={loss!r} must be a function of output and target")
     if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
         raise InputError(f"metrics={metrics!r} must map names to functions of output and target")
-    taken = next((name for name in metrics if name in COLUMNS), None)
-    if taken is not None:
-        raise InputError(f"metrics: '{taken}' is a column of every run; choose another name")
+    for name in metrics:
+        check_column(name, "metrics")
 
 
 def check_tested(tests: np.ndarray, sizes: np.ndarray, field: str) -> None:

@@ -22,8 +22,10 @@ from fedrift.core.evaluation import Chunk, Done, Pending, client_columns, judged
 from fedrift.core.flat import Vec
 from fedrift.core.training import Reports
 from fedrift.engine.callbacks import Callback, RoundReport, writing
+from fedrift.engine.check_objects import check_column
 from fedrift.engine.ledger import Cost, Entry, Ledger
 from fedrift.engine.result import Status
+from fedrift.errors import InputError
 from fedrift.storage.checkpoint import Checkpoint
 from fedrift.storage.client_state import States
 
@@ -306,7 +308,12 @@ class History:
             )
         if not metrics:
             return {}
-        return metrics | dict(self._algorithm.log(report.state)) | dict(report.training)
+        logs = dict(self._algorithm.log(report.state))
+        for name in logs:
+            check_column(name, "log() of the algorithm")
+            if name in metrics:
+                raise InputError(f"log() of the algorithm: '{name}' is also a metric's name")
+        return metrics | logs | dict(report.training)
 
     def save(self) -> None:
         """Write a checkpoint of the last finished round."""

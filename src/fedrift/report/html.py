@@ -14,6 +14,7 @@ from fedrift.errors import InputError
 from fedrift.report import pictures, sentences, tables
 from fedrift.report.at_clients import clients_section, is_measured
 from fedrift.report.inside import models_section
+from fedrift.report.logged import noted_section, training_section
 from fedrift.report.markup import (
     bullet_list,
     chart,
@@ -47,6 +48,8 @@ def body(findings: Findings, extras: Extras) -> str:
         "Findings": findings_section(findings, extras),
         "Leaderboard": _leaderboard(findings),
         "Results": results if several else "",
+        "Training": training_section(findings),
+        "Noted": noted_section(findings),
         "Data": _data(findings),
         "Classes": _classes(findings),
         "Clients": clients_section(findings) if is_measured(findings) else _clients(findings),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -89,19 +89,24 @@ def _plain(value: float) -> str:
 
 
 def _line(one: Finding, place: int) -> Line | None:
-    runs = [run for run in one.group.runs if not run.is_blank]
+    return mean_line(one, colour(place), quality_series, dash(place))
+
+
+def mean_line(
+    one: Finding, tint: str, series: Callable[[Measured], Floats | None], dashes: str
+) -> Line | None:
+    """The mean of the seeds as far as all of them go, and their range."""
+    runs = [run for run in one.group.runs if not run.is_blank and series(run) is not None]
     if not runs:
         return None
     shortest = min(len(run.rounds) for run in runs)
-    values = np.array([quality_series(run)[:shortest] for run in runs])
+    values = np.array([series(run)[:shortest] for run in runs])  # type: ignore[index]
     good = np.isfinite(values).all(axis=0)
     if not good.any():
         return None
     x, values = runs[0].rounds[:shortest][good], values[:, good]
     band = (values.min(axis=0).tolist(), values.max(axis=0).tolist()) if len(values) > 1 else None
-    return Line(
-        one.method, colour(place), x.tolist(), values.mean(axis=0).tolist(), band, dash(place)
-    )
+    return Line(one.method, tint, x.tolist(), values.mean(axis=0).tolist(), band, dashes)
 
 
 def expected(findings: Findings, setting: Setting) -> str:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedrift.report import numbers
 from fedrift.report.numbers import NOTHING
 from fedrift.report.statistics.clients import WORST
@@ -14,6 +16,7 @@ from fedrift.report.statistics.estimates import estimate, rounds_averaged
 from fedrift.report.statistics.findings import Finding, Findings
 from fedrift.report.statistics.grouping import Setting
 from fedrift.report.statistics.measured import Measured
+from fedrift.storage.run_folder import OPENINGS
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,14 @@ def leaderboard(findings: Findings) -> Table:
     compared = len(findings.methods) > 1
     headings += [f"difference to {findings.baseline}"] if compared else []
     headings += [f"{name} to target" for name in AXES.values()]
-    headings += ["worst tenth of clients", "seeds"]
+    own = [name for name in logged(findings) if name not in headings]
+    headings += ["worst tenth of clients", *own, "seeds"]
     rows: list[tuple[Cell, ...]] = []
     for setting in findings.settings:
         ranked = sorted(findings.by_setting[setting], key=lambda f: f.rank or math.inf)
-        rows += [_row(findings, setting, one, several, compared) for one in ranked]
+        rows += [_row(findings, setting, one, several, compared, own) for one in ranked]
     spread = "± standard deviation over seeds, " if _has_spread(findings) else ""
-    most = {"best round", "worst tenth of clients", *(f"{AXES[a]} to target" for a in AXES)}
+    most = {"best round", "worst tenth of clients", *(f"{AXES[a]} to target" for a in AXES), *own}
     most -= {f"{AXES['rounds']} to target"} if _is_met(findings) else set()
     shown = [i for i, heading in enumerate(headings) if heading not in most]
     return Table(
@@ -103,8 +107,35 @@ def _is_met(findings: Findings) -> bool:
     )
 
 
+MOST_LOGGED = 12
+
+
+def logged(findings: Findings) -> list[str]:
+    """Columns that a leaderboard can show: what training reports, own metrics, and what algorithms
+    log, in the order in which they first come."""
+    names = dict.fromkeys(name for run in findings.grouped.runs for name in run.logged)
+    own = [n for n in names if not n.startswith(OPENINGS)]
+    return [*(n for n in ("train_loss", "train_accuracy") if n in names), *own[:MOST_LOGGED]]
+
+
+def _last(one: Finding, name: str, findings: Findings) -> Cell:
+    """The mean over seeds of a column, in the rounds that the result is taken over."""
+    ends = [
+        run.logged[name][-rounds_averaged(run, findings.last) :].mean()
+        for run in one.group.runs
+        if name in run.logged and not run.is_blank
+    ]
+    mean = float(np.mean(ends)) if ends else math.nan
+    return number(numbers.value_text(mean, name == "train_accuracy"), mean)
+
+
 def _row(
-    findings: Findings, setting: Setting, one: Finding, several: bool, compared: bool
+    findings: Findings,
+    setting: Setting,
+    one: Finding,
+    several: bool,
+    compared: bool,
+    own: Sequence[str],
 ) -> tuple[Cell, ...]:
     known, score = findings.has_accuracy, one.score
     final = numbers.score_text(score, known)
@@ -133,6 +164,7 @@ def _row(
         cells.append(number(numbers.cost_text(one.target, axis), mean))
     worst = _worst(one, findings.last)
     cells.append(number(numbers.value_text(worst, True), worst))
+    cells += [_last(one, name, findings) for name in own]
     cells.append(Cell(str(len(one.group.runs)), len(one.group.runs)))
     return tuple(cells)
 
