@@ -57,10 +57,6 @@ def shard(said: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     trial.prepare()
-    if said.mutant:
-        from tests.stress.hostile import mutants
-
-        mutants.plant(said.mutant)
     scratch = Path(tempfile.mkdtemp(prefix="fedrift-hostile-", dir=said.scratch))
     made = scratch / "originals"
     cases: dict[str, Callable[[int, int, Path, Path], dict[str, Any]]] = {
@@ -71,6 +67,10 @@ def shard(said: argparse.Namespace) -> int:
     }
     try:
         originals.make(made)
+        if said.mutant:
+            from tests.stress.hostile import mutants
+
+            mutants.plant(said.mutant)
         for kind, do in cases.items():
             done, number = 0, said.first
             if kind == "kills":

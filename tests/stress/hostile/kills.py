@@ -54,9 +54,9 @@ PAGE = ("report", "runs", "--out", "page.html")
 SCENARIOS: dict[str, tuple[Scenario, ...]] = {
     "run": tuple(_run(name, 25) for name in ALGORITHMS),
     "resume": (_run("scaffold", 30), _run("fedper", 30)),
-    "divergence": (
-        _run("fedavg", 12, "--lr", "2e9"),
-        _run("scaffold", 12, "--lr", "1e8", "--model", "mlp:hidden=4"),
+    "divergence": (  # in the middle of the run: every round multiplies the weights
+        _run("fedavg", 12, "--lr", "1", "--weight-decay", "1e5"),
+        _run("scaffold", 12, "--lr", "1", "--weight-decay", "1e7"),
     ),
     "compare": (Scenario((*COMPARE, "--workers", "0"), (*COMPARE, "--workers", "0")),),
     "report": (Scenario(PAGE, PAGE),),
@@ -97,7 +97,7 @@ def result_of(place: Place, scenario: Scenario, ended: Ended) -> Any:
     """What a command has found, in a form to compare."""
     if scenario.words[0] == "report":
         page = (place.work / "page.html").read_text()
-        return len(re.sub(r"\d{4}-\d\d-\d\d[^<\"]*", "", page))
+        return [len(re.sub(r"\d{4}-\d\d-\d\d[^<\"]*", "", page))]
     if scenario.words[0] == "compare":
         kept = sorted((place.work / "kept" / "runs").glob("*/summary.json"))
         return [_summary(path) for path in kept]
@@ -119,8 +119,10 @@ def unbroken(scenario: Scenario, originals: Path, scratch: Path) -> tuple[Any, f
     try:
         start = begun(place, scenario)
         ended = start.ended(10 * HANG)
+        life, found = time.monotonic() - start.since, result_of(place, scenario, ended)
         assert ended.code in (0, 1), ended.errors
-        return result_of(place, scenario, ended), time.monotonic() - start.since, ended.code
+        assert ("diverged" in found) == ("--weight-decay" in scenario.words), found
+        return found, life, ended.code
     finally:
         place.remove()
 
@@ -129,7 +131,7 @@ def prepared(scenario: Scenario, originals: Path, root: Path) -> Place:
     place = Place(root)
     if scenario.words[0] == "report":
         (place.work / "runs").mkdir()
-        for name in ("done", "personal", "analysed"):
+        for name in ("done", "analysed", "forked"):
             shutil.copytree(originals / name, place.work / "runs" / name)
     return place
 

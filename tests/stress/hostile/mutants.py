@@ -13,16 +13,16 @@ from fedrift.storage import checkpoint, run_folder
 
 
 def traceback() -> None:
-    """A file that cannot be read is nobody's to explain."""
-    usual = run_folder.read_spec
+    """A folder that cannot be read is nobody's to explain."""
+    usual = run_folder.load
 
-    def read_spec(path: Path) -> Any:
+    def load(folder: str | Path) -> Any:
         try:
-            return usual(path)
+            return usual(folder)
         except InputError:
             raise ValueError("unreadable") from None
 
-    run_folder.read_spec = read_spec
+    run_folder.load = load
 
 
 def elsewhere() -> None:
