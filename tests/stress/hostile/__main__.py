@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,6 +43,7 @@ def read(words: list[str]) -> argparse.Namespace:
         parser.add_argument(f"--{kind}", type=int, default=number, help=f"{NAMED[kind]} ({number})")
     parser.add_argument("--seed", type=int, default=0, help="which cases (0)")
     parser.add_argument("--first", type=int, default=0, help="number of the first of each kind (0)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="at most so long (any)")
     parser.add_argument("--jobs", type=int, default=2, help="processes side by side (2)")
     parser.add_argument("--scratch", type=Path, default=None, help="folder for temporary files")
     parser.add_argument("--mutant", default="", help="plant a mistake of mutants.py")
@@ -58,7 +61,7 @@ def shard(said: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     trial.prepare()
     scratch = Path(tempfile.mkdtemp(prefix="fedrift-hostile-", dir=said.scratch))
-    made = scratch / "originals"
+    made, end = scratch / "originals", time.monotonic() + said.seconds
     cases: dict[str, Callable[[int, int, Path, Path], dict[str, Any]]] = {
         "lines": lines.case,
         "forged": partial(folders.case, "forged"),
@@ -75,7 +78,7 @@ def shard(said: argparse.Namespace) -> int:
             done, number = 0, said.first
             if kind == "kills":
                 kills.slow_down()
-            while done < getattr(said, kind):
+            while done < getattr(said, kind) and time.monotonic() < end:
                 case = do(said.seed, number, made, scratch)
                 print(json.dumps({"kind": kind, "case": number} | case), flush=True)
                 done += case.get("number", 1)
@@ -153,7 +156,10 @@ def main(said: argparse.Namespace) -> int:
         progress.tell(f"{text}, {sum(sum(t.sorts.values()) for t in tallies.values())} flaws")
 
     def run(counts: Portion) -> bool:
-        words = [*command(counts), "--shard", "--scratch", str(scratch)]
+        left = said.seconds - progress.seconds
+        if left <= 0:
+            return False
+        words = [*command(counts), "--shard", "--scratch", str(scratch), "--seconds", str(left)]
         code, errors = told(words, environment, take)
         if code != 0:
             broken.append(f"{counts} ended with {code}")
@@ -167,9 +173,9 @@ def main(said: argparse.Namespace) -> int:
     for tally in tallies.values():
         print(tally)
     wrong = sum(sum(tally.sorts.values()) for tally in tallies.values())
-    short = [t for t in tallies.values() if t.done < t.wanted]
+    is_short = any(t.done < t.wanted for t in tallies.values()) and said.seconds == math.inf
     print(f"{wrong} flaws, seed {said.seed}, {progress.seconds:.0f} s", flush=True)
-    return 1 if wrong or broken or short else 0
+    return 1 if wrong or broken or is_short else 0
 
 
 def portions(said: argparse.Namespace, tallies: dict[str, Tally]) -> list[Portion]:
