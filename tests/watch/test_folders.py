@@ -48,6 +48,14 @@ def test_a_tail_gives_every_whole_line_once(tmp_path: Path) -> None:
     assert tail.fresh() == ([{"round": 9}], True)
 
 
+def test_what_is_no_file_has_no_lines(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    for name in ("folder", "pipe", "link", "nothing"):
+        assert Tail(tmp_path / name).fresh() == ([], False)
+
+
 def test_what_is_new_is_added_and_what_was_cut_is_void(tmp_path: Path) -> None:
     path = folder(tmp_path)
     add(path, "rounds.jsonl", row(1), row(2, client_loss=0.5))

@@ -36,10 +36,11 @@ class Tail:
             handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError:
             return [], False
+        there = os.fstat(handle)
+        if not stat.S_ISREG(there.st_mode):
+            os.close(handle)
+            return [], False
         with open(handle, "rb") as file:
-            there = os.fstat(file.fileno())
-            if not stat.S_ISREG(there.st_mode):
-                return [], False
             is_other = there.st_ino != self.inode or there.st_size < self.place
             if is_other:
                 self.place, self.inode = 0, there.st_ino

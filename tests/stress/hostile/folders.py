@@ -427,7 +427,8 @@ def _passed(place: Place, original: Original, ended: Ended) -> list[str]:
     if before["spec.toml"] != after["spec.toml"]:
         return []  # another run, and a right one
     unseen = (ended.out + ended.errors).partition("not at ")[2]
-    other = [n for n in before if before[n] != after[n] and n not in unseen]
+    here = [name for name in before if (place.work / original.run / name).exists()]
+    other = [n for n in here if before[n] != after[n] and n not in unseen]
     return [f"wrong result: verified, but {name} is another" for name in other]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +95,7 @@ def loaded(name: str) -> Callable[[], int]:
 
     def act() -> int:
         import fedrift as fr
+        from fedrift.cli.console import complain
         from fedrift.errors import InputError, RunError
         from fedrift.storage import run_folder
 
@@ -109,8 +109,7 @@ def loaded(name: str) -> Callable[[], int]:
             kept = run_folder.load(name)
             weights = kept.weights() if (Path(name) / run_folder.MODEL).exists() else {}
         except (InputError, RunError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
+            return complain(str(error), 2)
         timed = ("seconds", "folder")
         own = {k: v for k, v in kept.summary.items() if k not in timed}
         rounds = [{k: v for k, v in row.items() if k not in timed} for row in kept.rounds]
