@@ -60,7 +60,7 @@ def shard(said: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     trial.prepare()
-    scratch = Path(tempfile.mkdtemp(prefix="fedrift-hostile-", dir=said.scratch))
+    scratch = Path(tempfile.mkdtemp(prefix="", dir=said.scratch))  # sockets: names must be short
     made, end = scratch / "originals", time.monotonic() + said.seconds
     cases: dict[str, Callable[[int, int, Path, Path], dict[str, Any]]] = {
         "lines": lines.case,
@@ -134,7 +134,7 @@ def main(said: argparse.Namespace) -> int:
         return 2
     progress, broken = Progress(), list[str]()
     tallies = {kind: Tally(kind, getattr(said, kind)) for kind in KINDS if getattr(said, kind)}
-    scratch = Path(tempfile.mkdtemp(prefix="fedrift-hostile-", dir=said.scratch))
+    scratch = Path(tempfile.mkdtemp(prefix="fedrift-", dir=said.scratch))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
 
     def command(counts: Portion) -> list[str]:

@@ -146,6 +146,15 @@ GOOD: dict[str, Sequence[str]] = {
     "tune": ("lr=0.01,0.1", "mu=0.1,1", "lr="),
     "tune_budget": ("4", "100"),
     "runs": FOLDERS,
+    "run": FOLDERS,
+    "router": ("ridge", "prototype"),
+    "mix": ("top-1", "soft"),
+    "samples": ("1", "1,2"),
+    "noises": ("0,0.1", "0"),
+    "crowds": ("1,2", "1"),
+    "adapter": ("lora:rank=2,alpha=4",),
+    "devices": ("lognormal:1",),
+    "late": ("drop:10", "partial:1", "over:1"),
     "folder": FOLDERS,
     "target": ("0.5", "0.9"),
     "baseline": ("fedavg", "scaffold"),
@@ -342,6 +351,7 @@ def fill(place: Place, originals: Path) -> None:
     """What lines speak of: run folders, a spec, a pipe; `beside` leads out."""
     for name in FOLDERS:
         shutil.copytree(originals / name, place.work / name)
+    (place.work / "evil.py").write_text("x = 1\n")  # who names code in a command means it
     (place.work / "small.toml").write_text('rounds = 1\nmodel = "logistic"\nworkers = 0\n')
     os.mkfifo(place.work / "pipe")
     (place.work / "beside").symlink_to(place.beside)

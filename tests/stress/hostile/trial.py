@@ -78,6 +78,7 @@ class Place:
     def environment(self) -> dict[str, str]:
         found = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         found |= dict.fromkeys(KEPT_APART, str(self.own)) | {"OMP_NUM_THREADS": "1"}
+        found["PYTHONDONTWRITEBYTECODE"] = "1"
         return found | {"PYTHONPATH": str(ROOT / "src"), "FEDRIFT_DATA": str(self.own)}
 
     def trespass(self) -> list[str]:
@@ -274,7 +275,7 @@ def _child(place: Place, act: Callable[[], int], told: Told, begun: int) -> None
         os.chdir(place.work)
         os.environ.clear()
         os.environ.update(place.environment())
-        tempfile.tempdir = None
+        tempfile.tempdir, sys.dont_write_bytecode = None, True
         watch_writes(place.root, lambda text: void(os.write(handles[3], f"{text}\n".encode())))
         os.write(begun, b"x")
         os.close(begun)
