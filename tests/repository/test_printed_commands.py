@@ -103,6 +103,11 @@ def _own_algorithm(folder: Path) -> None:
     (folder / "my_module.py").write_text(text)
 
 
+def _own_objective(folder: Path) -> None:
+    text = printed.texts("docs/guides/own-objective.md", "python")[0]
+    (folder / "moon.py").write_text(text)
+
+
 def _explained(folder: Path) -> None:
     text = printed.texts("docs/guides/own-algorithm.md", "python")[1]
     (folder / "my_module.py").write_text(text.replace("Trimmed", "MyAlgorithm"))
@@ -130,6 +135,7 @@ GIVEN: dict[str, Callable[[Path], None]] = {
     "docs/explain.md": _explained,
     "docs/guides/own-algorithm.md": _own_algorithm,
     "docs/guides/own-data.md": _own_data,
+    "docs/guides/own-objective.md": _own_objective,
     "docs/guides/report.md": _compared,
     "docs/guides/run.md": _experiment("docs/guides/run.md"),
     "docs/robustness.md": _begun,
@@ -182,6 +188,8 @@ def script(page: str) -> str:
     pieces = [p for p in printed.texts(page, "python") if not needs_more(p)]
     if page == "docs/guides/own-algorithm.md":
         pieces = [pieces[-1]]
+    if page == "docs/guides/own-objective.md":  # tests of its own run both pieces
+        pieces = []
     return "\n".join(piece for piece in pieces if not piece.startswith((" ", "-")))
 
 
