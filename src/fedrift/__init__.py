@@ -1,6 +1,12 @@
 """fedrift: federated learning when the clients' data differ."""
 
+# ruff: noqa: E402
+
 from __future__ import annotations
+
+from fedrift.engine.interrupts import listen_if_program  # isort: skip
+
+listen_if_program()  # before anything else is imported
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -5,15 +5,21 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
+from fedrift.engine import interrupts
+
 
 def main() -> NoReturn:
-    """Imports only here, so that Ctrl-C while they last ends it without a word, too."""
-    try:
-        from fedrift import cli
+    """Imports only here: until they are done, Ctrl-C ends it without a word."""
+    interrupts.listen()
+    from fedrift import cli
 
-        cli.main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    try:
+        interrupts.work_begins()
+        code = cli.code_of(None)
+    except KeyboardInterrupt:  # while the last one was being answered
+        code = cli.INTERRUPTED
+    interrupts.work_ends()
+    sys.exit(code)
 
 
 if __name__ == "__main__":

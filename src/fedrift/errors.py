@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable
 
@@ -20,6 +19,8 @@ class RunError(RuntimeError):
 
 def unknown(kind: str, value: str, known: Iterable[str]) -> InputError:
     """`unknown algorithm 'fedagv': did you mean 'fedavg'? (known: …)`."""
+    import difflib
+
     names = sorted(known)
     close = difflib.get_close_matches(value.lower(), names, n=1, cutoff=CLOSE)
     hint = f": did you mean '{close[0]}'?" if close else ""

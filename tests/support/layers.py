@@ -140,7 +140,7 @@ LAYERS = (
         "merging comparison api conform explain presets watch adapters attack",
         "The command line.",
     ),
-    Layer("__main__", "cli", "The program `fedrift`."),
+    Layer("__main__", "engine cli", "The program `fedrift`."),
 )
 BY_NAME = {layer.name: layer for layer in LAYERS}
 
@@ -150,9 +150,10 @@ ALGORITHM_MAY_USE = "__future__ abc collections dataclasses functools math numpy
 # `fedrift --help` and wrong input answer without the second that `import torch` takes.
 WITHOUT_TORCH = (
     "version errors rng grammar config config.* figures figures.* report report.* watch "
-    "watch.* cli cli.* core.sampling core.faults core.devices data data.datasets data.partition "
-    "storage storage.jsonl storage.run_folder storage.fork engine engine.prepare engine.callbacks "
-    "engine.trackers presets presets.preset presets.page presets.running"
+    "watch.* cli cli.* core.sampling core.faults core.devices core.plain_files data data.datasets "
+    "data.partition storage storage.jsonl storage.run_folder storage.fork engine "
+    "engine.interrupts engine.prepare engine.callbacks engine.trackers presets presets.preset "
+    "presets.page presets.running"
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
@@ -102,7 +101,6 @@ def options(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The program `fedrift`: exit code 0 done, 1 failed, 2 the user's input, 130 interrupted."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     sys.exit(code_of(arguments))
 
 

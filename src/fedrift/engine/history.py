@@ -88,27 +88,26 @@ def is_finite(row: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def defer_interrupts() -> Generator[None]:
-    """Hold back SIGINT, and SIGTERM where it does the same: what is half recorded could not be
-    continued exactly.
+    """Hold back SIGINT and SIGTERM: what is half recorded could not be continued exactly.
 
-    Only the main thread is ever interrupted; elsewhere, and under a handler that is not
-    Python's, nothing is changed.
+    Only the main thread is ever interrupted; elsewhere, and where no function of Python hears a
+    signal, nothing is changed.
     """
-    usual = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(usual):
+    both = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = {number: usual for number, usual in both.items() if callable(usual)}
+    if threading.current_thread() is not threading.main_thread() or not heard:
         yield
         return
-    both = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) == usual]
-    pending: list[Any] = []
-    for one in both:
-        signal.signal(one, lambda *details: pending.append(details))
+    pending: list[tuple[int, Any]] = []
+    for number in heard:
+        signal.signal(number, lambda *details: pending.append(details))
     try:
         yield
     finally:
-        for one in both:
-            signal.signal(one, usual)
+        for number, usual in heard.items():
+            signal.signal(number, usual)
         if pending:
-            usual(*pending[-1])
+            heard[signal.Signals(pending[-1][0])](*pending[-1])
 
 
 @dataclass

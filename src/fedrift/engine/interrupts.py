@@ -1,0 +1,118 @@
+"""Ctrl-C and SIGTERM, heard alike from the first line of the program `fedrift` to its last.
+
+Python raises KeyboardInterrupt wherever it is. That is right while a command works, and wrong while
+modules are imported: libraries half imported answer with other errors, with crashes, or with none.
+So a signal ends the program at once as long as nothing has begun, waits for the end of an import
+later on, and is no matter when all is done. A second one does not wait.
+
+Only the program listens; `import fedrift` in somebody's own changes nothing. Little is imported
+here, because nobody listens until it is.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import sys
+import time
+from types import FrameType
+
+from fedrift.errors import INTERRUPTED
+
+PATIENCE = 0.05  # seconds between two looks at whether an import is over
+STARTING, WORKING, ENDING = range(3)
+
+
+class Listener:
+    """The handler of both signals."""
+
+    def __init__(self) -> None:
+        self.stage = STARTING
+        self._thread = _thread.get_ident()
+        self._waits = self._is_ours = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        is_ours, self._is_ours = self._is_ours, False
+        if self.stage == STARTING or (self._waits and not is_ours):
+            os._exit(INTERRUPTED)
+        self._waits = self.stage == ENDING or is_importing(frame)
+        if not self._waits:
+            raise KeyboardInterrupt
+        if self.stage == WORKING:
+            self.repeat(number)
+
+    def repeat(self, number: int) -> None:
+        """The same signal a little later."""
+        self._waits = True
+        _thread.start_new_thread(self._send, (number,))
+
+    def _send(self, number: int) -> None:
+        time.sleep(PATIENCE)
+        self._is_ours = True
+        if hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(self._thread, number)
+        else:
+            signal.raise_signal(number)
+
+    def unraisable(self, details: sys.UnraisableHookArgs) -> None:
+        """Ctrl-C where Python raises nothing, as in a finalizer: neither lost nor printed."""
+        if issubclass(details.exc_type, KeyboardInterrupt):
+            self.repeat(signal.SIGINT)
+        else:
+            sys.__unraisablehook__(details)
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported, or made by `exec` of a text: out of that, Python ends
+    with a signal of its own whatever is done about the exception."""
+    while frame is not None and frame.f_back is not None:
+        code = frame.f_code
+        if code.co_filename.startswith("<frozen importlib"):
+            return True
+        if code.co_filename == "<string>" and code.co_name == "<module>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+_listener: list[Listener] = []
+
+
+def is_program() -> bool:
+    """Whether this process is the program: `fedrift`, or `python -m fedrift`, whose arguments
+    begin with `-m` until it is found."""
+    first = sys.argv[0] if sys.argv else ""
+    if first == "-m":
+        words = sys.orig_argv
+        return "-mfedrift" in words or words[words.index("-m") + 1 :][:1] == ["fedrift"]
+    return os.path.basename(first) in ("fedrift", "fedrift.exe")
+
+
+def listen() -> None:
+    """From now on; a signal that is ignored, as in the background of a shell, stays so."""
+    if _listener:
+        return
+    _listener.append(Listener())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _listener[0])
+
+
+def work_begins() -> None:
+    """Signals are exceptions from now on."""
+    for listener in _listener:
+        listener.stage = WORKING
+        sys.unraisablehook = listener.unraisable
+
+
+def work_ends() -> None:
+    """Nothing is left to interrupt."""
+    for listener in _listener:
+        listener.stage = ENDING
+
+
+def listen_if_program() -> None:
+    """What importing the package does first."""
+    if is_program():
+        listen()
