@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedrift import presets
+from fedrift.core.plain_files import replace_text
 from fedrift.presets.page import Measured, overview, picture, preset_page
 from fedrift.presets.running import finished
-from fedrift.storage.jsonl import Record, dump, read_file, replace_text
+from fedrift.storage.jsonl import Record, dump, read_file
 
 DOCS = Path(__file__).resolve().parent
 PAGE, FIGURES, DATA = DOCS / "results.md", DOCS / "results", DOCS / "results" / "data"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 
@@ -29,7 +30,17 @@ def unknown(kind: str, value: str, known: Iterable[str]) -> InputError:
 
 def sentence(error: BaseException) -> str:
     """What to say of a run that failed; an error of ours is a sentence already."""
-    return str(error) if isinstance(error, (InputError, RunError)) else describe(error)
+    if isinstance(error, (InputError, RunError)):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror and not _line_of_own_code(error):
+        where = f"'{error.filename}'" if error.filename else "the disk"
+        return f"{where} cannot be used: {error.strerror}"
+    return describe(error)
+
+
+def why(error: Exception) -> str:
+    """What the system says about a path, as a part of a sentence."""
+    return str(getattr(error, "strerror", None) or error)
 
 
 def describe(error: BaseException) -> str:
@@ -58,6 +69,16 @@ def bytes_text(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} PB"
+
+
+def is_of_disk(error: BaseException) -> bool:
+    """A disk that is full, read-only or broken: no fault of what was asked for."""
+    return isinstance(error, OSError) and error.errno in (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EIO,
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -66,7 +66,7 @@ LAYERS = (
         "errors rng core data config storage",
         "Where visits to clients run: in this process, in workers, stacked, on Ray.",
     ),
-    Layer("figures", "errors storage", "Figures, drawn from numbers alone."),
+    Layer("figures", "errors core storage", "Figures, drawn from numbers alone."),
     Layer(
         "engine",
         "version errors grammar rng core algorithms data config adapters models storage backends "
@@ -131,12 +131,12 @@ LAYERS = (
     ),
     Layer(
         "watch",
-        "errors config storage figures",
+        "errors core config storage figures",
         "Runs while they run: a page on this machine that reads their folders.",
     ),
     Layer(
         "cli",
-        "errors grammar data config storage backends engine report analysis federation "
+        "errors grammar core data config storage backends engine report analysis federation "
         "merging comparison api conform explain presets watch adapters attack",
         "The command line.",
     ),

@@ -64,17 +64,13 @@ def write(folder: Path, files: Mapping[str, Any]) -> Path:
     """Writes each file as a whole."""
     from safetensors.torch import save
 
-    from fedrift.storage.jsonl import dump, replace_bytes
+    from fedrift.core.plain_files import write_file
+    from fedrift.storage.jsonl import dump
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            if name.endswith(".json"):
-                data = (dump(content, indent=1) + "\n").encode()
-            else:
-                plain = {n: t.detach().cpu().contiguous().clone() for n, t in content.items()}
-                data = save(plain)
-            replace_bytes(folder / name, data)
-    except OSError as error:
-        raise InputError(f"'{folder}' cannot be written: {error.strerror}") from None
+    for name, content in files.items():
+        if name.endswith(".json"):
+            write_file(folder / name, dump(content, indent=1) + "\n")
+        else:
+            plain = {n: t.detach().cpu().contiguous().clone() for n, t in content.items()}
+            write_file(folder / name, save(plain))
     return folder

@@ -11,8 +11,9 @@ from fedrift.analysis import cka, classes, drift, hessian, landscape, prediction
 from fedrift.analysis.case import Case, DrawTogether, Finding, Measure, NotMeasured, Options
 from fedrift.analysis.saved import analysis_folder, write_json
 from fedrift.analysis.sharpness import measure as measure_sharpness
+from fedrift.core.plain_files import write_file
 from fedrift.figures.style import empty_figure
-from fedrift.storage.jsonl import Record, replace_bytes
+from fedrift.storage.jsonl import Record
 
 MEASURES: dict[str, Measure] = {
     "hessian": hessian.measure,
@@ -117,6 +118,5 @@ def draw_file(draw: object, path: Path) -> Path:
     dated: dict[str, object] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with rc_context({"svg.hashsalt": "fedrift", "pdf.fonttype": 42}):
         figure.savefig(content, format=ending, dpi=160, metadata=dated.get(ending))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_bytes(path, content.getvalue())
+    write_file(path, content.getvalue())
     return path

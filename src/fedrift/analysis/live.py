@@ -21,13 +21,14 @@ from fedrift.config.analyses import PLAN, LivePlan
 from fedrift.core.algorithm import EvaluatedModel, Exchange
 from fedrift.core.flat import Vec
 from fedrift.core.messages import pack
+from fedrift.core.plain_files import write_file
 from fedrift.engine import recorder
 from fedrift.engine.callbacks import Callback, Plan, RoundReport
 from fedrift.engine.plan import Task
 from fedrift.engine.result import Result
 from fedrift.figures import clients as pictures
 from fedrift.storage.client_state import Store
-from fedrift.storage.jsonl import Record, dump, encode, replace_bytes
+from fedrift.storage.jsonl import Record, dump, encode
 from fedrift.storage.run_folder import ANALYSIS, load
 
 ENDINGS = ("svg", "png")
@@ -73,9 +74,9 @@ class LiveAnalysis(Callback):
         self._store = plan.states
         self._rows = list(load(self.folder).rounds) if plan.resumed_from else []
         analysis_folder(self.folder)
-        replace_bytes(self.folder / PLAN, f"{self.plan}\n".encode())
+        write_file(self.folder / PLAN, f"{self.plan}\n")
         kept = [row for row in read_observed(self.folder) if row["round"] <= plan.resumed_from]
-        replace_bytes(self._file, "".join(dump(row) + "\n" for row in kept).encode("utf-8"))
+        write_file(self._file, "".join(dump(row) + "\n" for row in kept))
 
     def looks_at(self, round: int) -> bool:
         return self._is_on and self.plan.is_due(round)

@@ -17,17 +17,18 @@ from fedrift.analysis.case import Case
 from fedrift.config.own_code import IN_PYTHON
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Vec
+from fedrift.core.plain_files import write_file
 from fedrift.core.problem import Problem
 from fedrift.engine.identity import differences
 from fedrift.engine.ledger import Ledger
 from fedrift.engine.plan import Task
 from fedrift.engine.prepare import Prepared, prepare
 from fedrift.engine.task import Tensors, task_from_spec
-from fedrift.errors import InputError
+from fedrift.errors import InputError, RunError, is_of_disk
 from fedrift.storage import checkpoint, run_folder
 from fedrift.storage.checkpoint import Checkpoint
 from fedrift.storage.client_state import Store
-from fedrift.storage.jsonl import Record, dump, read_lines, replace_bytes
+from fedrift.storage.jsonl import Record, dump, read_lines
 from fedrift.storage.run_folder import ANALYSIS, RunRecord
 
 ROUNDS, WEIGHTS = "rounds.jsonl", "weights"
@@ -182,13 +183,14 @@ def analysis_folder(run: Path) -> Path:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise InputError(f"'{folder}' cannot be made: {error.strerror}") from None
+        kind = RunError if is_of_disk(error) else InputError
+        raise kind(f"'{folder}' cannot be made: {error.strerror}") from None
     return folder
 
 
 def write_json(path: Path, record: Record) -> Path:
     """Replaces a file as a whole."""
-    replace_bytes(path, (dump(record, indent=1) + "\n").encode("utf-8"))
+    write_file(path, dump(record, indent=1) + "\n")
     return path
 
 
@@ -202,9 +204,8 @@ def keep_weights(run: Path, round: int, names: Sequence[str], w: Sequence[torch.
     from safetensors.numpy import save
 
     folder = analysis_folder(run) / WEIGHTS
-    folder.mkdir(exist_ok=True)
     arrays = {n: np.array(t.detach().cpu().numpy()) for n, t in zip(names, w, strict=True)}
-    replace_bytes(folder / f"{round:06d}.safetensors", save(arrays))
+    write_file(folder / f"{round:06d}.safetensors", save(arrays))
 
 
 def read_snapshots(run: Path, names: Sequence[str]) -> dict[int, Vec]:

@@ -38,6 +38,7 @@ from fedrift.errors import (
     RunError,
     describe,
     is_out_of_memory,
+    sentence,
 )
 
 app = typer.Typer(
@@ -129,6 +130,8 @@ def code_of(arguments: Sequence[str] | None) -> int:
         return DONE
     except RunError as error:
         return complain(str(error), FAILED, error)
+    except OSError as error:
+        return complain(sentence(error), FAILED, error)
     except Exception as error:
         if is_out_of_memory(error):
             fix = "use a smaller model, batch or data set, or fewer workers"

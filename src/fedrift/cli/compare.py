@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedrift.cli.compare_view import findings, remarks, table, watcher
-from fedrift.cli.console import console
+from fedrift.cli.console import console, one_line
 from fedrift.cli.run import TRACK, WATCH, given_flags, with_settings
 from fedrift.cli.watch import page_beside
 from fedrift.config.backends import starts_workers
 from fedrift.config.grid import COMPARISON, Cell, Entrant, Grid, from_toml, seeds_of
 from fedrift.config.spec import FIELDS, Spec
 from fedrift.config.tuning import searches
+from fedrift.core.plain_files import write_file
 from fedrift.engine.trackers import tracks
 from fedrift.errors import INTERRUPTED, InputError
 from fedrift.report.statistics.findings import as_records
-from fedrift.storage.jsonl import dump, replace_text
+from fedrift.storage.jsonl import dump
 
 if TYPE_CHECKING:
     from fedrift.comparison import Comparison
@@ -86,7 +87,8 @@ def run_comparison(
     _show(made, as_json=as_json)
     failed = [o for o in made.outcomes if o.result is None]
     for outcome in failed:
-        print(f"failed: {outcome.item.label}: {outcome.error}", file=sys.stderr)
+        failure = one_line(f"failed: {outcome.item.label}: {outcome.error}")
+        print(failure, file=sys.stderr)
     if failed:
         raise typer.Exit(1)
 
@@ -115,8 +117,7 @@ def _made(
             cells = grid.cells()
             watch.restart(cells)
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            replace_text(folder / COMPARISON, grid.to_toml())
+            write_file(folder / COMPARISON, grid.to_toml())
         how = (grid.base.workers, watch.callbacks, wanted, grid.base.backend)
         return comparison.run_grid(cells, folder, *how)
     except KeyboardInterrupt:

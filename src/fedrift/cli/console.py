@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,8 +18,15 @@ WIDE = 160  # columns when nobody says otherwise, so that lines in a pipe stay w
 def console(*, errors: bool = False) -> Console:
     """Standard output, or standard error for everything that is not the answer."""
     from rich.console import Console
+    from rich.segment import Segment
 
     class Screen(Console):
+        def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+            """Colours and movements are ours; what the text itself holds of them is shown."""
+            for one in super().render(renderable, options):
+                is_ours = one.control or one.text.replace("\n", "").isprintable()
+                yield one if is_ours else Segment(visible(one.text), one.style)
+
         def on_broken_pipe(self) -> None:
             """Without a reader the answer is at its end; without one of the rest, work goes on."""
             if not errors:
@@ -45,5 +53,9 @@ def complain(message: str, code: int, error: BaseException | None = None) -> int
 
 def one_line(text: str) -> str:
     """No line breaks and no control characters: what the user typed may hold any."""
-    words = " ".join(text.split())
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in words)
+    return visible(" ".join(text.split()))
+
+
+def visible(text: str) -> str:
+    """Text of strangers: what would move the cursor or change colours is spelled instead."""
+    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)

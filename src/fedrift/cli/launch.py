@@ -11,7 +11,8 @@ from typing import Any
 
 import typer
 
-from fedrift.cli.console import console, loss_text
+from fedrift.backends import cores
+from fedrift.cli.console import console, loss_text, visible
 from fedrift.cli.progress import Watcher, watcher
 from fedrift.config.analyses import LivePlan, parse_live_plan
 from fedrift.config.backends import starts_workers
@@ -22,7 +23,13 @@ from fedrift.errors import INTERRUPTED, InputError
 from fedrift.report.numbers import bytes_text, seconds_text
 from fedrift.storage.fork import Origin, read_origin
 from fedrift.storage.jsonl import dump
-from fedrift.storage.run_folder import SPEC, check_free, check_idle, check_plain_files, read_spec
+from fedrift.storage.run_folder import (
+    check_free,
+    check_idle,
+    check_plain_files,
+    holds_run,
+    read_spec,
+)
 
 # The table of `--profile`: milliseconds of every round by kind of work.
 
@@ -122,7 +129,7 @@ def start(
 
 def _is_same(spec: Spec, folder: Path) -> bool:
     """The folder holds the beginning of this very run: the same command goes on with it."""
-    if not (folder / SPEC).is_file():
+    if not holds_run(folder):
         return False
     check_plain_files(folder)
     if read_origin(folder) is not None:
@@ -140,7 +147,7 @@ def _is_same(spec: Spec, folder: Path) -> bool:
 def check_trust(folder: Path, trust: bool) -> tuple[Spec, Origin | None]:
     """What a folder says it is. It may come from anybody: links in it are not followed, and code
     or clusters that its specs name are used only when that is wanted."""
-    spec = read_spec(folder)
+    spec = modest(read_spec(folder))
     check_plain_files(folder)
     origin = read_origin(folder)
     if spec.data == IN_PYTHON:  # the caller says what is possible with it
@@ -149,6 +156,13 @@ def check_trust(folder: Path, trust: bool) -> tuple[Spec, Origin | None]:
     if named and not trust:
         raise InputError(f"'{folder}' would use '{named[0]}'; if you trust it, add --trust-code")
     return spec, origin
+
+
+def modest(spec: Spec) -> Spec:
+    """A folder's spec, which may be another's, with no more workers than this machine has cores:
+    the bits do not depend on them."""
+    is_much = isinstance(spec.workers, int) and spec.workers > max(1, cores())
+    return replace(spec, workers="auto") if is_much else spec
 
 
 def execute(
@@ -189,7 +203,7 @@ def execute(
         )
     except KeyboardInterrupt:
         watch.close()
-        print(_interrupted(watch, spec, folder), file=sys.stderr)
+        print(visible(_interrupted(watch, spec, folder)), file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     finally:
         watch.close()

@@ -11,7 +11,7 @@ import typer
 from fedrift.cli.run import TRACK
 from fedrift.errors import InputError
 
-TRUST = "Allow the folder's spec to use the code (package.module:name) or cluster it names."
+TRUST = "Allow the folder's spec to use code (package.module:name), data or clusters of others."
 
 
 def resume(

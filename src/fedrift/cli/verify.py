@@ -184,9 +184,10 @@ def fingerprint_of(record: RunRecord, task: Task) -> str:
 def run_again(record: RunRecord, rounds: int | None, workers: str | None, quiet: bool) -> Verdict:
     """Run it once more, or its first rounds, and compare."""
     from fedrift.api import run_spec
+    from fedrift.cli.launch import modest
     from fedrift.cli.progress import watcher
 
-    spec = replace(record.spec, out=None)
+    spec = modest(replace(record.spec, out=None))
     if workers is not None:
         field = FIELDS["workers"]
         spec = replace(spec, workers=field.read(field.parse(workers, "workers"), "workers"))

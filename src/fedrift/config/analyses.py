@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedrift.core.plain_files import read_plain
 from fedrift.errors import InputError, unknown
 from fedrift.grammar import number
 
@@ -85,8 +86,7 @@ LONGEST_PLAN = 1000  # characters
 def read_live_plan(run: Path) -> LivePlan | None:
     """What a run that was interrupted was measuring; None if nothing."""
     try:
-        with (run / PLAN).open(encoding="utf-8") as file:
-            return parse_live_plan(file.read(LONGEST_PLAN).strip())
+        return parse_live_plan(read_plain(run / PLAN, LONGEST_PLAN).decode("utf-8").strip())
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

@@ -39,7 +39,8 @@ IN_PYTHON = "python"  # stands for data and model that were given as objects
 def foreign_code(spec: Spec) -> list[str]:
     """`module:name` of the algorithm, the data, the model and the loss, where they are foreign.
 
-    So is a cluster by its address: whoever owns it sends pickled replies.
+    So are data that a name is enough to fetch, and a cluster by its address: whoever owns it sends
+    pickled replies.
     """
     names = algorithms.own_code(parse(spec.algorithm, "algorithm"))
     names += _of_data(spec.data) if spec.data != IN_PYTHON else []
@@ -52,6 +53,8 @@ def foreign_code(spec: Spec) -> list[str]:
 
 def _of_data(text: str) -> list[str]:
     data = parse(text, "data")
+    if data.name == "huggingface" and not os.path.isdir(os.path.expanduser(data.value or "")):
+        return [text]  # fetched from elsewhere, by a library that may run what it finds there
     if data.name != FEATURES:
         return [] if data.name in DATA else [text]
     extractor = choose_model(extractor_text(data))

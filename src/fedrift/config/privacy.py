@@ -39,6 +39,14 @@ class Robustness:
     def __str__(self) -> str:
         return self.kind if self.kind == "median" else f"{self.kind}:{self.value:g}"
 
+    def check_replies(self, number: int) -> None:
+        """Krum compares each reply with its nearest neighbours."""
+        least = int(self.value) + 3 if self.kind in ("krum", "multikrum") else 1
+        if number < least:
+            raise InputError(
+                f"aggregate '{self}' needs at least {least} replies in a round, not {number}"
+            )
+
     def trimmed(self, replies: int) -> int:
         """How many are left out at either end."""
         return min(int(self.value * replies + 1e-9), (replies - 1) // 2)

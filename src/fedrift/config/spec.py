@@ -14,6 +14,7 @@ from fedrift.config.adapters import parse_adapter
 from fedrift.config.privacy import parse_aggregate, parse_privacy
 from fedrift.core.devices import parse_devices, parse_late
 from fedrift.core.faults import parse_faults
+from fedrift.core.plain_files import read_plain
 from fedrift.errors import InputError, unknown
 from fedrift.grammar import Named, parse
 
@@ -25,12 +26,11 @@ LARGEST_FILE = 1 << 20  # bytes; a spec is a page of text
 def read_toml(path: Path) -> dict[str, object]:
     """The values of a TOML file that nobody vouches for."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(LARGEST_FILE + 1)
-    except OSError as error:
-        raise InputError(f"spec '{path}' cannot be read: {error.strerror}") from None
-    if len(raw) > LARGEST_FILE:
-        raise InputError(f"spec '{path}' is larger than {LARGEST_FILE} bytes; it is no spec")
+        raw = read_plain(path, LARGEST_FILE)
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        raise InputError(
+            f"spec '{path}' cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
     try:
         return tomllib.loads(raw.decode("utf-8"))
     except UnicodeDecodeError:

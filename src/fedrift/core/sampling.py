@@ -42,6 +42,13 @@ class Participation:
             return all(len(ids) == self.population for ids in self.schedule)
         return self.share >= 1.0 if self.kind == "bernoulli" else self.size == self.population
 
+    @property
+    def at_best(self) -> int:
+        """As many clients as every round can have."""
+        if self.kind == "explicit":
+            return min(map(len, self.schedule), default=0)
+        return self.population if self.kind == "bernoulli" else self.size
+
     def everybody(self) -> np.ndarray:
         """All who can ever be drawn."""
         if self.kind == "explicit":

@@ -78,6 +78,9 @@ def _refuse_kinds(value: Any, field: str) -> None:
         raise InputError(
             f"{field}: is a nested tensor; pad it to one length (torch.nested.to_padded_tensor)"
         )
+    if isinstance(value, Tensor) and (value.is_quantized or value.is_meta):
+        fix = "holds no numbers (meta)" if value.is_meta else "is quantized; give x.dequantize()"
+        raise InputError(f"{field}: {fix}")
     if isinstance(value, Tensor) and value.layout != torch.strided:
         raise InputError(f"{field}: is sparse ({value.layout}); give x.to_dense()")
 

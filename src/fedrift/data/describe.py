@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from fedrift.core.plain_files import write_file
 from fedrift.data.assignment import Floats, Ints, Partition
 from fedrift.errors import InputError
 
@@ -152,15 +153,9 @@ def save_picture(statistics: Statistics, path: str | Path, class_names: Sequence
     if path.suffix.lower() not in FORMATS:
         raise InputError(f"picture '{path}' must end in {', '.join(FORMATS)}")
     figure = draw(statistics, class_names)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(temporary, dpi=150)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise InputError(f"cannot write the picture '{path}': {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:].lower(), dpi=150)
+    write_file(path, content.getvalue())
     return path
 
 

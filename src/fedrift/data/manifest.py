@@ -6,17 +6,16 @@ Keys: `format` ("fedrift-partition"), `version` (1), `scheme`, `seed`, `clients`
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedrift.core.plain_files import read_plain, write_file
 from fedrift.data.assignment import Ints, Partition
 from fedrift.errors import InputError
 
@@ -76,20 +75,7 @@ def save(partition: Partition, y: npt.ArrayLike, path: str | Path) -> Path:
 
 
 def _write(path: Path, text: str) -> Path:
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # In the same folder, since os.replace is atomic only within one file system.
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide the file from colleagues
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        raise InputError(f"cannot write the manifest '{path}': {error.strerror}") from error
+    write_file(path, text)
     return path
 
 
@@ -105,14 +91,15 @@ def load(path: str | Path, y: npt.ArrayLike) -> Partition:
 
 def _read(path: Path, most: int) -> Any:
     try:
-        if not path.is_file():
-            raise _Refused("no such file")
-        with path.open("rb") as file:
-            raw = file.read(most + 1)
+        raw = read_plain(path, most)
+    except FileNotFoundError:
+        raise _Refused("no such file") from None
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            raise _Refused(
+                f"over {most:,} bytes, too large for these data; was it made for them?"
+            ) from None
         raise _Refused(f"cannot be read ({error})") from None
-    if len(raw) > most:
-        raise _Refused(f"over {most:,} bytes, too large for these data; was it made for them?")
     try:
         return json.loads(raw.decode("utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:

@@ -96,11 +96,8 @@ class RobustReducer:
         if self.how.kind not in ("krum", "multikrum"):
             return self._values
         n, f = len(self._values), int(self.how.value)
+        self.how.check_replies(n)
         near = n - f - 2
-        if near < 1:
-            raise InputError(
-                f"aggregate '{self.how}' needs at least {f + 3} replies in a round, not {n}"
-            )
         flat = torch.stack([_flat(values) for values in self._values])
         distances = torch.stack([(flat - row).square().sum(dim=1) for row in flat])
         scores = distances.sort(dim=1).values[:, 1 : near + 1].sum(dim=1)
@@ -264,6 +261,8 @@ def check_protection(
             f"{what}: running statistics of batch normalisation are sent as they are; use a model "
             "with group normalisation or none"
         )
+    if robust is not None:
+        robust.check_replies(who.at_best)
     if private is None:
         return who, Aggregation(robust=robust), None
     check_uploads([method.signature.up for method in methods], "privacy")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -41,14 +40,14 @@ from fedrift.engine.plan import Task, check_fits, cost_of, gradients_of, plan, w
 from fedrift.engine.result import Result
 from fedrift.engine.resume import (
     check_fit,
-    full,
     has_more_rounds,
     is_complete,
     is_longer,
     prolong,
     resume,
+    unwritable,
 )
-from fedrift.errors import InputError, RunError
+from fedrift.errors import InputError, RunError, is_of_disk
 from fedrift.models.text import continuations
 from fedrift.storage.client_state import States, Store
 from fedrift.storage.fork import Origin
@@ -314,24 +313,28 @@ def _execute(
     # Without a folder, clients' models are in the store, which goes with the result.
     lives_on = rows is not None and folder is None and has_models(task)
     engine = Engine(task.algorithm, problem, chosen, store, settings, history, meter)
+    is_refused = False
     try:
         finished = engine.run()
         engine.save()
         meter.ended(number)
     except BaseException as error:
+        is_refused = isinstance(error, InputError) and not again and not progress.round
         with suppress(Exception):  # the first error is the one to tell
             engine.interrupted(evaluator)
             if pool is None:  # else it is the comparison that is interrupted
                 models = None if rows is None or folder is None else ClientModels(task, folder.path)
                 so_far = result_of(task, engine.so_far(), folder, meter.rounds, models)
                 vars(error)["result"] = so_far
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RunError(full(store.scratch, folder)) from error
+        if isinstance(error, OSError) and is_of_disk(error):
+            raise RunError(unwritable(error, store.scratch, folder)) from error
         raise
     finally:
         chosen.close()
         if not lives_on or sys.exception() is not None:
             store.close()
+        if folder is not None and is_refused:  # as if it had been refused at once
+            folder.withdraw()
     if is_origin and finished.status == "stopped":
         return None
     models = None
@@ -340,5 +343,8 @@ def _execute(
         models = ClientModels(task, end or (None if folder is None else folder.path))
     result = result_of(task, finished, folder, meter.rounds, models)
     if folder is not None:
-        recorder.RunRecorder(folder).finish(result.tensors(), result.summary())
+        try:
+            recorder.RunRecorder(folder).finish(result.tensors(), result.summary())
+        except OSError as error:
+            raise RunError(unwritable(error, store.scratch, folder)) from error
     return result

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from fedrift import backends, models
 from fedrift.config.models import DIMENSIONS, extractor_text
 from fedrift.core.isolation import one_thread
+from fedrift.core.plain_files import replace_bytes
 from fedrift.core.problem import define
 from fedrift.data import datasets, files
 from fedrift.data.checks import Targets
@@ -29,7 +30,6 @@ from fedrift.data.samples import DataSet
 from fedrift.errors import InputError
 from fedrift.grammar import Named, number, parse
 from fedrift.rng import torch_seed
-from fedrift.storage.jsonl import replace_bytes
 
 FORM = 1  # of the files; another number makes everything anew
 BATCH = 16  # images at a time: more do not fit into a core's cache

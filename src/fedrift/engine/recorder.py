@@ -19,7 +19,7 @@ from fedrift.data.split import Split
 from fedrift.errors import InputError
 from fedrift.storage import checkpoint
 from fedrift.storage.checkpoint import Checkpoint
-from fedrift.storage.run_folder import SPEC, RunFolder, read_environment
+from fedrift.storage.run_folder import RunFolder, holds_run, read_environment
 from fedrift.version import VERSION
 
 SHORTEST = 10.0  # seconds between checkpoints
@@ -75,7 +75,7 @@ def open_folder(
     `differences` says what of the run is not what an environment tells; `is_longer` if that is only
     that it has more rounds.
     """
-    if not (path / SPEC).exists():
+    if not holds_run(path):
         return RunFolder.create(path, spec, environment(), clients(), origin), False
     known = read_environment(path)
     others = differences(known)

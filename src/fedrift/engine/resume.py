@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 import zlib
 from collections.abc import Mapping
@@ -154,11 +155,16 @@ def check_fit(task: Task, first: Task) -> None:
         )
 
 
-def full(place: str, folder: RunFolder | None) -> str:
+def unwritable(error: OSError, place: str, folder: RunFolder | None) -> str:
+    """What to say of a disk that takes no more; finished rounds stand in the folder."""
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    where = place if folder is None else folder.path
+    what = f"the disk of '{where}' is full" if is_full else f"'{where}': {error.strerror}"
     if folder is None:
-        return f"the disk of '{place}' is full, and client states go there; set TMPDIR to another"
+        return f"{what}, and client states go there; set TMPDIR to another"
+    fix = "make room" if is_full else "make it writable"
     return (
-        f"the disk of '{folder.path}' is full; what was finished is kept: make room, then go on "
+        f"{what}; what was finished is kept: {fix}, then go on "
         f"with the same command or: fedrift resume {shlex.quote(str(folder.path))}"
     )
 

@@ -158,15 +158,15 @@ def _checked(file: Path) -> Path:
 
 def write_file(story: Story, texts: Texts, about: list[str], again: str, file: Path) -> None:
     """The page, or the picture."""
-    from fedrift.report import replace_file
+    from fedrift.core.plain_files import write_file
 
     ending = file.suffix.lower()
     if ending in PICTURES:
-        replace_file(file, _drawn(story, texts, ending[1:], DPI))
+        write_file(file, _drawn(story, texts, ending[1:], DPI))
         return
     from fedrift.explain.page import document
 
-    replace_file(file, document(story, texts, about, again))
+    write_file(file, document(story, texts, about, again))
 
 
 def _drawn(story: Story, texts: Texts, ending: str, dpi: int) -> bytes:

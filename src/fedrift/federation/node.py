@@ -15,6 +15,7 @@ from fedrift.backends.codec import Codec, Piece, Pieces, Refused, SummedMessage,
 from fedrift.backends.visit import Call, Reply, Visitor
 from fedrift.core.algorithm import Signature, is_evaluation, owner_of
 from fedrift.core.isolation import borrowed_generators
+from fedrift.core.plain_files import replace_bytes
 from fedrift.federation.protocol import (
     Envelope,
     Value,
@@ -25,7 +26,6 @@ from fedrift.federation.protocol import (
     read_header,
     report_header,
 )
-from fedrift.storage.jsonl import replace_bytes
 from fedrift.storage.shared_memory import DTYPES
 
 LARGEST = 8.0  # value that can be masked

@@ -14,6 +14,7 @@ from fedrift.backends.visit import Visitor
 from fedrift.core.algorithm import Signature, parts
 from fedrift.core.evaluation import Evaluator
 from fedrift.core.isolation import one_thread
+from fedrift.core.plain_files import replace_bytes
 from fedrift.engine import execute, recorder
 from fedrift.engine.callbacks import Callback
 from fedrift.engine.plan import Task
@@ -24,7 +25,7 @@ from fedrift.federation.membership import Membership, Transport
 from fedrift.federation.remote import NodeStates, Remote
 from fedrift.federation.task import experiment_id, make_server_task
 from fedrift.federation.visibility import phases
-from fedrift.storage.jsonl import dump, read_file, replace_bytes
+from fedrift.storage.jsonl import dump, read_file
 from fedrift.storage.run_folder import CLIENTS
 
 DEADLINE = 600.0  # seconds an exchange may take

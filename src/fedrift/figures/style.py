@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+
+from fedrift.core.plain_files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,8 +96,9 @@ def save(figure: Figure, path: Path) -> Path:
     if path.suffix.lower() not in SUFFIXES:
         known = ", ".join(sorted(SUFFIXES))
         raise InputError(f"picture '{path}': the ending must be one of {known}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:].lower(), dpi=160)
+    write_file(path, content.getvalue())
     return path
 
 

@@ -20,6 +20,7 @@ from fedrift.core.evaluation import Evaluator, combine, evaluate_chunk
 from fedrift.core.flat import Batch, Vec, count, take
 from fedrift.core.isolation import one_thread
 from fedrift.core.messages import Size
+from fedrift.core.plain_files import write_file
 from fedrift.core.problem import Problem
 from fedrift.engine.ledger import Entry, Ledger
 from fedrift.engine.result import Result
@@ -27,7 +28,7 @@ from fedrift.errors import InputError
 from fedrift.merging import rules
 from fedrift.merging.statistics import fisher_information, gram_matrices
 from fedrift.rng import generator
-from fedrift.storage.jsonl import dump, replace_bytes
+from fedrift.storage.jsonl import dump
 
 SAMPLES = {"fisher": 200, "regmean": 2000, "evolve": 200}
 """Of each model's own data, where a rule looks at any."""
@@ -127,14 +128,10 @@ class Merged:
         from safetensors.torch import save
 
         folder = Path(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            tensors = {**self.problem.layout.named(self.weights), **self.buffers}
-            whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-            replace_bytes(folder / "model.safetensors", save(whole))
-            replace_bytes(folder / "merge.json", (dump(self.record(), indent=1) + "\n").encode())
-        except OSError as error:
-            raise InputError(f"out '{folder}' cannot be written: {error.strerror}") from None
+        tensors = {**self.problem.layout.named(self.weights), **self.buffers}
+        whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+        write_file(folder / "model.safetensors", save(whole))
+        write_file(folder / "merge.json", dump(self.record(), indent=1) + "\n")
         return folder
 
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedrift.config.backends import starts_workers
 from fedrift.config.grid import COMPARISON, Cell, Grid
+from fedrift.core.plain_files import write_file
 from fedrift.errors import InputError, RunError
 from fedrift.presets import studies
 from fedrift.presets.findings import Findings, Tell
 from fedrift.presets.preset import Part, Preset, Size
-from fedrift.storage.jsonl import Record, dump, read_file, replace_text
+from fedrift.storage.jsonl import Record, dump, read_file
 
 if TYPE_CHECKING:
     from fedrift.comparison import CallbacksOf
@@ -139,7 +140,7 @@ def _part(
             "seconds": before.get("seconds", 0.0) + time.perf_counter() - began,
             "processor": _added(before.get("processor", 0.0), worked, cpu_seconds()),
         }
-        replace_text(place / ELAPSED, dump(elapsed) + "\n")
+        write_file(place / ELAPSED, dump(elapsed) + "\n")
     record: Record = {
         "key": key,
         "preset": order.preset.name,
@@ -153,7 +154,7 @@ def _part(
         **_surroundings(),
         "findings": findings.record(),
     }
-    replace_text(place / FINDINGS, dump(record, indent=1) + "\n")
+    write_file(place / FINDINGS, dump(record, indent=1) + "\n")
     return record
 
 
@@ -182,7 +183,7 @@ def _compare(
         with watching(replace(grid, entrants=tuple(trials), axes={}).cells()) as callbacks:
             grid = comparison.tuned(grid, part.tune, place, callbacks)
         cells = grid.cells()
-    replace_text(place / COMPARISON, grid.to_toml())
+    write_file(place / COMPARISON, grid.to_toml())
     with watching(cells) as callbacks:
         comparison_made = comparison.run_grid(
             cells, place, grid.base.workers, callbacks, backend=grid.base.backend

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Protocol, runtime_checkable
 
 from fedrift.config.grid import COMPARISON
+from fedrift.core.plain_files import read_plain, write_file
 from fedrift.errors import InputError, unknown
 from fedrift.report import formats, provenance, sentences, tables
 from fedrift.report.analyses import read_analyses
@@ -19,7 +20,6 @@ from fedrift.report.provenance import Extras, runs_table
 from fedrift.report.selection import Labelled, Selection, select
 from fedrift.report.statistics.findings import Findings, make_findings
 from fedrift.report.statistics.measured import Recorded
-from fedrift.storage.jsonl import replace_bytes
 
 FORMATS = ("md", "latex", "csv")
 FIGURES = ("pdf", "png", "svg")
@@ -97,7 +97,7 @@ def write(
     texts = {page_path: _page(findings, extras)}
     texts |= _tables(findings, page_path, format)
     for file, content in texts.items():
-        replace_file(file, content)
+        write_file(file, content)
     drawn: list[Path] = []
     if figures:
         from fedrift.report.figures import draw
@@ -190,21 +190,12 @@ def _specs(selection: Selection) -> list[tuple[str, str]]:
     specs: list[tuple[str, str]] = []
     for folder in selection.comparisons:
         try:
-            content = (folder / COMPARISON).read_text(encoding="utf-8")
+            content = read_plain(folder / COMPARISON, 4 * LONGEST_SPEC).decode("utf-8")
         except (OSError, UnicodeDecodeError):
             continue
         if len(content) <= LONGEST_SPEC:
             specs.append((str(folder / COMPARISON), content))
     return specs
-
-
-def replace_file(path: Path, content: str | bytes) -> None:
-    """Writes a file as a whole, or not at all."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_bytes(path, content.encode("utf-8") if isinstance(content, str) else content)
-    except OSError as error:
-        raise InputError(f"'{path}' cannot be written: {error.strerror}") from None
 
 
 class _CallableModule(ModuleType):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrift.core.plain_files import read_plain
 from fedrift.figures.curvature import smoothed
 from fedrift.figures.svg import Line, lines_picture, percent, short, strips_picture
 from fedrift.report import pictures
@@ -340,7 +341,7 @@ def _own_figures(one: Analysis, left: list[int]) -> str:
         if name in DRAWN.get(one.what, ()):
             continue
         try:
-            content = path.read_bytes()
+            content = read_plain(path)
         except OSError:
             continue
         if len(content) > left[0]:

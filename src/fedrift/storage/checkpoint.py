@@ -25,9 +25,9 @@ from torch import Tensor
 from fedrift.core.arrivals import ClockState, Out
 from fedrift.core.devices import Trip
 from fedrift.core.messages import Packed, Size, pack, unpack
+from fedrift.core.plain_files import check_plain
 from fedrift.core.site import Work
 from fedrift.core.training import Training
-from fedrift.storage.jsonl import check_plain
 
 FILE, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 CLIENT_LISTS = ("counted", "told")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import math
-import os
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from fedrift.core.plain_files import read_plain
 from fedrift.errors import InputError
 
 Record = dict[str, Any]
@@ -21,7 +18,11 @@ WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 def dump(value: object, indent: int | None = None) -> str:
     """JSON that every reader understands: no NaN, no Infinity."""
-    return json.dumps(encode(value), indent=indent, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(encode(value), indent=indent, allow_nan=False, ensure_ascii=False)
+    if text.replace("\n", "").isprintable():
+        return text
+    # A terminal would obey some characters; in JSON all can be spelled.
+    return "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def load(text: str) -> Any:
@@ -83,50 +84,6 @@ def decode(value: Any) -> Any:
     if isinstance(value, list):
         return [decode(item) for item in cast("list[Any]", value)]
     return value
-
-
-def replace_text(path: Path, text: str) -> None:
-    replace_bytes(path, text.encode("utf-8"))
-
-
-def replace_bytes(path: Path, content: bytes) -> None:
-    """Write a file as a whole: a reader sees the old one or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        # Exclusively: what somebody may have put there, a link even, is not written to.
-        temporary.unlink(missing_ok=True)
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-
-
-LARGEST = 2 << 30  # bytes; a run's lines are far fewer
-
-
-def read_plain(path: Path, most: int = LARGEST) -> bytes:
-    """The bytes of a plain file; a pipe or a device, which may never end, is an OSError."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        there = os.fstat(file.fileno())
-        _refuse_special(there)
-        if there.st_size > most:
-            raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes")
-        return file.read()
-
-
-def check_plain(path: Path) -> None:
-    """OSError unless it is a plain file, for libraries that open files themselves."""
-    _refuse_special(os.stat(path))
-
-
-def _refuse_special(there: os.stat_result) -> None:
-    if not stat.S_ISREG(there.st_mode):
-        raise OSError(errno.EINVAL, "it is not a plain file")
 
 
 def read_file(path: Path) -> Record | None:

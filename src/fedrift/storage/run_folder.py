@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import shlex
+import shutil
 import stat
 import zlib
 from collections.abc import Iterable, Mapping
@@ -16,9 +17,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from fedrift.config.spec import Spec
-from fedrift.errors import InputError
+from fedrift.core.plain_files import check_plain, replace_bytes
+from fedrift.errors import InputError, why
 from fedrift.storage import clean
-from fedrift.storage.jsonl import Record, check_plain, dump, read_lines, replace_bytes
+from fedrift.storage.jsonl import Record, dump, read_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,6 +96,9 @@ def is_temporary(name: str) -> bool:
 
 def remove_first_files(path: Path, *, is_ours: bool) -> None:
     """What a run that could not begin has written; a folder that is ours goes away with it."""
+    if is_ours:
+        shutil.rmtree(path, ignore_errors=True)
+        return
     with contextlib.suppress(OSError):
         for rows in (path / STATES).glob("*.rows"):
             rows.unlink()
@@ -102,8 +107,6 @@ def remove_first_files(path: Path, *, is_ours: bool) -> None:
         for entry in path.iterdir():
             if entry.name in (*FIRST_FILES, SPEC) or is_temporary(entry.name):
                 entry.unlink()
-        if is_ours:
-            path.rmdir()
 
 
 def check_plain_files(path: Path, *, writes: bool = False) -> None:
@@ -166,9 +169,19 @@ def crc_of(path: Path, most: int | None = None) -> tuple[int, int]:
     return size, crc
 
 
+def holds_run(path: Path) -> bool:
+    """Whether a run has begun in a folder; refuses names that no folder can have."""
+    try:
+        return stat.S_ISREG(os.stat(path / SPEC).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:  # ValueError: a zero byte
+        raise InputError(f"out '{path}' cannot be used: {why(error)}; use another") from None
+
+
 def read_spec(path: Path) -> Spec:
     """The spec of a run folder; refuses what is none."""
-    if not (path / SPEC).is_file():
+    if not holds_run(path):
         raise InputError(f"'{path}' is no run folder: it holds no {SPEC}")
     return Spec.from_toml(path / SPEC)
 

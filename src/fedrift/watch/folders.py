@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrift.config.spec import Spec
+from fedrift.core.plain_files import LARGEST
 from fedrift.errors import InputError
 from fedrift.storage import jsonl, run_folder
 from fedrift.storage.jsonl import Record
@@ -47,7 +48,7 @@ class Tail:
             if there.st_size == self.place:
                 return [], is_other
             file.seek(self.place)
-            whole = file.read(jsonl.LARGEST).rpartition(b"\n")[0]
+            whole = file.read(LARGEST).rpartition(b"\n")[0]
         self.place += len(whole) + 1 if whole else 0
         lines = (jsonl.line(text) for text in whole.split(b"\n")) if whole else ()
         return [line for line in lines if line is not None], is_other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedrift.core.plain_files import check_plain, read_plain
 from fedrift.data.checks import MOST_CLASSES
 from fedrift.data.files import LARGEST, damaged, existing_path, reason
 from fedrift.data.samples import Samples
@@ -68,8 +70,8 @@ def load_table(named: Named, _: Path | None) -> Samples:
     if "root" in named.options:
         root = existing_path(named.options["root"], "data set 'csv': root", folder=True)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as source:
-            rows = list(_rows(csv.DictReader(source, strict=True), path, root))
+        source = io.StringIO(read_plain(path).decode("utf-8-sig"), newline="")
+        rows = list(_rows(csv.DictReader(source, strict=True), path, root))
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
         raise damaged(path, f"it cannot be read as csv ({reason(problem)})") from problem
     if not rows:
@@ -202,6 +204,7 @@ def _picture(path: Path, size: int | None) -> np.ndarray:
     from PIL import Image
 
     try:
+        check_plain(path)
         with Image.open(path, formats=tuple(FORMATS)) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise InputError(f"'{path}' has {image.width}×{image.height} pixels: too many")

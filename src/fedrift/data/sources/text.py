@@ -6,6 +6,7 @@ is held out: a model is tested on what comes later, not on windows between those
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedrift.core.plain_files import read_plain
 from fedrift.data.files import existing_path, reason
 from fedrift.data.samples import TEST_SHARE, Samples
 from fedrift.errors import InputError
@@ -158,12 +160,9 @@ def _texts(path: Path) -> dict[str, str]:
 
 
 def _read(path: Path) -> str:
-    if not path.is_file():
-        raise InputError(f"data set 'text': '{path}' is not a regular file")
-    if path.stat().st_size > LARGEST:
-        raise InputError(f"data set 'text': '{path}' is larger than {LARGEST:,} bytes; divide it")
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        text = read_plain(path, LARGEST).decode("utf-8", errors="replace")
+        return io.StringIO(text, newline=None).read()  # lines end in one way
     except OSError as error:
         raise InputError(f"data set 'text': '{path}' cannot be read: {reason(error)}") from error
 

@@ -19,6 +19,7 @@ from fedrift.analysis.hessian import top_eigenvalues
 from fedrift.analysis.objective import Objective
 from fedrift.comparison import Loader
 from fedrift.config.spec import Spec
+from fedrift.core.plain_files import replace_text
 from fedrift.engine.execute import one_thread
 from fedrift.engine.result import Result
 from fedrift.errors import unknown
@@ -287,5 +288,5 @@ def _eigenvalues(
     objective = Objective(case.problem, batch, moved=case.moved)
     with one_thread():
         top = top_eigenvalues(objective, case.weights, number)
-    jsonl.replace_text(path, jsonl.dump({"images": images, "asked": number, "top": top}) + "\n")
+    replace_text(path, jsonl.dump({"images": images, "asked": number, "top": top}) + "\n")
     return tuple(top)

@@ -1,0 +1,75 @@
+"""Whole files, whoever made them: plain ones only are read, and none is ever half written.
+
+A pipe or a device may never end, a link leads elsewhere, a file may be larger than memory; and what
+another program reads while it is written must be the old content or the new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+
+from fedrift.errors import InputError, RunError, is_of_disk
+
+LARGEST = 2 << 30  # bytes; a run's lines are far fewer
+LONGEST_NAME = 100  # characters of a file's name that stand in that of its temporary file
+
+
+def read_plain(path: Path, most: int = LARGEST) -> bytes:
+    """The bytes of a plain file; a pipe or a device is an OSError, and so are more than `most`."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        there = os.fstat(file.fileno())
+        _refuse_special(there)
+        if there.st_size > most:
+            raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes")
+        return file.read(most + 1)[:most]
+
+
+def check_plain(path: Path) -> None:
+    """OSError unless it is a plain file, for libraries that open files themselves."""
+    _refuse_special(os.stat(path))
+
+
+def _refuse_special(there: os.stat_result) -> None:
+    if not stat.S_ISREG(there.st_mode):
+        raise OSError(errno.EINVAL, "it is not a plain file")
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """A file that somebody asked for, and its folder: what hinders is said in one sentence."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_bytes(path, content.encode("utf-8") if isinstance(content, str) else content)
+    except OSError as error:
+        if is_of_disk(error):
+            raise RunError(f"'{path}' cannot be written: {error.strerror}") from None
+        raise InputError(
+            f"'{path}' cannot be written: {error.strerror}; name another place"
+        ) from None
+
+
+def replace_text(path: Path, text: str) -> None:
+    replace_bytes(path, text.encode("utf-8"))
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Write a file as a whole: a reader sees the old one or the new one, never a part. An OSError
+    names it."""
+    temporary = path.with_name(f".{path.name[:LONGEST_NAME]}.{os.getpid()}.tmp")
+    try:
+        # Exclusively: what somebody may have put there, a link even, is not written to.
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None
+        raise
