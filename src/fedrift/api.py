@@ -19,6 +19,7 @@ from fedrift.config.analyses import LivePlan, parse_live_plan
 from fedrift.config.grid import seeds_of, slug
 from fedrift.config.spec import FIELDS, Spec
 from fedrift.core.algorithm import local_of
+from fedrift.core.isolation import own_turn
 from fedrift.data.arrays import is_per_client
 from fedrift.engine import task
 from fedrift.engine.build import AlgorithmLike, instance, text_of, work
@@ -174,21 +175,22 @@ def run(
     settings = {key: value for key, value in locals().items() if key in TASK}
     given = callbacks_of(callbacks, on_round)
     wanted, folder = tracks(track), None if out is None else Path(out)
-    made = task_of(algorithm, settings)
-    made = replace(made, spec=where(made.spec, workers, backend))
-    name = slug(f"{made.about['algorithm']}-s{made.seed}" if folder is None else folder.name)
-    trackers = [one.follow(name, made.spec.to_dict(), folder) for one in wanted]
-    live = _live(analyse, made, folder)
-    with showing(progress, [made.spec.rounds]) as board:
-        watching = [] if board is None else [board.callback(name, made.seed, made.spec.rounds)]
-        return execute(
-            made,
-            workers=workers,
-            backend=backend,
-            out=folder,
-            callbacks=[*live, *trackers, *watching, *given],
-            profile=profile,
-        )
+    with own_turn():
+        made = task_of(algorithm, settings)
+        made = replace(made, spec=where(made.spec, workers, backend))
+        name = slug(f"{made.about['algorithm']}-s{made.seed}" if folder is None else folder.name)
+        trackers = [one.follow(name, made.spec.to_dict(), folder) for one in wanted]
+        live = _live(analyse, made, folder)
+        with showing(progress, [made.spec.rounds]) as board:
+            watching = [] if board is None else [board.callback(name, made.seed, made.spec.rounds)]
+            return execute(
+                made,
+                workers=workers,
+                backend=backend,
+                out=folder,
+                callbacks=[*live, *trackers, *watching, *given],
+                profile=profile,
+            )
 
 
 def _live(
@@ -250,21 +252,22 @@ def run_spec(
     given = callbacks_of(callbacks)
     wanted, place = tracks(track), out if out is not None else spec.out
     folder = None if place is None else Path(place)
-    ready = prepared or prepare(spec)
-    made = task.task_from_spec(spec, ready, origin=origin)
-    before = None if origin is None else (task.task_from_spec(origin.spec, ready), origin.at)
-    name = slug(f"{spec.algorithm}-s{spec.seed}" if folder is None else folder.name)
-    trackers = [one.follow(name, made.spec.to_dict(), folder) for one in wanted]
-    return execute(
-        made,
-        until=until,
-        origin=before,
-        workers=spec.workers,
-        backend=spec.backend,
-        out=folder,
-        callbacks=[*_live(analyse, made, folder, measuring), *trackers, *given],
-        profile=profile,
-    )
+    with own_turn():
+        ready = prepared or prepare(spec)
+        made = task.task_from_spec(spec, ready, origin=origin)
+        before = None if origin is None else (task.task_from_spec(origin.spec, ready), origin.at)
+        name = slug(f"{spec.algorithm}-s{spec.seed}" if folder is None else folder.name)
+        trackers = [one.follow(name, made.spec.to_dict(), folder) for one in wanted]
+        return execute(
+            made,
+            until=until,
+            origin=before,
+            workers=spec.workers,
+            backend=spec.backend,
+            out=folder,
+            callbacks=[*_live(analyse, made, folder, measuring), *trackers, *given],
+            profile=profile,
+        )
 
 
 # Several algorithms on one task: `fr.compare`.

@@ -16,6 +16,7 @@ from fedrift.backends.pool import Pool
 from fedrift.config.grid import RUNS, Cell, Entrant, Grid, Tuned, slug
 from fedrift.config.spec import Spec
 from fedrift.config.tuning import first_setting, options_of, searches
+from fedrift.core.isolation import own_turn, shared_turn
 from fedrift.data.samples import DataSet, hold_out
 from fedrift.engine import task
 from fedrift.engine.callbacks import Callback, callbacks_of, telling_errors
@@ -79,7 +80,7 @@ class Runner:
         has those that were made as its `result`."""
         outcomes: dict[int, Outcome] = {}
         try:
-            with one_thread(), opened(self.backend, self.workers) as pool:
+            with own_turn(), one_thread(), opened(self.backend, self.workers) as pool:
                 if pool is None:
                     for i, item in enumerate(items):
                         outcomes[i] = self._one(item, None)
@@ -107,6 +108,10 @@ class Runner:
                 raise
 
     def _one(self, item: Item, pool: Pool | None) -> Outcome:
+        with shared_turn():
+            return self._made(item, pool)
+
+    def _made(self, item: Item, pool: Pool | None) -> Outcome:
         given = callbacks_of([] if self.callbacks is None else self.callbacks(item))
         with telling_errors(given), self._building:  # initial weights: torch's one generator
             task = item.make()

@@ -95,7 +95,7 @@ LAYERS = (
     ),
     Layer(
         "comparison",
-        "errors data config storage backends engine report",
+        "errors core data config storage backends engine report",
         "Many runs on one pool of workers, and what came of them.",
     ),
     Layer(

@@ -31,14 +31,14 @@ from fedrift.backends.profiling import account
 from fedrift.backends.visit import Call, Reply, VisitInput, Visitor
 from fedrift.core.algorithm import Algorithm, EvaluatedModel, Exchange, Signature
 from fedrift.core.evaluation import Chunk, ChunkMetric, Evaluator
-from fedrift.core.flat import map_tree
+from fedrift.core.flat import map_tree, take
 from fedrift.core.isolation import TorchSettings
 from fedrift.core.messages import Packed, Size, nbytes, pack, unpack
-from fedrift.core.problem import Problem
+from fedrift.core.problem import TRIED, Problem
 from fedrift.core.site import Augment, Site, Work
 from fedrift.core.training import Training
 from fedrift.data.split import Make, Split
-from fedrift.errors import RunError, describe, is_out_of_memory
+from fedrift.errors import RunError, is_out_of_memory, sentence
 from fedrift.storage.client_state import RowLayout, StateRows
 from fedrift.storage.shared_memory import Block, packed_to_tree, skeleton
 
@@ -351,6 +351,8 @@ class SharedRun:
         for name, (block, where) in shared.trees.items():
             trees[name] = packed_to_tree(setup.skeletons[name], blocks[block].get(where), name)
         self._run = Run(setup, trees)
+        few = torch.from_numpy(_split_of(trees, setup).first(TRIED))
+        setup.problem.check_tried(take(trees["x"], few), take(trees["y"], few))
 
     def _get(self, where: Packed) -> Packed:
         return self._blocks[f"{self._own} down"].get(where)
@@ -459,7 +461,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, what: str, error: Exception) -> Failure:
-        return cls(f"{what}: {describe(error)}", traceback.format_exc())
+        return cls(f"{what}: {sentence(error)}", traceback.format_exc())
 
     def error(self) -> RunError:
         """As the parent raises it; the lines are for those who ask."""

@@ -175,12 +175,23 @@ def copied(module: nn.Module) -> nn.Module:
     """A deep copy, also of a lazy module: torch cannot copy buffers that have no shape yet."""
     if not isinstance(module, nn.Module):  # the caller says what is wrong with it
         return module
+    _refuse_hooks(module)
     unmade = {
         id(b): UninitializedBuffer(device=b.device, dtype=b.dtype)  # type: ignore[call-arg]
         for b in module.buffers()
         if is_lazy(b)
     }
     return copy.deepcopy(module, dict(unmade))
+
+
+def _refuse_hooks(module: nn.Module) -> None:
+    """Hooks of a tensor do not survive copies, and every process has a copy of its own."""
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise InputError(
+                f"model: '{name}' has a hook (register_hook), which copies of the model lose; use "
+                "register_full_backward_hook of its module, or a gradient rule of the algorithm"
+            )
 
 
 def call(module: nn.Module, x: Inputs, loss: Loss | None = None) -> Any:

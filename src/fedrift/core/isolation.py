@@ -230,6 +230,31 @@ def seed_all(seed: int, purpose: str, round: int = 0, client: int = 0) -> None:
     random.seed(number)
 
 
+_turn = threading.RLock()
+_has_turn = threading.local()
+
+
+@contextmanager
+def own_turn() -> Generator[None]:
+    """Calls in several threads wait for each other: torch, numpy and Python have one generator for
+    a whole process, and each of two runs would draw what is the other's."""
+    if getattr(_has_turn, "is_shared", False):
+        yield
+        return
+    with _turn:
+        yield
+
+
+@contextmanager
+def shared_turn() -> Generator[None]:
+    """A thread that works for the one whose turn it is."""
+    _has_turn.is_shared = True
+    try:
+        yield
+    finally:
+        _has_turn.is_shared = False
+
+
 @contextmanager
 def borrowed_generators() -> Generator[None]:
     """The caller's generators are given back as they were."""

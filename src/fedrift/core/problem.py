@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -27,10 +28,12 @@ from fedrift.core.flat import (
     flatten,
     fresh,
 )
-from fedrift.core.isolation import Memory
+from fedrift.core.isolation import Memory, seed_all
 from fedrift.core.local import LocalStep
 from fedrift.errors import InputError
 
+TRIED = 32
+"""Samples of the batch that a model is tried on before the first round."""
 Part = Literal["all", "head", "features"]
 Stack = Literal["auto", "off", "on"]
 
@@ -77,6 +80,9 @@ class Problem:
     """Bytes of what is frozen that every client is sent before its first visit."""
     finished: Callable[[nn.Module], nn.Module] | None = None
     """Makes the module that is handed out of the one that was trained."""
+    tried: tuple[str, str] = ("", "")
+    """What was tried (`trial`) and the hash of the gradient of the first samples, as the process
+    that made the task has it; empty where it was not tried."""
     _bound: list[tuple[FlatModel, LocalStep]] = field(default_factory=list, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -109,6 +115,37 @@ class Problem:
     @property
     def step(self) -> LocalStep:
         return self._bind()[1]
+
+    def first_gradient(self, batch: Batch) -> Vec:
+        """At w0, as a visit has it: nothing is remembered, every generator begins anew."""
+        model = self.model
+        model.w.copy_(self.w0)
+        model.module.train()
+        model.begin((), {}, 1.0)
+        seed_all(0, "probe")
+        try:
+            return model.grad(batch).clone()
+        finally:
+            model.begin((), {}, 1.0)
+
+    def trial(self) -> str:
+        """What the first gradient belongs to: the weights, and what is done with them."""
+        view = (self.layout.names, self.own.names, self.moving, self.is_base_still, self.part)
+        return f"{hash_of(self.w0)} {view}"
+
+    def check_tried(self, x: Inputs, y: Any) -> None:
+        """Refuses to compute where the same samples give another gradient than where the task was
+        made: something there is not what it is here."""
+        trial, gave = self.tried
+        if not gave or trial != self.trial():  # it was another view of the task
+            return
+        if hash_of(self.first_gradient((x, y))) != gave:
+            raise InputError(
+                f"model: {type(self.model.module).__name__} gives other gradients in a worker than "
+                "in the process that started it; what was changed there while it ran (a method put "
+                "in the place of another, a setting of a library) is not known to workers: use "
+                "workers=0, or make the change in the module that defines the model"
+            )
 
     def module(self, w: Vec, moved: Mapping[str, Tensor]) -> nn.Module:
         """A fresh module with the weights w and what else a run has moved, free of any view."""
@@ -193,6 +230,11 @@ class Problem:
         return part == "all" or (name in self.head_names()) == (part == "head")
 
 
+def hash_of(v: Vec) -> str:
+    """Of the bits of a vector."""
+    return hashlib.sha256(v.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()
+
+
 def define(
     make: Callable[[], nn.Module],
     loss: Loss,
@@ -218,7 +260,6 @@ def define(
         module = copied(original)
         if not isinstance(module, nn.Module):
             raise InputError(f"model: the factory returned a {type(module).__name__}, not a module")
-        _refuse_hooks(original)
         module = module.to(dtype=dtype)
         lazy = any(map(is_lazy, (*module.parameters(), *module.buffers())))
         if lazy:
@@ -264,16 +305,6 @@ def define(
         example=probe[0] if lazy else None,
         writes_input=writes,
     )
-
-
-def _refuse_hooks(module: nn.Module) -> None:
-    """Hooks of a tensor do not survive copies, and every process has a copy of its own."""
-    for name, parameter in module.named_parameters():
-        if parameter._backward_hooks:
-            raise InputError(
-                f"model: '{name}' has a hook (register_hook), which copies of the model lose; use "
-                "register_full_backward_hook of its module, or a gradient rule of the algorithm"
-            )
 
 
 def _perturb(module: nn.Module) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,10 @@ from fedrift.config.fields import (
 )
 from fedrift.config.spec import Spec
 from fedrift.core.algorithm import Algorithm, personal_path
-from fedrift.core.flat import Batch, Vec, count, map_tree, take
-from fedrift.core.isolation import drawing_alone, seed_all
+from fedrift.core.flat import Batch, count, map_tree, take
+from fedrift.core.isolation import drawing_alone
 from fedrift.core.local import Draw, Local
-from fedrift.core.problem import Problem
+from fedrift.core.problem import TRIED, Problem, hash_of
 from fedrift.data import arrays
 from fedrift.data.split import Split
 from fedrift.errors import InputError
@@ -212,30 +213,22 @@ def try_loss(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
         ) from error
 
 
-SEVERAL = 32  # samples of a batch that is tried before the first round
-
-
-def check_isolated(problem: Problem, batch: Batch, other: Batch) -> None:
-    """Refuses a model whose gradient depends on what was computed before it.
+def check_isolated(problem: Problem, batch: Batch, other: Batch) -> Problem:
+    """Refuses a model whose gradient depends on what was computed before it; the task with what
+    was seen.
 
     The same batch at the same weights with the same seed, twice and after another batch, must
     give the same bits: else a client's update would depend on who was visited before.
     """
-    model = problem.model
-    model.w.copy_(problem.w0)
-    model.module.train()
-
-    def gradient(of: Batch) -> Vec:
-        model.begin((), {}, 1.0)
-        seed_all(0, "probe")
-        return model.grad(of).clone()
-
+    model, threads = problem.model, torch.get_num_threads()
+    torch.set_num_threads(1)  # as in every visit
     try:
-        first, again, _, last = (gradient(of) for of in (batch, batch, other, batch))
+        given = (batch, batch, other, batch)
+        first, again, _, last = map(problem.first_gradient, given)
     except Exception:  # the first visit fails in the same way, and the run says at whom
-        return
+        return problem
     finally:
-        model.begin((), {}, 1.0)
+        torch.set_num_threads(threads)
     if not all(torch.equal(first.nan_to_num(), g.nan_to_num()) for g in (again, last)):
         raise InputError(
             f"model: {type(model.module).__name__} gives other gradients for the same samples, "
@@ -243,6 +236,7 @@ def check_isolated(problem: Problem, batch: Batch, other: Batch) -> None:
             "keep it in a buffer or a plain attribute, and draw random numbers from torch, numpy "
             "or random"
         )
+    return replace(problem, tried=(problem.trial(), hash_of(first)))
 
 
 # A model bound to its data: tried on two samples, in the memory format that suits it.
@@ -286,14 +280,14 @@ def _bound(
         placed(arrange(split.x)), placed(split.y), None if own is split.test else own
     )
     probe = take(data.x, first), take(data.y, first)
-    more = take(data.x, split.first(SEVERAL))
+    more = take(data.x, split.first(TRIED))
     problem = describe(probe=map_tree(lambda t: t.cpu(), probe), more=map_tree(Tensor.cpu, more))
     check(problem, data, test)
     try_loss(problem, probe, "loss")
     if data.test is not None and data.test.x is not data.x:
         few = torch.from_numpy(data.test.first(2))
         try_loss(problem, (take(data.test.x, few), take(data.test.y, few)), "client_test")
-    check_isolated(problem, (more, take(data.y, split.first(SEVERAL))), probe)
+    problem = check_isolated(problem, (more, take(data.y, split.first(TRIED))), probe)
     if test is None or not count(test[0]):
         return problem, data, None
     test = placed(arrange(test[0])), placed(test[1])
