@@ -252,10 +252,16 @@ def _rows(summary: dict[str, Any], folder: str | None) -> list[tuple[str, str]]:
         ("gradients", f"{summary['gradient_evaluations']:,} evaluations"),
         *([("on the clock", seconds_text(summary["time"]))] if "time" in summary else []),
         ("time", seconds_text(summary["seconds"])),
-        ("fingerprint", str(summary["fingerprint"])),
+        ("fingerprint", _fingerprint(summary)),
         ("folder", folder or "none: give --out FOLDER to keep curve and weights"),
     ]
     return rows
+
+
+def _fingerprint(summary: dict[str, Any]) -> str:
+    """With the instruction set that it belongs to."""
+    used = summary.get("instructions")
+    return str(summary["fingerprint"]) + (f" ({used})" if used else "")
 
 
 def _at_clients(last: dict[str, Any]) -> list[tuple[str, str]]:

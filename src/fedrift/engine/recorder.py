@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -128,6 +129,24 @@ GIVEN_AS_OBJECTS = dict.fromkeys(("data", "model"), own_code.IN_PYTHON)
 """Stands in the spec of a run whose data and model were given as objects."""
 
 
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
+"""Variables by which libraries take other instructions than torch's own kernels do."""
+
+
+def instructions() -> str:
+    """The instruction set of this process: results under another differ in their last bits."""
+    limits = [f"{name}={os.environ[name]}" for name in LIMITS if os.environ.get(name)]
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *limits])
+
+
+def instructions_of(known: Mapping[str, Any]) -> str:
+    """All that a run was computed under, one after the other; empty if it was not kept."""
+    places = known.get("resumed")
+    past = [p for p in places if isinstance(p, dict)] if isinstance(places, list) else []
+    used = [place.get("instructions") for place in (known, *past)]
+    return ", then ".join(dict.fromkeys(str(one) for one in used if one))
+
+
 def environment(identity: object, notes: tuple[str, ...] = ()) -> dict[str, Any]:
     """What the bits of a run depend on besides its spec."""
     return {
@@ -136,7 +155,7 @@ def environment(identity: object, notes: tuple[str, ...] = ()) -> dict[str, Any]
         "torch": torch.__version__,
         "numpy": np.__version__,
         "machine": platform.machine(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "instructions": instructions(),
         "identity": identity,
         "notes": list(notes),
     }

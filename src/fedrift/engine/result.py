@@ -285,8 +285,17 @@ class Result:
             **self._at_clients(),
             "seconds": self.seconds,
             "fingerprint": self.fingerprint,
+            "instructions": self._instructions(),
             "folder": None if self.folder is None else str(self.folder),
         }
+
+    def _instructions(self) -> str:
+        """The instruction set that the fingerprint belongs to."""
+        from fedrift.engine import recorder
+        from fedrift.storage.run_folder import read_environment
+
+        known = {} if self.folder is None else read_environment(self.folder)
+        return recorder.instructions_of(known) or recorder.instructions()
 
     def _at_clients(self) -> dict[str, Any]:
         """The last figures of the clients, and when they were asked; nothing if they were not."""

@@ -115,6 +115,7 @@ ENDED: Mapping[str, Check] = {
     "gradient_evaluations": is_whole,
     "seconds": is_amount,
     "fingerprint": is_text,
+    "instructions": is_text,
 }
 CLIENT_ROUND: Mapping[str, Check] = {
     "round": is_whole,
