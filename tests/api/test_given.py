@@ -23,6 +23,7 @@ from tests.support.problems import Net, blobs, small_run
 X, Y = blobs(60)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)  # torch calls these kinds prototypes
+    QUANTIZED = torch.quantize_per_tensor(X, 0.1, 0, torch.qint8)
     MASKED, NESTED = masked_tensor(X, X > 0), torch.nested.nested_tensor(list(X))
 
 
@@ -39,6 +40,8 @@ def run(**how: Any) -> fr.Result:
         (np.ma.masked_less(np.asarray(X), 0), r"clients\[0\] x: is masked; fill"),
         (MASKED, r"clients\[0\] x: is masked; fill"),
         (X.to_sparse(), r"clients\[0\] x: is sparse \(torch.sparse_coo\); give x.to_dense"),
+        (X.to("meta"), r"clients\[0\] x: holds no numbers"),
+        (QUANTIZED, r"clients\[0\] x: is quantized; give x.dequantize"),
         (NESTED, r"clients\[0\] x: is a nested tensor; pad it"),
     ],
 )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
+
 import pytest
 
 from fedrift.cli import code_of
-from fedrift.cli.console import loss_text
+from fedrift.cli.console import console, loss_text, one_line
 from fedrift.cli.listing import KINDS
+from fedrift.storage.jsonl import dump, load
 
 
 @pytest.mark.parametrize(
@@ -22,3 +27,47 @@ def test_everything_can_be_listed(kind: str, capsys: pytest.CaptureFixture[str])
     short = capsys.readouterr().out
     assert code_of(["list", kind, "--verbose"]) == 0
     assert len(capsys.readouterr().out) > 50 < len(short)
+
+
+ESCAPES = "\x1b[31mred\x1b[0m\x9b5m\x07\u202eback\x7f"
+
+
+def is_clean(text: str) -> bool:
+    return text.replace("\n", "").isprintable()
+
+
+def test_text_of_strangers_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("a", title=ESCAPES)
+    table.add_row(ESCAPES)
+    for shown in (ESCAPES, Text(ESCAPES), table):
+        console().print(shown)
+        said = capsys.readouterr().out
+        assert is_clean(said) and "red" in said and "\\x1b" in said
+    assert is_clean(one_line(f"{ESCAPES}\n"))
+    assert is_clean(dump({ESCAPES: ESCAPES}, indent=1)) and load(dump([ESCAPES])) == [ESCAPES]
+
+
+def test_nor_does_what_a_folder_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / f"{ESCAPES}run"
+    words = "run fedavg --data digits --model logistic --rounds 2 --workers 0 -q --out".split()
+    assert code_of([*words, str(run)]) == 0
+    path = run / "summary.json"
+    strange = {"status": "done", "fingerprint": ESCAPES, "instructions": ESCAPES}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **strange}))
+    page = ["-o", str(tmp_path / "page.html")]
+    for command in (["resume"], ["resume", "--json"], ["verify"], ["report", *page]):
+        assert code_of([*command, str(run)]) in (0, 1)
+    assert code_of(["report", str(run), "--json", *page]) == 0
+    out, err = capsys.readouterr()
+    assert is_clean(out) and is_clean(err) and "red" in out and "red" in err
+
+
+def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as gone:
+        monkeypatch.setattr("sys.stdout", gone)
+        assert code_of(["list", "algorithms", "--verbose"]) == 0

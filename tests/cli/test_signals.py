@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fedrift.engine import interrupts
+
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM to catch")
 def test_sigterm_ends_as_ctrl_c_does(tmp_path: Path) -> None:
@@ -27,3 +29,107 @@ def test_sigterm_ends_as_ctrl_c_does(tmp_path: Path) -> None:
         assert process.wait(60) == 130
     assert "interrupted after round" in said and "fedrift resume kept" in said
     assert "Traceback" not in said
+
+
+# The signal comes while a module is imported, which one is said; nothing of it is left to chance.
+
+PROGRAM = """
+import signal, sys
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.{signal})
+sys.meta_path.insert(0, Interrupts())
+sys.argv = "fedrift run fedavg --rounds 2 --clients 2 --model logistic --workers 0 --out o".split()
+from fedrift.__main__ import main
+main()
+"""
+MODULES = (
+    "fedrift._moved",  # the package itself
+    "typer",  # the command line
+    "fedrift.data.datasets",
+    "numpy._core.multiarray",
+    "torch",  # a command has begun
+    "torch._C",
+    "fedrift.core.site",
+)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM to catch")
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_no_import_is_too_early(name: str, module: str, tmp_path: Path) -> None:
+    text = PROGRAM.format(module=module, signal=name)
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr and "Error" not in done.stderr
+    assert done.stderr.strip() in ("", "interrupted before the first round", "error: interrupted")
+
+
+TWICE = """
+import os, signal, sys, threading
+from fedrift.engine import interrupts
+interrupts.listen()
+interrupts.work_begins()
+class Stuck:
+    def find_spec(self, name, path=None, target=None):
+        if name == "stuck":
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            signal.raise_signal(signal.SIGINT)
+            while True:
+                pass
+sys.meta_path.insert(0, Stuck())
+import stuck
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals to send")
+def test_a_second_one_does_not_wait(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words", "is_program"),
+    [
+        (["/usr/bin/fedrift", "run"], ["python", "/usr/bin/fedrift", "run"], True),
+        (["-m"], ["python", "-m", "fedrift", "run"], True),
+        (["-m"], ["python", "-Wi", "-mfedrift"], True),
+        (["-m"], ["python", "-m", "mine", "fedrift"], False),
+        (["mine.py"], ["python", "mine.py"], False),
+        ([""], ["python"], False),
+    ],
+)
+def test_only_the_program_listens(
+    argv: list[str], words: list[str], is_program: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(sys, "orig_argv", words)
+    assert interrupts.is_program() is is_program
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_in_a_finalizer_is_not_lost() -> None:
+    text = """
+import signal, time
+from fedrift.engine import interrupts
+interrupts.listen()
+interrupts.work_begins()
+class Late:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+try:
+    Late()
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("heard")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("heard\n", "")

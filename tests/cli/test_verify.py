@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from fedrift.cli import code_of
+from fedrift.cli.launch import modest
+from fedrift.cli.verify import Verdict
+from fedrift.config.spec import Spec
+from fedrift.errors import RunError
 
 WORDS = "run scaffold --data digits --model logistic --clients 4 --rounds 2 --workers 0 -q".split()
 
@@ -125,3 +133,55 @@ def test_states_of_clients_that_are_gone(folder: Path, capfd: pytest.CaptureFixt
     (folder / "clients" / "root.rows").unlink()
     assert code_of(["verify", str(folder), "--quiet"]) == 1
     assert "root.rows cannot be read" in capfd.readouterr().err
+
+
+ELSEWHERE = ("instructions was ABACUS",)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "says"),
+    [
+        (Verdict("all agree", ()), "verified: all agree"),
+        (
+            Verdict("", ("loss was 1, is 2 now",), ELSEWHERE, 1e-7),
+            "cannot be compared bit for bit (instructions was ABACUS): within 1e-6 of it",
+        ),
+    ],
+)
+def test_what_is_said_of_bits(verdict: Verdict, says: str) -> None:
+    assert verdict.sentence() == says
+
+
+@pytest.mark.parametrize("distance", [None, 1e-5, float("nan"), float("inf")])
+def test_what_is_too_far_is_not_the_same_run(distance: float | None) -> None:
+    with pytest.raises(RunError, match="loss was 1"):
+        Verdict("", ("loss was 1, is 2 now",), ELSEWHERE, distance).sentence()
+
+
+def test_runs_of_another_instruction_set(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = tmp_path / "there"
+    words = [sys.executable, "-m", "fedrift", *WORDS, "--out", str(there)]
+    subprocess.run(words, env={**os.environ, "ATEN_CPU_CAPABILITY": "default"}, check=True)
+    assert code_of(["verify", str(there), "-q"]) == 0
+    said = capsys.readouterr().out
+    prints = [json.loads((f / "summary.json").read_text()) for f in (folder, there)]
+    if prints[0]["fingerprint"] != prints[1]["fingerprint"]:
+        assert prints[0]["instructions"] != prints[1]["instructions"]
+        assert said.startswith("cannot be compared bit for bit (instructions was ")
+        assert "): within 1e-6 of it; looked at spec.toml" in said
+
+
+def test_the_instruction_set_stands_beside_the_fingerprint(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = json.loads((folder / "summary.json").read_text())
+    assert known["instructions"].startswith(torch.backends.cpu.get_cpu_capability())
+    assert code_of(["resume", str(folder)]) == 0
+    assert f"{known['fingerprint']} ({known['instructions']})" in capsys.readouterr().out
+
+
+def test_workers_of_a_stranger_are_not_started() -> None:
+    assert modest(Spec(workers=500)).workers == "auto"
+    assert [modest(Spec(workers=n)).workers for n in (0, 1, "auto")] == [0, 1, "auto"]

@@ -185,3 +185,8 @@ def test_whole_numbers_stay_whole(
     common = ["--data", data, "--partition", "iid", "--rounds", "2", "--workers", "0", "--json"]
     ran(capsys, "run", "fedavg", *common, "--model", "own_things:Words")
     ran(capsys, "run", "fedavg", *common)  # a model of ours takes them as features
+
+
+def test_data_that_a_name_fetches_need_trust(tmp_path: Path) -> None:
+    assert foreign_code(Spec(data="huggingface:owner/name")) == ["huggingface:owner/name"]
+    assert foreign_code(Spec(data=f"huggingface:{tmp_path}")) == []

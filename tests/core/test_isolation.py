@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -360,3 +361,49 @@ def test_protected_replies_do_not_tell_of_others(guard: dict[str, Any]) -> None:
         )
     assert seen[0].keys() == seen[1].keys() and len(seen[0]) > 1
     assert all(torch.equal(seen[0][c], seen[1][c]) for c in seen[0] if c)
+
+
+def test_hooks_of_a_module_that_is_given_are_refused_too() -> None:
+    module = nn.Linear(20, 1)
+    module.bias.register_post_accumulate_grad_hook(lambda _: None)
+    with pytest.raises(fr.InputError, match="'bias' has a hook"):
+        run(module)
+
+
+class Plain(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def test_what_was_patched_here_is_not_computed_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = run(Plain, 1).fingerprint
+    old = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda module, x: old(module, x) * 2)
+    assert run(Plain).fingerprint != usual
+    with pytest.raises(fr.RunError, match="gives other gradients in a worker"):
+        run(Plain, 1)
+    monkeypatch.undo()
+    assert run(Plain, 1).fingerprint == usual
+
+
+def test_runs_in_threads_wait_for_each_other() -> None:
+    def one(seed: int) -> str:
+        return run(Variational, seed=seed).fingerprint
+
+    alone = [one(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(one, range(4))) == alone
+
+
+def test_a_callback_of_a_comparison_may_run_another() -> None:
+    made: list[str] = []
+
+    class Nested(fr.Callback):
+        def on_round(self, report: fr.RoundReport) -> None:
+            made.append(run(Plain, rounds=1).fingerprint)
+
+    how: dict[str, Any] = {"clients": CLIENTS, "loss": nn.functional.mse_loss, "rounds": 1}
+    fr.compare(
+        ["fedavg", "scaffold"], model=Plain, workers=1, callbacks=lambda _: [Nested()], **how
+    )
+    assert len(made) == 2 and len(set(made)) == 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedrift.data.manifest import labels_digest, load, save
 from fedrift.data.partition import partition
-from fedrift.errors import InputError
+from fedrift.errors import InputError, RunError
 from tests.support.product import Partition
 
 Y = np.arange(60) % 5
@@ -186,7 +186,7 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(made, file, monkeypatch)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(InputError, match="No space left on device"):
+    with pytest.raises(RunError, match="No space left on device"):
         save(made, Y, file)
     assert file.read_bytes() == before and os.listdir(file.parent) == [file.name]
 

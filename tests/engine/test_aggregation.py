@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -304,3 +305,24 @@ def test_wrong_aggregates_are_refused(text: str) -> None:
 def test_the_plain_mean_is_untouched() -> None:
     assert parse_aggregate("mean") is None and parse_aggregate(None) is None
     assert Robustness("median").kind == "median"
+
+
+def test_a_rule_that_needs_more_replies_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"aggregate": "krum:1", "weights": "uniform", "rounds": 2}
+    for more in ({"per_round": 3}, {"per_round": None, "participants": [[0, 1, 2, 3], [0, 1, 2]]}):
+        with pytest.raises(fr.InputError, match="needs at least 4 replies in a round, not 3"):
+            small_run("fedavg", out=tmp_path / "run", **how, **more)
+        assert not (tmp_path / "run").exists()
+
+
+def test_so_does_a_run_refused_in_its_first_round(tmp_path: Path) -> None:
+    """Who comes is known only then; a folder that was there stays."""
+    how: dict[str, Any] = {"aggregate": "krum:1", "weights": "uniform", "rounds": 2}
+    how |= {"sampling": "bernoulli", "per_round": None, "fraction": 0.2}
+    how |= {"analyse": "every=1,what=drift"}
+    (tmp_path / "mine").mkdir()
+    for name in ("new", "mine"):
+        with pytest.raises(fr.InputError, match="needs at least 4 replies in a round"):
+            small_run("fedavg", out=tmp_path / name, **how)
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+    assert "spec.toml" not in [p.name for p in (tmp_path / "mine").iterdir()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import tempfile
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import fedrift as fr
+from fedrift.cli import code_of
 from tests.support.problems import small_run
 from tests.support.product import RunFolder, Spec, run_folder
 
@@ -100,3 +102,47 @@ def test_a_folder_without_permission_is_refused_before_training(tmp_path: Path) 
     RunFolder.create(run, Spec()).close()
     said = as_nobody(partial(RunFolder.reopen, run))
     assert said.startswith("InputError") and "not writable" in said
+
+
+COMMANDS = {
+    "report": "report RUN -o small/page.html",
+    "report with tables": "report RUN -o small/page.html --format csv --figures svg",
+    "analyse": "analyse small/run --what drift",
+    "compare": "compare fedavg --data digits --model logistic --rounds 1 --workers 0 --out small/c",
+    "partition": "partition --picture small/p.png",
+    "partition to a file": "partition --save small/p.json",
+    "explain": "explain fedavg -o small/e.html",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_on_a_full_disk_say_so(
+    command: str, small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(small.parent)
+    run = "run fedavg --data digits --model logistic --rounds 2 --workers 0 -q --out small/run"
+    assert code_of(run.split()) == 0
+    fill(small)
+    before = {p: p.read_bytes() for p in small.rglob("*") if p.is_file()}
+    assert code_of(COMMANDS[command].replace("RUN", "small/run").split()) == 1
+    said = capsys.readouterr().err
+    assert "No space left on device" in said and "FEDRIFT_DEBUG" not in said, said
+    after = {p: p.read_bytes() for p in small.rglob("*") if p.is_file()}
+    assert {p: after.get(p) for p in before} == before
+    assert {p.name for p in after.keys() - before.keys()} <= {"rounds.jsonl", "ledger.jsonl"}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("method", ["write_model", "write_summary"])
+def test_the_end_of_a_run_can_be_made_up_for(
+    method: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, method, fail)
+        with pytest.raises(fr.RunError, match=r"what was finished is kept: .* fedrift resume"):
+            small_run("scaffold", out=tmp_path / "run", rounds=3)
+    again = small_run("scaffold", out=tmp_path / "run", rounds=3)
+    assert again.fingerprint == small_run("scaffold", rounds=3).fingerprint
