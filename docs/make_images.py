@@ -28,7 +28,7 @@ IMAGES = Path(__file__).resolve().parent / "images"
 KEPT = IMAGES.parents[1] / "build" / "microscope"
 COMPARISON = """fedavg fedprox:mu=0.3 scaffold --data digits --partition dirichlet --alpha 0.1,1
     --clients 20 --per-round 10 --rounds 60 --epochs 5 --batch-size 32 --seeds 3 --quiet --out"""
-WIDTH, HEIGHT = 1160, 860  # of the picture of a report
+WIDTH, HEIGHT = 1160, 940  # of the picture of a report
 EXPLAINED = ("fedavg", "scaffold", "fedprox", "fedsam", "fedgf", "fedhbm")
 COLOURS, PAGE, MOST = 80, 1160, 120_000  # of a shrunk picture: colours, pixels across, bytes
 

@@ -39,6 +39,7 @@ ELSEWHERE = {
     "flwr run my-app": "tests/federation/test_flower_deployed.py",
     "flwr supernode register": "tests/federation/test_flower_deployed.py",
     "ssh-keygen": "tests/federation/test_flower_deployed.py",
+    "fedrift run scaffold --out runs/seen --watch": "tests/watch/test_command.py",  # a browser
     "fedrift watch runs": "tests/watch/test_command.py",  # it serves until it is stopped
     "tensorboard --logdir": "tests/engine/test_trackers.py",  # it serves until it is stopped
 }
