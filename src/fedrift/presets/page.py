@@ -82,7 +82,7 @@ def _claims(measured: Sequence[Measured]) -> str:
             if not verdict.seeds:
                 seeds = f": {HELD[verdict.held]}, with too few seeds"
             numbers = plain(f"{verdict.numbers}{seeds}{one.reason(relation, verdict)}")
-            cells = [plain(relation.words), f"{MARKS[word]} **{word}**", numbers, source]
+            cells = [plain(relation.words), f"{MARKS[word]}&nbsp;**{word}**", numbers, source]
             rows.append([*cells, "" if number else _thumbnail(one)])
     total = ", ".join(f"{count} {word}" for word, count in counts.items())
     words = f"Of {sum(counts.values())} claims: {total}.\n\n"
