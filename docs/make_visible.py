@@ -38,6 +38,12 @@ client that has test data answers with six numbers: its test samples and labels,
 the sum of its loss and what that is a sum of, and whether it is finite. They are figures of single
 clients: with secure aggregation such an evaluation is refused.
 
+Who is asked depends, in a federation, on nothing that a client has: `fixed`, `bernoulli` and
+`cyclic` look at the seed and the round. The other ways of `--sampling` are for simulations, because
+they look at more: `size` at how many samples each client has; `available` at when each device is
+there; `power:D` at the samples, and at the loss that each client reported last; a function of your
+own at all of these. Each of them tells, by whom it asks, something of what it has seen.
+
 With `compress` the same fields travel packed, in fewer bytes; what a client has not sent of them
 stays with it.
 

@@ -20,6 +20,7 @@ from fedrift.config.grid import seeds_of, slug
 from fedrift.config.spec import FIELDS, Spec
 from fedrift.core.algorithm import local_of
 from fedrift.core.isolation import own_turn
+from fedrift.core.sampling import Chooser
 from fedrift.data.arrays import is_per_client
 from fedrift.engine import task
 from fedrift.engine.build import AlgorithmLike, instance, text_of, work
@@ -51,7 +52,7 @@ def run(
     per_round: int | None = None,
     fraction: float | None = None,
     participants: Sequence[Sequence[int]] | None = None,
-    sampling: str = "fixed",
+    sampling: str | Chooser = "fixed",
     epochs: Any = None,
     steps: Any = None,
     batch_size: int | str | None = "default",
@@ -114,7 +115,9 @@ def run(
             beyond `rounds` are not used, and a note says so.
         sampling: `"fixed"` draws that many, `"bernoulli"` each with that probability, `"cyclic"`
             takes them in turns, `"size"` draws that many in proportion to their samples and
-            averages them uniformly.
+            averages them uniformly, `"available"` asks those whose device is there (with
+            `devices`), `"power:D"` of D drawn by size those with the largest reported loss; or
+            `f(choice)`, also as `"module:function"`, which gives the numbers of the clients.
         epochs: Local work: a number, a list with one per client, or `"uniform:2,5"`, drawn per
             client and round. 1 unless `steps` is given.
         steps: The same in minibatches; only one of the two.
@@ -228,6 +231,7 @@ def task_of(algorithm: AlgorithmLike, settings: Mapping[str, Any]) -> Task:
         options["client_test"] = None
     spec = task.spec_from_call(algorithm, options)
     objects |= {"client_test": own, "seed": spec.seed}
+    objects |= {"sampling": settings.get("sampling", "fixed")}
     return task.make_task(spec, task.objects_from_call(algorithm, spec.dtype, **objects))
 
 

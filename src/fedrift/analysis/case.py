@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,7 @@ from fedrift.analysis.next_round import Unwatched, Visited, Watch, rehearse
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Batch, FlatModel, Vec, count, map_tree, take
 from fedrift.core.problem import Problem
+from fedrift.core.sampling import LOOKS
 from fedrift.engine.plan import Task
 from fedrift.errors import InputError
 from fedrift.rng import generator
@@ -185,8 +186,13 @@ class Case:
 
     @cached_property
     def cohort(self) -> tuple[int, ...]:
-        """The clients of the coming round that hold samples; after a schedule, its last ones."""
+        """The clients of the coming round that hold samples; after a schedule, its last ones.
+
+        Where the draw depends on how the run went, as many drawn at random stand for them.
+        """
         who, sizes = self.task.participation, self.task.split.sizes
+        if who.kind in LOOKS:
+            who = replace(who, kind="fixed")
         drawn = who.draw(self.round, self.task.seed)
         if not drawn and who.schedule:
             drawn = who.schedule[-1]

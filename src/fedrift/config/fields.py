@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard, cast
+from typing import Any, NamedTuple, TypeGuard, cast
 
 from fedrift import grammar
 from fedrift.config.backends import BACKENDS, MOST_WORKERS, public_names
@@ -376,6 +376,50 @@ def optimizer() -> Field:
         return value
 
     return Field(read, as_is)
+
+
+SAMPLINGS = ("fixed", "bernoulli", "cyclic", "size", "available", "power")
+
+
+class Sampled(NamedTuple):
+    """A way of drawing clients, as a text says it."""
+
+    kind: str
+    """One of `SAMPLINGS`, or "function"."""
+    candidates: int = 0
+    code: tuple[str, str] | None = None
+    """Module and name of a function."""
+
+
+def sampling_of(text: str, field: str = "sampling") -> Sampled:
+    """Reads a way of drawing clients: a name, `power:D`, or `module:function`."""
+    named = grammar.parse(text, field)
+    name, value = named.name, named.value
+    if name == "power":
+        number = value if value is not None and value.isascii() and value.isdigit() else "0"
+        if named.options or named.inner or len(number) > 12 or int(number) < 1:
+            raise InputError(
+                f"{field} '{text}': write power:D, D being how many candidates are drawn, such as "
+                "power:20"
+            )
+        return Sampled(name, int(number))
+    if name in SAMPLINGS:
+        if str(named) != name:
+            raise InputError(f"{field} '{text}': {name} takes no options; write {name}")
+        return Sampled(name)
+    if named.code is None or named.options or named.inner or value is None:
+        raise InputError(f"{unknown(field, name, SAMPLINGS)}; or your own as module:function")
+    return Sampled("function", code=(name, value))
+
+
+def sampling() -> Field:
+    def read(value: object, field: str) -> str:
+        if not isinstance(value, str):
+            raise refuse(value, field, f"one of {', '.join(SAMPLINGS)}, or module:function")
+        sampling_of(value, field)
+        return value
+
+    return Field(read, as_is, "NAME")
 
 
 def cohorts() -> Field:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedrift.config import algorithms, models
 from fedrift.config.backends import address_of
+from fedrift.config.fields import sampling_of
 from fedrift.config.models import choose_model, extractor_text
 from fedrift.config.spec import Spec
 from fedrift.data.datasets import FEATURES, seen_data
@@ -37,7 +38,7 @@ IN_PYTHON = "python"  # stands for data and model that were given as objects
 
 
 def foreign_code(spec: Spec) -> list[str]:
-    """`module:name` of the algorithm, the data, the model and the loss, where they are foreign.
+    """`module:name` of the algorithm, data, model, loss and sampling, where they are foreign.
 
     So are data that a name is enough to fetch, and a cluster by its address: whoever owns it sends
     pickled replies.
@@ -48,6 +49,7 @@ def foreign_code(spec: Spec) -> list[str]:
         model = choose_model(spec.model)
         names += [] if model.attribute is None else [model.text]
     names += [spec.loss] if spec.loss is not None and spec.loss not in models.LOSSES else []
+    names += [spec.sampling] if sampling_of(spec.sampling).code is not None else []
     return names + ([spec.backend] if address_of(spec.backend) else [])
 
 

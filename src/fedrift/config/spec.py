@@ -145,11 +145,11 @@ class Spec:
     fraction: float | None = setting(
         None, fields.real(above=True, high=1.0), WHO, "The same as a share of all clients."
     )
-    sampling: Literal["fixed", "bernoulli", "cyclic", "size"] = setting(
+    sampling: str = setting(
         "fixed",
-        fields.choice("fixed", "bernoulli", "cyclic", "size"),
+        fields.sampling(),
         WHO,
-        "How they are drawn (fixed); size: by their samples, and averaged uniformly.",
+        "fixed, bernoulli, cyclic, size, available, power:D or module:function (fixed).",
     )
     participants: tuple[tuple[int, ...], ...] | None = setting(
         None,
@@ -341,12 +341,12 @@ class Spec:
     @property
     def mean_weights(self) -> str | None:
         """How replies are averaged, if it is said: who is drawn by size is averaged uniformly."""
-        if self.sampling != "size":
+        if fields.sampling_of(self.sampling).kind not in ("size", "power"):
             return self.weights
         if self.weights == "samples":
             raise InputError(
-                "sampling 'size' draws clients by their samples, and weights 'samples' would count "
-                "these twice; leave weights out"
+                f"sampling '{self.sampling}' draws clients by their samples, and weights "
+                "'samples' would count these twice; leave weights out"
             )
         return "uniform"
 

@@ -112,11 +112,14 @@ class Presence:
         k = self._begun(rest, clients)
         return (k >= 0) & (rest < self.start[k] + self.length[k])
 
-    def next_there(self, time: float) -> float:
-        """When somebody is there again, if nobody is now."""
+    def next_there(self, time: float, of: np.ndarray | None = None) -> float:
+        """When somebody, of these, is there again, if nobody is now."""
         rest = time - np.floor(time / self.period) * self.period
-        later = self.start[self.start >= rest]
-        return time - rest + float(later.min() if len(later) else self.period + self.start.min())
+        start = self.start
+        if of is not None:
+            start = start[np.isin(np.repeat(np.arange(len(self.total)), np.diff(self.first)), of)]
+        later = start[start >= rest]
+        return time - rest + float(later.min() if len(later) else self.period + start.min())
 
 
 @dataclass(frozen=True)
@@ -173,8 +176,8 @@ class Devices:
         """The clients that are there; None: all of them, always."""
         return None if self.presence is None else np.flatnonzero(self.presence.are_there(time))
 
-    def next_present(self, time: float) -> float:
-        return time if self.presence is None else self.presence.next_there(time)
+    def next_present(self, time: float, of: np.ndarray | None = None) -> float:
+        return time if self.presence is None else self.presence.next_there(time, of)
 
 
 # What a reader can say of devices.

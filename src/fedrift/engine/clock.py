@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from fedrift.core.devices import (
     parse_late,
 )
 from fedrift.core.messages import nbytes, pack, unpack
-from fedrift.core.sampling import Participation
+from fedrift.core.sampling import LOOKS, Participation
 from fedrift.core.site import Work
 from fedrift.errors import InputError
 from fedrift.grammar import parse
@@ -96,12 +97,19 @@ class Clock:
     def state(self) -> ClockState:
         return ClockState(self.time, self._departures, tuple(self._out))
 
-    def present(self) -> np.ndarray | None:
-        """The clients that are there now; if nobody is, the time goes on until somebody is."""
+    def present(self, of: np.ndarray) -> np.ndarray | None:
+        """Those of some clients that are there now; None: everybody always is.
+
+        If nobody is, the time goes on until somebody is.
+        """
         here = self.devices.present(self.time)
-        if here is not None and not len(here):
-            self.time = self.devices.next_present(self.time)
+        if here is None or not len(of):
+            return here
+        while not len(here := np.intersect1d(here, of)):
+            later = self.devices.next_present(self.time, of)
+            self.time = max(later, math.nextafter(self.time, math.inf))
             here = self.devices.present(self.time)
+            assert here is not None
         return here
 
     # Everybody who is asked is waited for, or until it is too late.
@@ -267,6 +275,11 @@ def clock_of(
 ) -> tuple[Participation, ClockPlan | None]:
     """Who is asked, and the clock of a run; an asynchronous algorithm always has one."""
     plan, late, takes = parse_devices(spec.devices), parse_late(spec.late), arrivals_of(algorithm)
+    if plan is None and who.kind == "available":
+        raise InputError(
+            "sampling 'available' asks clients whose device is there, and there is no clock; give "
+            "devices too, such as devices=trace:FILE.csv"
+        )
     if plan is None and takes is None:
         if late.kind != "wait":
             raise InputError(
@@ -305,9 +318,10 @@ def _check_asynchronous(spec: Spec, who: Participation) -> None:
     name = parse(spec.algorithm, "algorithm").name
     if spec.late is not None:
         raise InputError(f"late '{spec.late}': {name} waits for nobody; leave it out")
-    if who.kind in ("bernoulli", "cyclic"):
+    if who.kind in ("bernoulli", "cyclic", *LOOKS):
         raise InputError(
-            f"sampling '{who.kind}': {name} sends a client out whenever a place is free; use fixed"
+            f"sampling '{spec.sampling}': {name} sends a client out whenever a place is "
+            "free; use fixed"
         )
     if spec.privacy is not None:
         raise InputError(

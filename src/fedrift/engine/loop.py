@@ -133,6 +133,10 @@ class Engine:
         self._clock: Clock | None = None
         if settings.clock is not None:
             self._clock = Clock(settings.clock, self.progress.clock)
+        self._losses = np.full(len(settings.sizes), np.nan)
+        """The loss that each client reported last, in every round that is over."""
+        for row in self.progress.training_rows:
+            self._hear(row)
         # Chunks of an evaluation fill the workers while the server folds and asks again.
         self._most_waiting = 1 if backend.workers else 0
 
@@ -142,6 +146,9 @@ class Engine:
         self._meter.restart()
         while self.progress.round < self.settings.last and self.progress.diverged_at is None:
             t = self.progress.round
+            # The reader's function is asked only about a round that there will be.
+            if self.settings.participation.kind == "function" and history.settle():
+                break
             new, buffers, cohort, lost = self._round(t)
             weights = self.algorithm.model(new)
             is_lost = lost or not is_finite(weights)
@@ -182,6 +189,7 @@ class Engine:
         report = self._report(t, weights, new, cohort, buffers)
         with defer_interrupts():
             waiting = self.history.wait(report, {"": Done([])} if due else {}, clients)
+            self._hear(waiting.training)
             self.store.commit()
             self.progress.state, self.progress.buffers = new, buffers
             self.progress.round = t + 1
@@ -190,6 +198,11 @@ class Engine:
         if due:
             waiting.pending = self._evaluate(new, buffers)
         self._meter.finished_round(t + 1, self.backend.workers)
+
+    def _hear(self, row: dict[str, Any]) -> None:
+        """Remember what training has reported, evaluated or not."""
+        if row:
+            self._losses[row["client"]] = row["loss"]
 
     def _report(
         self, t: int, weights: Vec, new: Any, cohort: tuple[int, ...], buffers: tuple[Tensor, ...]
@@ -308,7 +321,9 @@ class Engine:
             progress.state = settled(self.algorithm.exhausted(progress.state, self.problem))
             if self.algorithm.sampling(progress.state) == "once":
                 return (), True
-        return who.among(t, self.settings.seed, here), False
+        if self._clock is not None and who.kind in ("available", "function"):
+            here = self._clock.present(np.flatnonzero(self.settings.sizes))
+        return who.among(t, self.settings.seed, here, self._losses), False
 
     def _works(self, client: int, t: int) -> bool:
         n = int(self.settings.sizes[client])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from fedrift import models
 from fedrift.adapters import adapted_note, with_adapter
 from fedrift.backends.stacking.scheduler import scheduler_for
 from fedrift.config import models as model_names
-from fedrift.config.fields import OWN
+from fedrift.config import own_code
+from fedrift.config.fields import OWN, sampling_of
 from fedrift.config.own_code import IN_PYTHON
 from fedrift.config.privacy import Stretch, parse_privacy
 from fedrift.config.spec import FIELDS, Spec
@@ -25,7 +26,7 @@ from fedrift.core.compression import parse_compression
 from fedrift.core.faults import parse_faults
 from fedrift.core.flat import copied, map_tree, take
 from fedrift.core.problem import Problem, define
-from fedrift.core.sampling import Participation, participation
+from fedrift.core.sampling import LOOKS, Chooser, Kind, Participation, participation
 from fedrift.data import arrays
 from fedrift.data.arrays import SHIFTED
 from fedrift.data.augment import Augment, mixed_loss, parse_augment
@@ -39,6 +40,7 @@ from fedrift.engine.plan import Task, UserMetric
 from fedrift.engine.prepare import Prepared, own_inputs, own_tests
 from fedrift.engine.recorder import GIVEN_AS_OBJECTS
 from fedrift.errors import InputError
+from fedrift.grammar import parse
 from fedrift.models import losses
 from fedrift.rng import torch_seed
 from fedrift.storage.fork import Origin
@@ -108,6 +110,8 @@ class Objects:
     notes: tuple[str, ...] = ()
     alphabet: tuple[str, ...] = ()
     """What the tokens of a text stand for; empty for other data."""
+    sampling: Chooser | None = None
+    """What the spec's names, if it is given as an object."""
 
 
 def objects_from_call(
@@ -120,6 +124,7 @@ def objects_from_call(
     client_test: Any = None,
     loss: Callable[[Any, Any], Tensor] | None = None,
     metrics: Mapping[str, UserMetric] | None = None,
+    sampling: str | Chooser = "fixed",
     seed: int = 0,
 ) -> Objects:
     """The user's objects, checked, in the run's dtype; `seed` decides what clients hold out."""
@@ -133,7 +138,9 @@ def objects_from_call(
     if client_test is not None:
         split = _with_tests(split, client_test, DTYPES[dtype], field, seed)
     tried = None if test is None else arrays.pair(test, DTYPES[dtype], "test")
-    return Objects(factory_of(model, split, tried), split, tried, loss, metrics or {}, given)
+    chooser = sampling if callable(sampling) else None
+    made = factory_of(model, split, tried)
+    return Objects(made, split, tried, loss, metrics or {}, given, sampling=chooser)
 
 
 def _with_tests(held: Split, given: Any, dtype: torch.dtype, field: str, seed: int) -> Split:
@@ -154,6 +161,8 @@ def spec_from_call(algorithm: build.AlgorithmLike, settings: Mapping[str, Any]) 
     options: dict[str, Any] = {**GIVEN_AS_OBJECTS, "partition": IN_PYTHON}
     for key, value in {**settings, "algorithm": algorithm}.items():
         value = plain(value)
+        if key == "sampling" and callable(value):
+            value = losses.name_of(value) or f"{IN_PYTHON}:function"
         if key == "batch_size":
             value = "full" if value is None else None if value == USUAL else value
         if isinstance(value, str) and FIELDS[key].is_list:
@@ -255,7 +264,7 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
     split, rounds = objects.clients, spec.rounds
     spec.check_clients(len(split))
     check_objects.check_device(spec.device)
-    chosen = participation_of(spec, split.sizes)
+    chosen = participation_of(spec, split.sizes, objects.sampling)
     changes = _augment(spec, objects)
     loss = objects.loss if objects.loss is not None else nn.functional.cross_entropy
     describe = partial(
@@ -299,6 +308,7 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
     if faults is not None:
         guard.check_faults(faults, algorithm)
     asked, clock = clock_of(spec, algorithm, chosen)
+    _check_choice(spec, algorithm, problem, asked)
     asked, aggregation, promise = guard.check_protection(
         spec.aggregate,
         spec.privacy,
@@ -351,17 +361,43 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
     )
 
 
-def participation_of(spec: Spec, sizes: np.ndarray) -> Participation:
-    """Who takes part, of clients with so many samples."""
+def participation_of(
+    spec: Spec, sizes: np.ndarray, function: Chooser | None = None
+) -> Participation:
+    """Who takes part, of clients with so many samples; `function` is what the spec names."""
+    how = sampling_of(spec.sampling)
+    if how.code is not None and function is None:
+        function = own_code.load(*how.code, "sampling")
+        if not callable(function):
+            kind = type(function).__name__
+            raise InputError(f"sampling '{spec.sampling}' is a {kind}, not a function")
     return participation(
         len(sizes),
         spec.rounds,
         per_round=spec.per_round,
         fraction=spec.fraction,
         participants=spec.participants,
-        sampling=spec.sampling,
+        sampling=cast("Kind", how.kind),
         samples=sizes.tolist(),
+        candidates=how.candidates,
+        function=function,
+        name=spec.sampling if how.code is not None else "",
     )
+
+
+def _check_choice(
+    spec: Spec, algorithm: Algorithm[Any, Any], problem: Problem, who: Participation
+) -> None:
+    """Refuses to choose clients of an algorithm by what it does not have."""
+    if who.kind not in LOOKS:
+        return
+    name = parse(spec.algorithm, "algorithm").name
+    if algorithm.sampling(algorithm.server(problem)) == "once":
+        raise InputError(f"sampling '{spec.sampling}': {name} asks every client once; use fixed")
+    if who.kind == "power" and local_of(algorithm) is None:
+        raise InputError(
+            f"sampling '{spec.sampling}': clients of {name} report no training loss; use size"
+        )
 
 
 def _before(origin: Origin | None, sizes: np.ndarray) -> Stretch | None:

@@ -96,11 +96,6 @@ def serve(
     if task.clock is not None:
         what = "devices" if task.spec.devices is not None else f"algorithm '{task.spec.algorithm}'"
         raise InputError(f"{what}: needs the simulated clock, and a federation has real time")
-    if task.participation.kind == "size":
-        raise InputError(
-            "sampling 'size': how many samples a site holds is not known before it has come; use "
-            "fixed, bernoulli or cyclic"
-        )
     if around is not None and task.aggregation is not None:
         raise InputError(
             "aggregate and privacy need to see each reply, which secure aggregation hides; "

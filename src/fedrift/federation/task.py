@@ -13,7 +13,7 @@ import torch
 
 from fedrift import models
 from fedrift.backends.visit import Visitor
-from fedrift.config.fields import OWN
+from fedrift.config.fields import OWN, sampling_of
 from fedrift.config.own_code import IN_PYTHON
 from fedrift.core.alignment import is_channels_last
 from fedrift.data import arrays
@@ -29,9 +29,23 @@ from fedrift.models import losses
 PROTOCOL = 2  # of the envelopes; ends that differ do not talk
 
 
+def _check_sampling(text: str) -> None:
+    """Refuses, before anything is imported for it, what a server cannot draw by."""
+    reasons = {
+        "size": "how many samples a site holds is not known before it has come",
+        "power": "sites report no loss before they have come, and some reports are hidden",
+        "available": "needs the simulated clock, and a federation asks who is there anyway",
+        "function": "a function chooses clients only in simulations",
+    }
+    why = reasons.get(sampling_of(text).kind)
+    if why is not None:
+        raise InputError(f"sampling '{text}': {why}; use fixed, bernoulli or cyclic")
+
+
 def make_server_task(config: FederationConfig, test: tuple[Any, Any] | None = None) -> Task:
     """The task without any client's data: the model is tried on two random samples."""
     spec, kind = config.spec, task.DTYPES[config.spec.dtype]
+    _check_sampling(spec.sampling)
     if not config.named:  # what the record of the run says
         spec = replace(spec, data=IN_PYTHON, partition=IN_PYTHON)
     some = torch.Generator().manual_seed(0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrift.config.fields import sampling_of
 from fedrift.config.own_code import IN_PYTHON
 from fedrift.config.spec import LOCAL_WORK, SETTINGS, Spec
 from fedrift.errors import InputError
@@ -105,7 +106,12 @@ def _partition(run: Measured) -> str:
     return " ".join(filter(None, (named.name, value, *others)))
 
 
-SAMPLED = {"cyclic": " in turns", "size": " by size"}
+SAMPLED = {
+    "cyclic": " in turns",
+    "size": " by size",
+    "available": " that are there",
+    "power": " by loss",
+}
 
 
 def _participation(run: Measured) -> str:
@@ -118,12 +124,14 @@ def _participation(run: Measured) -> str:
     if spec.sampling == "bernoulli":
         share = spec.fraction or (spec.per_round or 1) / (clients or 1)
         return f"each of {everybody} with probability {share:g}"
-    size = _cohort(run, spec, clients)
+    size, how = _cohort(run, spec, clients), sampling_of(spec.sampling)
+    if how.code is not None:
+        return f"of {everybody} those that {spec.sampling} chooses"
     if size is None or size == clients:
         return f"all {everybody}"
     if clients is None:
         return f"{size} clients a round"
-    return f"{size} of {everybody}{SAMPLED.get(spec.sampling, '')}"
+    return f"{size} of {everybody}{SAMPLED.get(how.kind, '')}"
 
 
 def _wanted(spec: Spec) -> int | None:
