@@ -23,7 +23,7 @@ from fedrift.core.isolation import own_turn
 from fedrift.core.sampling import Chooser
 from fedrift.data.arrays import is_per_client
 from fedrift.engine import task
-from fedrift.engine.build import AlgorithmLike, instance, text_of, work
+from fedrift.engine.build import AlgorithmLike, has_personal_models, instance, text_of, work
 from fedrift.engine.callbacks import Callback, RoundReport, callbacks_of
 from fedrift.engine.execute import execute
 from fedrift.engine.plan import Task, UserMetric
@@ -325,6 +325,8 @@ def compare(
     folder, wanted = None if out is None else Path(out), tracks(track)
     items: list[Item] = []
     entrants = named(algorithms)
+    if _tests_at_clients(settings) and any(map(has_personal_models, entrants.values())):
+        settings = {"eval_clients": settings.get("eval_every", 1), **settings}  # all alike
     places = _places(list(entrants))
     for seed in numbers:
         for label, algorithm in entrants.items():
@@ -338,6 +340,12 @@ def compare(
     if not made.results and (cause := made.outcomes[0].cause) is not None:
         raise cause
     return made
+
+
+def _tests_at_clients(settings: Mapping[str, Any]) -> bool:
+    """Whether clients have test data of their own."""
+    given = settings.get("client_test"), getattr(settings.get("clients"), "test", None)
+    return any(one is not None for one in given) or is_per_client(settings.get("test"))
 
 
 def _told(callbacks: CallbacksOf | None, board: Shown | None) -> CallbacksOf | None:

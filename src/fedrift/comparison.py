@@ -19,6 +19,7 @@ from fedrift.config.tuning import first_setting, options_of, searches
 from fedrift.core.isolation import own_turn, shared_turn
 from fedrift.data.samples import DataSet, hold_out
 from fedrift.engine import task
+from fedrift.engine.build import has_personal_models
 from fedrift.engine.callbacks import Callback, callbacks_of, telling_errors
 from fedrift.engine.check_objects import UNSEEN
 from fedrift.engine.execute import execute, one_thread
@@ -231,7 +232,7 @@ def run_grid(
     backend: str = "auto",
 ) -> Comparison:
     """Every cell that is not in the folder yet; what is there is read."""
-    loader = Loader()
+    loader, cells = Loader(), _judged_alike(cells)
     loader.compute(cell.spec for cell in cells)
     items = [_item(cell, loader, folder) for cell in cells]
     return Comparison(_run(items, workers, callbacks, track, backend), folder)
@@ -246,6 +247,18 @@ def _run(
 ) -> list[Outcome]:
     number = backends.cores() if workers == "auto" else int(workers)
     return Runner(number, callbacks, track, backend).run(items)
+
+
+def _judged_alike(cells: Sequence[Cell]) -> Sequence[Cell]:
+    """Where some have models of the clients' own, all are evaluated at clients."""
+    if not any(has_personal_models(text) for text in {cell.spec.algorithm for cell in cells}):
+        return cells
+    return [
+        replace(cell, spec=replace(cell.spec, eval_clients=f"every={cell.spec.eval_every}"))
+        if cell.spec.client_test is not None and cell.spec.eval_clients is None
+        else cell
+        for cell in cells
+    ]
 
 
 def _item(cell: Cell, loader: Loader, folder: Path | None) -> Item:

@@ -179,3 +179,15 @@ def test_tuning_takes_the_better_rate_and_leaves_other_options_alone(tmp_path: P
         comparison.tuned(grid, ["colour=1,2"], None, None)
     with pytest.raises(fr.InputError, match="tune 'lr'"):
         comparison.tuned(grid, ["lr"], None, None)
+
+
+def test_personal_and_global_models_are_judged_alike() -> None:
+    x, y = blobs(120)
+    clients = fr.split(x, y, "iid", clients=3, seed=0, test=0.3)
+    made = fr.compare(
+        ["fedavg", "fedper"], model=Net, clients=clients, test=(x, y), rounds=2, workers=0
+    )
+    assert [bool(result.client_rounds) for result in made.results] == [True, True]
+    plain = fr.compare(["fedavg"], model=Net, clients=clients, test=(x, y), rounds=2, workers=0)
+    assert not plain.results[0].client_rounds  # nobody asked for it
+    assert torch.equal(plain.results[0].weights, made.results[0].weights)

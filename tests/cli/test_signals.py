@@ -41,7 +41,7 @@ class Interrupts:
             sys.meta_path.remove(self)
             signal.raise_signal(signal.{signal})
 sys.meta_path.insert(0, Interrupts())
-sys.argv = "fedrift run fedavg --rounds 2 --clients 2 --model logistic --workers 0 --out o".split()
+sys.argv = "fedrift run fedavg --rounds 99999 --clients 2 --model logistic --workers 0".split()
 from fedrift.__main__ import main
 main()
 """
@@ -66,7 +66,8 @@ def test_no_import_is_too_early(name: str, module: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr and "Error" not in done.stderr
-    assert done.stderr.strip() in ("", "interrupted before the first round", "error: interrupted")
+    last = done.stderr.strip().rpartition("\n")[2]  # on a fast machine some rounds may be made
+    assert not last or "interrupted" in last
 
 
 TWICE = """
@@ -77,7 +78,8 @@ interrupts.work_begins()
 class Stuck:
     def find_spec(self, name, path=None, target=None):
         if name == "stuck":
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            for later in (0.3, 0.6, 0.9):  # one may come together with the reminder of the first
+                threading.Timer(later, os.kill, (os.getpid(), signal.SIGINT)).start()
             signal.raise_signal(signal.SIGINT)
             while True:
                 pass

@@ -52,6 +52,8 @@ FULL: dict[str, Any] = {
     "eval_every": 2,
     "adapter": "lora:rank=2",
     "compress": "up=topk:0.1",
+    "devices": "lognormal:1",
+    "late": "drop:2",
     "client_test": 0.2,
     "eval_clients": "every=10,sample=5",
     "out": "runs/x",

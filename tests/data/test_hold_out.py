@@ -142,7 +142,7 @@ def test_what_is_given_for_clients() -> None:
     clients = [(x[:20], y[:20]), (x[20:40], y[20:40])]
     own = [(x[40:50], y[40:50]), TensorDataset(x[50:], y[50:])]
     alone, both = run(clients=clients, test=own), run(clients=clients, test=(x, y), client_test=own)
-    assert not alone.accuracy and alone.client_accuracy
+    assert alone.accuracy == alone.client_accuracy and alone.client_accuracy
     assert both.accuracy and not both.client_rounds  # nobody asked for it
     both = run(clients=clients, test=(x, y), client_test=own, eval_clients=1)
     assert both.client_accuracy == alone.client_accuracy

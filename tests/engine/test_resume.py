@@ -248,7 +248,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("scaffold", {}),
     ("fedavg:weights=uniform", {}),
     ("fedavg", {"seed": 1}),
-    ("fedavg", {"rounds": 6}),
+    ("fedavg", {"rounds": 4}),
     ("fedavg", {"lr": 0.2}),
     ("fedavg", {"clients": fr.split(X, Y.index_fill(0, torch.tensor([17]), 3), "iid", clients=7)}),
     ("fedavg", {"dtype": "float64"}),

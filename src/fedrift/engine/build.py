@@ -334,3 +334,12 @@ def _spelled(value: float | str) -> str:
 def written(made: Algorithm[Any, Any]) -> str:
     """Every field of an object, its local settings included, without addresses in memory."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(made))
+
+
+def has_personal_models(algorithm: AlgorithmLike) -> bool:
+    """Whether its clients have models of their own; what cannot be made is for the run to say."""
+    try:
+        made = build(algorithm, {}, 1) if isinstance(algorithm, str) else instance(algorithm)
+    except InputError:
+        return False
+    return any(type(node).personal is not Algorithm.personal for _, node in parts(made))
