@@ -115,7 +115,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", WAYS, ids=str)
+@pytest.mark.parametrize("options", WAYS, ids=range(6))
 def test_the_same_bits_with_workers_and_after_an_interruption(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -241,7 +241,7 @@ BAD: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "words"), BAD, ids=str)
+@pytest.mark.parametrize(("answer", "words"), BAD)
 def test_a_function_that_answers_nonsense_is_refused(answer: Any, words: str) -> None:
     with pytest.raises(fr.InputError, match=f"^sampling '.*' {words}"):
         small_run("fedavg", sampling=lambda choice: answer)
