@@ -146,3 +146,21 @@ def test_segments_of_others_are_told_from_those_left_behind() -> None:
         assert path.name in orphaned(before) and path.name not in orphaned(present())
     finally:
         path.unlink()
+
+
+def test_who_starts_workers_may_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """multiprocessing's fork server has ended: the next try makes another."""
+    from multiprocessing.process import BaseProcess
+
+    start, failures = BaseProcess.start, [EOFError("unexpected EOF")] * 2
+
+    def failing(process: Any) -> None:
+        if failures:
+            raise failures.pop()
+        start(process)
+
+    monkeypatch.setattr(BaseProcess, "start", failing)
+    assert small_run("fedavg", rounds=1, workers=1).status == "done"
+    failures += [EOFError("unexpected EOF")] * 3
+    with pytest.raises(fr.RunError, match="no worker could be started"):
+        small_run("fedavg", rounds=1, workers=1)

@@ -191,6 +191,7 @@ def death_reason(peer: WorkerHandle, deaths: int) -> str:
 
 PARKED_IN_MEMORY = 64  # replies waiting for their turn beyond this many go to a scratch file
 DEATHS = 3  # workers that may die of one job, or in a row without an answer, before giving up
+STARTS = 3  # tries to start one worker
 
 
 class Pool:
@@ -221,11 +222,17 @@ class Pool:
 
     def _start(self) -> WorkerHandle:
         ours, theirs = self._context.Pipe(duplex=True)
-        process = self._context.Process(target=main, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
-        with hidden_main():
-            process.start()
+        for left in reversed(range(STARTS)):
+            process = self._context.Process(target=main, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
+            try:
+                with hidden_main():
+                    process.start()
+                break
+            except EOFError:  # whoever starts workers was killed; the next start has another
+                if not left:
+                    raise RunError("no worker could be started; try again") from None
         theirs.close()
-        return WorkerHandle(process, ours)
+        return WorkerHandle(process, ours)  # type: ignore[reportPossiblyUnbound]
 
     def share(self, name: str, tree: Any, packed: Packed) -> tuple[str, Packed]:
         """Put data into shared memory once, however many runs use them."""
