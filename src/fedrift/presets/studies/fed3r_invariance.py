@@ -28,6 +28,7 @@ from fedrift.presets.studies.common import (
     accuracies,
     findings_of,
     from_objects,
+    mean,
     one_pass,
     over_rounds,
     percent,
@@ -56,6 +57,7 @@ USUAL: dict[str, Any] = {
     "rivals": ["fedavg", "scaffold"],
     "rival_rounds": 50,
     "rival_lr": 0.1,
+    "last": 5,
 }
 POOLED = "pooled ridge"
 
@@ -195,7 +197,7 @@ def _findings(
                 ]
             )
         for label, results in rivals.get(name, {}).items():
-            last = percent([result.accuracy[-1] for result in results])
+            last = percent([mean(one.accuracy[-options["last"] :]) for one in results])
             rows.append([f"{name}, {label}", last, None, None])
     columns = ("method", "accuracy (%)", "largest difference from pooled", "same predictions (%)")
     seen = {
