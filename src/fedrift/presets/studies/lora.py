@@ -40,6 +40,7 @@ from fedrift.presets.studies.common import (
 )
 from fedrift.rng import torch_seed
 
+LAST = 3  # evaluations that an accuracy is the mean of, and rounds that a bias is
 USUAL: dict[str, Any] = {
     "data": "digits",
     "model": "mlp",
@@ -156,7 +157,9 @@ def _found(
     ]
     return findings_of(
         [
-            Draft("accuracy (%) after the last round", ["method", *skews], accuracy),
+            Draft(
+                f"accuracy (%), mean of the last {LAST} evaluations", ["method", *skews], accuracy
+            ),
             Draft(
                 "what is trained and sent, and the bias of the mean (share of the mean product)",
                 [
@@ -182,8 +185,8 @@ def _right(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def _final(result: Result) -> float:
-    """0 for a run that became infinite: worse than any."""
-    return result.accuracy[-1] if result.status == "done" else 0.0
+    """Mean of the last evaluations; 0 for a run that became infinite: worse than any."""
+    return mean(result.accuracy[-LAST:]) if result.status == "done" else 0.0
 
 
 def _sent(result: Result) -> float:
@@ -192,10 +195,13 @@ def _sent(result: Result) -> float:
 
 def _bias(results: Sequence[Result]) -> OverSeeds | None:
     """How far the mean of products is from the product of means, as a share of the former."""
-    last = [one.metrics[-1] if one.metrics else {} for one in results]
-    if any("lora_bias" not in row for row in last):
+    shares = [
+        [r["lora_bias"] / max(r["lora_product"], 1e-300) for r in one.metrics if "lora_bias" in r]
+        for one in results
+    ]
+    if not all(shares):
         return None
-    return over_seeds([row["lora_bias"] / max(row["lora_product"], 1e-300) for row in last], 3)
+    return over_seeds([mean(one[-LAST:]) for one in shares], 3)
 
 
 def _over_bytes(result: Result) -> Curve:
