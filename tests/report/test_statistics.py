@@ -172,6 +172,15 @@ def test_options_that_vary_with_the_setting_do_not_split_a_method() -> None:
     assert group_runs(runs).methods == ("fedprox (options by setting)",)
 
 
+def test_rounds_that_belong_to_a_label_tell_no_settings_apart() -> None:
+    often = [replace(one, label="every 10 steps") for one in seeds(0.5, 0.6, rounds=50)]
+    seldom = [replace(one, label="every 50 steps") for one in seeds(0.4, 0.5, rounds=10)]
+    assert len(group_runs([*often, *seldom]).settings) == 1
+    longer = [replace(one, label="every 50 steps") for one in seeds(0.6, 0.7, rounds=20)]
+    assert len(group_runs([*often, *seldom, *longer]).settings) == 3
+    assert len(group_runs([*often, *seeds(0.4, 0.5, rounds=10)]).settings) == 2
+
+
 def test_the_same_run_twice_counts_once() -> None:
     one, other = run([0.5], "a"), run([0.6], "b")
     found = group_runs([replace(one, fingerprint="1"), replace(other, fingerprint="2")])

@@ -87,9 +87,11 @@ def method_of(run: Measured) -> Method:
     return Method(str(spec.algorithm_named), tuple(work), run.label)
 
 
-def setting_of(run: Measured) -> Setting:
+def setting_of(run: Measured, rounds_are_labelled: bool = False) -> Setting:
     """What it is compared on."""
     task = {key: getattr(run.spec, key) for key in (*TASK, "participants")}
+    if rounds_are_labelled:
+        task["rounds"] = None
     if run.clients is not None:
         task["clients"] = len(run.clients.sizes)
     return Setting(_partition(run), _participation(run), tuple(task.items()))
@@ -264,8 +266,9 @@ def group_runs(runs: Sequence[Measured]) -> Grouped:
     runs = _alike(runs)
     _check_same_test(runs)
     runs_by_group: dict[tuple[Method, Setting], list[Measured]] = {}
+    labelled = _rounds_are_labelled(runs)
     for run in runs:
-        runs_by_group.setdefault((method_of(run), setting_of(run)), []).append(run)
+        runs_by_group.setdefault((method_of(run), setting_of(run, labelled)), []).append(run)
     problems: list[str] = []
     settings = named_settings(setting for _, setting in runs_by_group)
     groups = [
@@ -275,6 +278,15 @@ def group_runs(runs: Sequence[Measured]) -> Grouped:
         )
     ]
     return Grouped(tuple(groups), tuple(problems))
+
+
+def _rounds_are_labelled(runs: Sequence[Measured]) -> bool:
+    """Every label has its own number of rounds: they belong to the method, as where local steps
+    are traded for rounds, and tell no settings apart."""
+    rounds: dict[str, set[int | None]] = {}
+    for run in runs:
+        rounds.setdefault(run.label, set()).add(run.spec.rounds)
+    return "" not in rounds and all(len(each) == 1 for each in rounds.values())
 
 
 def _group(method: str, setting: Setting, runs: Sequence[Measured]) -> Group:
