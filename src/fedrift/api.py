@@ -137,7 +137,7 @@ def run(
             given.
         augment: Such as `["crop:4", "flip", "mixup:alpha=1", "cutout:length=16"]`.
         devices: A simulated clock, by the speed, bandwidth and presence of each client's device:
-            `"uniform"`, `"lognormal:1"`, `"FILE.csv"` or `"trace:FILE.csv"`.
+            `"uniform"`, `"lognormal:1"`, `"stragglers:0.5"`, `"FILE.csv"` or `"trace:FILE.csv"`.
         late: What is done about clients that take long on that clock: `"wait"`, `"drop:60"` after
             so many seconds, `"partial:60"` (as many steps as these allow), or `"over:5"` (five
             more are asked, and the first replies count).

@@ -49,6 +49,8 @@ class Item:
     rounds: int = 0
     shown: str = ""
     """What reports call the algorithm; empty: what its spec says."""
+    own: frozenset[str] = frozenset()
+    """Options that some algorithm of the comparison has for itself."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +184,8 @@ class Comparison:
         """What a report of it is made from."""
         from fedrift.report.selection import Labelled
 
-        made = [(o.item.shown, o.result) for o in self.outcomes if o.result is not None]
-        return [Labelled(result.record(), label) for label, result in made]
+        made = [(o.item, o.result) for o in self.outcomes if o.result is not None]
+        return [Labelled(r.record(), item.shown, own=item.own) for item, r in made]
 
     def frame(self) -> Any:
         """One row per run and evaluated round (pandas if installed, else a list of dicts)."""
@@ -264,9 +266,8 @@ def _judged_alike(cells: Sequence[Cell]) -> Sequence[Cell]:
 def _item(cell: Cell, loader: Loader, folder: Path | None) -> Item:
     place = None if folder is None else folder / RUNS / cell.slug
     make = partial(loader.task, cell.spec)
-    rounds = cell.spec.rounds
-    entrant = cell.entrant
-    return Item(entrant.name, cell.axes, cell.spec.seed, make, place, rounds, entrant.label)
+    entrant, seed, rounds = cell.entrant, cell.spec.seed, cell.spec.rounds
+    return Item(entrant.name, cell.axes, seed, make, place, rounds, entrant.label, cell.own)
 
 
 def tuned(

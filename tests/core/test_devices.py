@@ -38,6 +38,18 @@ def test_lognormal_devices_have_their_median_and_spread_and_follow_the_seed() ->
     assert not np.array_equal(other.speed, settled("lognormal", 4000).speed)
 
 
+def test_a_share_of_the_devices_is_slower_and_part_of_a_larger_share() -> None:
+    half = settled("stragglers:0.5,slow=10,speed=50", 400)
+    most = settled("stragglers:0.9,slow=10,speed=50", 400)
+    slow = half.speed < 50
+    assert slow.sum() == 200 and (half.speed[~slow] == 50).all() and half.speed.min() >= 5
+    assert abs((50 / half.speed[slow]).mean() - 5.5) < 0.5, "uniform in 1…10"
+    assert np.array_equal(half.speed[slow], most.speed[slow]), "the same ones by the same factor"
+    assert (most.speed < 50).sum() == 360 and set(half.up) == {1e6}
+    assert not np.array_equal(half.speed, settled("stragglers:0.5,slow=10,speed=50", 400, 1).speed)
+    assert np.array_equal(settled("stragglers:0").speed, settled("uniform").speed)
+
+
 def test_a_file_says_whose_a_device_is_or_clients_draw(tmp_path: Path) -> None:
     named, plain = tmp_path / "named.csv", tmp_path / "plain.csv"
     named.write_text("client,speed,down,up\n1,20,2,3\n0,10,1,1\n")
@@ -93,6 +105,9 @@ def test_work_rests_while_a_device_is_away(lengths: list[list[int]], began: int,
         ("lognormal:x", "must be a number"),
         ("lognormal:1,colour=2", "write lognormal"),
         ("trace", "write trace"),
+        ("stragglers", "write stragglers"),
+        ("stragglers:1.5", "stragglers must be a number of at least 0 and at most 1"),
+        ("stragglers:0.5,slow=0", "slow must be a number"),
         ("none.csv", "cannot be read"),
         ("trace:none.csv", "cannot be read"),
     ],

@@ -35,7 +35,8 @@ from tests.support.problems import Net, blobs, trajectory
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 WANTED = """mnist-alpha-sweep mnist-one-class heterogeneity-speed mnist-scaffold mnist-fedsam
 mnist-digit-pairs fednova-uneven-work fedopt-servers fedgf-table fedhbm-table niid-bench
-fedprox-synthetic feddyn-synthetic skew-sweep fednova-synthetic fedprox-stragglers"""
+fedprox-synthetic feddyn-synthetic skew-sweep fednova-synthetic fedprox-stragglers stragglers
+participation"""
 
 TINY = """
 title = "Tiny"
@@ -276,6 +277,30 @@ def test_what_became_infinite_in_every_seed_is_worse_than_what_did_not() -> None
     assert said("c", ">", "b").startswith("undecided: too few seeds")
 
 
+def test_a_target_that_is_never_met_costs_more_than_any_that_is() -> None:
+    known: dict[str, dict[str, Any]] = {
+        "a": {"accuracy": [9.0, 9.0, 9.0], "seconds to target": [3.0, 4.0, 5.0]},
+        "b": {"accuracy": [1.0, 1.0, 1.0], "seconds to target": [None, None, None]},
+        "c": {"accuracy": [5.0, 5.0, 5.0], "seconds to target": [7.0, None, 9.0]},
+    }
+    made = seeded({"one": known})["main"]
+    table = Table("t", ("method", "one"), [["a", 9.0], ["b", 1.0], ["c", 5.0]])
+    parts = {"main": replace(made, tables=[table])}
+    says: dict[str, Any] = {"says": "s", "part": "main", "column": "one"}
+    says |= {"measure": "seconds to target", "slack": -50}
+
+    def said(left: str, sign: str, right: str) -> str:
+        asked = relation({**says, "left": left, "sign": sign, "right": right}, "h", ["main"])
+        return spoken(asked.decide(parts))
+
+    assert (said("a", "<", "b"), said("a", ">", "b")) == ("seen", "refuted")
+    assert (said("b", ">", "a"), said("b", "<", "a")) == ("seen", "refuted")
+    assert said("a", "<", "c") == said("c", "<", "b") == said("b", "<", "b") == "undecided"
+    asked = relation({**says, "left": "a", "sign": "<", "right": "c"}, "h", ["main"])
+    verdict = asked.decide(parts)
+    assert verdict is not None and verdict.numbers == "met by 3 of 3 and 2 of 3 seeds"
+
+
 def test_a_refuted_claim_stands_with_the_test_of_a_reason(tmp_path: Path) -> None:
     known = {"a": {"accuracy": [1.0, 1.1, 1.2]}, "b": {"accuracy": [5.0, 5.3, 5.1]}}
     record = {**RECORD, "findings": seeded({"one": known})["main"].record()}
@@ -340,6 +365,26 @@ def test_quantities_of_every_seed_are_kept_with_the_findings(tmp_path: Path) -> 
     assert findings.by_seed("fedavg", "dirichlet 1", "dist") == {}, "only FedGF notes it"
     verdict = found.relations[0].decide({"main": findings})
     assert spoken(verdict, certain=True) == "held", "hashes are no quantities"
+
+
+def test_methods_are_compared_after_equal_time_of_the_clock(tmp_path: Path) -> None:
+    text = TINY.replace("workers = 0", 'workers = 0\nseeds = 3\ndevices = "uniform:speed=100"')
+    text = text.replace('  "fedavg",', '  { name = "fedavg", rounds = 9, label = "longer" },')
+    text = text.replace(
+        'figures = ["settings"]', 'figures = ["time"]\nseconds = 1.5\ntarget = 0.01'
+    )
+    found = read(written(tmp_path, text))
+    records = run(Order(found, found.sizes["laptop"], tmp_path / "out"), unwatched, lambda _: None)
+    findings = Findings.of(records["main"]["findings"])
+    costs = next(t for t in findings.tables if t.title.startswith("Cost of the whole run"))
+    assert findings.tables[0].columns == ["method", "dirichlet 0.1", "dirichlet 1"], "one method"
+    assert 0 < (value_of(costs.cell("longer", "seconds"), 0.0) or 0) <= 1.5
+    assert any("ends after" in note and "fedavg:weights" in note for note in findings.notes)
+    spent = findings.by_seed("longer", "dirichlet 1", "seconds to target")
+    assert len(spent) == 3 and all(value and 0 < value <= 1.5 for value in spent.values())
+    reached = next(t for t in findings.tables if t.title.startswith("Until the target"))
+    assert reached.columns[-1] == "seconds to target"
+    assert (tmp_path / "out" / "main" / "time.png").is_file()
 
 
 def test_rates_are_tuned_before_the_comparison_and_rows_keep_their_names(tmp_path: Path) -> None:

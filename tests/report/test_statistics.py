@@ -14,7 +14,7 @@ from fedrift.errors import InputError
 from fedrift.report.statistics import costs, estimates
 from fedrift.report.statistics.findings import Findings, as_records, make_findings
 from fedrift.report.statistics.grouping import Group, group_runs
-from fedrift.report.statistics.measured import Measured, measure_run
+from fedrift.report.statistics.measured import Measured, measure_run, until
 from fedrift.storage import run_folder as results
 from fedrift.storage.jsonl import dump
 from fedrift.storage.run_folder import RunRecord
@@ -172,13 +172,32 @@ def test_options_that_vary_with_the_setting_do_not_split_a_method() -> None:
     assert group_runs(runs).methods == ("fedprox (options by setting)",)
 
 
-def test_rounds_that_belong_to_a_label_tell_no_settings_apart() -> None:
-    often = [replace(one, label="every 10 steps") for one in seeds(0.5, 0.6, rounds=50)]
-    seldom = [replace(one, label="every 50 steps") for one in seeds(0.4, 0.5, rounds=10)]
-    assert len(group_runs([*often, *seldom]).settings) == 1
-    longer = [replace(one, label="every 50 steps") for one in seeds(0.6, 0.7, rounds=20)]
-    assert len(group_runs([*often, *seldom, *longer]).settings) == 3
-    assert len(group_runs([*often, *seeds(0.4, 0.5, rounds=10)]).settings) == 2
+def test_what_a_comparison_gives_one_algorithm_for_itself_belongs_to_the_method() -> None:
+    own = frozenset({"rounds", "late", "data_dir", "model"})
+    devices: dict[str, Any] = {"devices": "uniform"}
+    runs = [
+        replace(run([0.5], "a", late="wait", **devices), own=own),
+        replace(run([0.5, 0.6], "b", late="drop:3", **devices), own=own),
+        replace(run([0.5, 0.6], "c", algorithm="scaffold", **devices), own=own),
+    ]
+    found = group_runs(runs)
+    assert [s.label for s in found.settings] == ["dirichlet 0.5 · all 3 clients"]
+    assert found.methods == ("fedavg late=wait rounds=1", "fedavg late=drop:3 rounds=2", "scaffold")
+    labelled = [replace(one, label=name) for one, name in zip(runs, "xyz", strict=True)]
+    assert group_runs(labelled).methods == ("x", "y", "z")
+    elsewhere = [runs[0], replace(run([0.5], "d", model="cnn"), own=own)]
+    assert len(group_runs(elsewhere).settings) == 2, "the task is never a method's own"
+    assert len(group_runs([replace(r, own=frozenset()) for r in runs]).settings) == 3
+
+
+def test_a_run_until_a_time_is_what_was_known_then() -> None:
+    whole = run([0.1, 0.2, 0.3, 0.4])  # evaluated after 0.5, 1, 1.5 and 2 seconds
+    cut = until(whole, 1.6)
+    assert cut.rounds.tolist() == [1, 2, 3] and cut.accuracy is not None
+    assert cut.accuracy.tolist() == [0.1, 0.2, 0.3] and cut.bytes.tolist() == [20, 40, 60]
+    assert until(replace(whole, status="diverged"), 1.6).status == "stopped"
+    assert until(replace(whole, status="diverged"), 2.0).status == "diverged"
+    assert until(whole, 0.1).rounds.tolist() == [1]
 
 
 def test_the_same_run_twice_counts_once() -> None:

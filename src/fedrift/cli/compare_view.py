@@ -37,7 +37,7 @@ COSTS = {"bytes": "sent", "gradients": "gradients", "seconds": "time"}
 def findings(comparison: Comparison) -> Findings | None:
     """The statistics of the runs that were made; None if there are none."""
     runs = [
-        measure_run(o.result.record(), _name(o.item), o.item.shown)
+        measure_run(o.result.record(), _name(o.item), o.item.shown, o.item.own)
         for o in comparison.outcomes
         if o.result is not None and (o.result.metrics or o.result.status == "diverged")
     ]

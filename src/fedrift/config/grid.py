@@ -52,6 +52,8 @@ class Cell:
     axes: Mapping[str, Any]
     """The options that vary in the grid, with their values here."""
     spec: Spec
+    own: frozenset[str] = frozenset()
+    """Options that an entrant of the grid, this or another, has for itself."""
 
     @property
     def slug(self) -> str:
@@ -127,6 +129,7 @@ class Grid:
         if number > MOST_RUNS:
             raise InputError(f"the grid has {number:,} runs; keep it below {MOST_RUNS:,}")
         self._check_once()
+        own = frozenset(key for entrant in self.entrants for key in entrant.settings)
         cells: list[Cell] = []
         for seed, point, entrant in itertools.product(self.seeds, values, self.entrants):
             axes = dict(zip(self.axes, point, strict=True))
@@ -136,7 +139,7 @@ class Grid:
             given = {**axes, **entrant.settings, "algorithm": entrant.algorithm, "seed": seed}
             spec = Spec.of({**self.base.to_dict(), **given})
             spec.validate()
-            cells.append(Cell(entrant, axes, spec))
+            cells.append(Cell(entrant, axes, spec, own))
         return cells
 
     def _check_once(self) -> None:

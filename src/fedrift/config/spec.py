@@ -208,7 +208,7 @@ class Spec:
         None,
         fields.text("DEVICES"),
         TIME,
-        "A simulated clock: uniform, lognormal:1, FILE.csv or trace:FILE.csv (none).",
+        "A simulated clock: uniform, lognormal:1, stragglers:0.5, FILE.csv, trace:FILE.csv (none).",
     )
     late: str | None = setting(
         None,

@@ -27,6 +27,7 @@ USUAL = {"speed": 1000.0, "down": 5e6, "up": 1e6, "latency": 0.05}
 GRAMMAR = {
     "uniform": "uniform[:speed=1000,down=5e6,up=1e6,latency=0.05]",
     "lognormal": "lognormal[:1,network=1,speed=1000,down=5e6,up=1e6,latency=0.05]",
+    "stragglers": "stragglers:P[,slow=4,speed=1000,down=5e6,up=1e6,latency=0.05]",
     "FILE.csv": "FILE.csv",
     "trace": "trace:FILE.csv[,period=86400,spread=1,network=1,speed=…]",
 }
@@ -191,6 +192,9 @@ class DevicePlan(NamedTuple):
     """Standard deviation of the logarithm of speeds."""
     network: float = 0.0
     """The same of bandwidths and latencies, which a device has good or bad together."""
+    share: float = 0.0
+    """Of the clients, those that compute more slowly, by a factor uniform in 1…slow."""
+    slow: float = 1.0
     table: Mapping[str, tuple[float, ...]] | None = None
     """The columns of a file; clients draw their rows unless it says whose they are."""
     is_by_client: bool = False
@@ -205,6 +209,9 @@ class DevicePlan(NamedTuple):
         fast, near = random.standard_normal((2, clients))
         columns = {name: np.full(clients, value) for name, value in self.medians.items()}
         columns["speed"] = columns["speed"] * np.exp(self.spread * fast)
+        if self.share:  # of a larger share, those of a smaller one are a part
+            who = random.permutation(clients)[: round(self.share * clients)]
+            columns["speed"][who] /= random.uniform(1.0, self.slow, clients)[who]
         for name in ("down", "up"):
             columns[name] = columns[name] * np.exp(self.network * near)
         columns["latency"] = columns["latency"] * np.exp(-self.network * near)
@@ -242,7 +249,7 @@ class DevicePlan(NamedTuple):
 
 
 def parse_devices(text: str | None) -> DevicePlan | None:
-    """`uniform`, `lognormal:1`, `FILE.csv` or `trace:FILE.csv`; None if there are none."""
+    """`uniform`, `lognormal:1`, `stragglers:0.5`, `FILE.csv` or `trace:FILE.csv`; None: none."""
     if text is None:
         return None
     if text.lower().endswith(".csv") and not text.startswith("trace:"):
@@ -250,10 +257,15 @@ def parse_devices(text: str | None) -> DevicePlan | None:
     named = parse(text, "devices")
     if named.name not in GRAMMAR:
         raise unknown("devices", named.name, GRAMMAR)
-    keys = {"uniform": (), "lognormal": ("network",), "trace": ("network", "spread", "period")}
+    keys = {
+        "uniform": (),
+        "lognormal": ("network",),
+        "stragglers": ("slow",),
+        "trace": ("network", "spread", "period"),
+    }
     wrong = [key for key in named.options if key not in (*keys[named.name], *COLUMNS)]
     is_bare = named.name == "uniform" and named.value is not None
-    is_empty = named.name == "trace" and named.value is None
+    is_empty = named.name in ("trace", "stragglers") and named.value is None
     if named.inner is not None or wrong or is_bare or is_empty:
         raise InputError(f"devices '{named}': write {GRAMMAR[named.name]}")
     medians = {key: _amount(named, key, USUAL[key]) for key in COLUMNS}
@@ -262,6 +274,10 @@ def parse_devices(text: str | None) -> DevicePlan | None:
         spread = _spread(named, named.options["spread"], "spread")
     network = _spread(named, named.options.get("network", str(spread)), "network")
     plan = DevicePlan(medians, spread, network)
+    if named.name == "stragglers":
+        share = number(named.value or "", "devices: stragglers", low=0.0, high=1.0)
+        slow = number(named.options.get("slow", "4"), "devices: slow", low=1.0, high=1e6)
+        plan = plan._replace(share=share, slow=slow)
     return _traced(plan, named) if named.name == "trace" else plan
 
 

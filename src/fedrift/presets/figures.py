@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 ENDINGS = ("png", "svg")
 LINES = ("-", "--", ":")  # of the methods beyond the number of colours
+UNITS = {"bytes": ("bytes sent", "B"), "seconds": ("time on the simulated clock", "s")}
 WIDE = 6.4  # inches of a single panel
 
 
@@ -49,6 +50,10 @@ def _rounds(findings: Findings) -> Figure:
 
 def _bytes(findings: Findings) -> Figure:
     return _over(findings, "bytes")
+
+
+def _time(findings: Findings) -> Figure:
+    return _over(findings, "seconds")
 
 
 def _loss(findings: Findings) -> Figure:
@@ -74,9 +79,10 @@ def _over(findings: Findings, cost: str, loss: bool = False) -> Figure:
             place = findings.methods.index(one.method)
             _seeds(axis, [getattr(r, cost) for r in runs], values, one.method, place)
         _label(axis, setting.label if len(axes) > 1 else "", findings.has_accuracy and not loss)
-        if cost == "bytes":
-            axis.set_xlabel("bytes sent")
-            axis.xaxis.set_major_formatter(EngFormatter("B"))
+        if cost in UNITS:
+            words, unit = UNITS[cost]
+            axis.set_xlabel(words)
+            axis.xaxis.set_major_formatter(EngFormatter(unit))
     style.legend(figure, axes)
     return figure
 
@@ -171,6 +177,7 @@ FIGURES: dict[str, Callable[[Findings], Figure]] = {
     "rounds": _rounds,
     "loss": _loss,
     "bytes": _bytes,
+    "time": _time,
     "settings": _settings,
     "clients": _clients,
     "partition": _partition,

@@ -20,7 +20,7 @@ TABLES = ("accuracy", "best", "rounds", "loss", "clients", "costs", "target", "s
 """Of a comparison; `compared.TABLES` makes them."""
 ALWAYS = ("laptop", "full")
 """The sizes that every preset has."""
-FIGURES = ("rounds", "loss", "bytes", "settings", "clients", "partition")
+FIGURES = ("rounds", "loss", "bytes", "time", "settings", "clients", "partition")
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Part:
     last: int | None = None
     """How many of the last evaluated rounds the figures are the mean of."""
     target: float | None = None
+    seconds: float | None = None
+    """Of the simulated clock: nothing after it is looked at, so that all have had equal time."""
     baseline: str | None = None
     tune: tuple[str, ...] = ()
     """As `fedrift compare --tune`: chosen for each method on held-out training data, by equal
@@ -231,6 +233,7 @@ def _part(value: object, where: str) -> Part:
     tables, figures = reader.texts("tables"), reader.texts("figures")
     analyse, baseline = reader.texts("analyse"), reader.text("baseline", "")
     last, target = reader.number("last", 0), reader.number("target", 0)
+    seconds = reader.number("seconds", 0)
     tune = reader.texts("tune")
     reader.end()
     if (compare is None) == (not study):
@@ -255,6 +258,7 @@ def _part(value: object, where: str) -> Part:
         analyse=analyse,
         last=int(last) or None,
         target=target or None,
+        seconds=seconds or None,
         baseline=baseline or None,
         tune=tune,
     )

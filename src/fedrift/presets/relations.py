@@ -41,6 +41,9 @@ PLUS, MINUS = "+", "\u2212"
 SIGNS = (">", "<", ">=", "<=", "=")
 NUMBER = re.compile(r"[+\u2212-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 AFTERWARDS, CERTAIN = "added when the figures were known", "true by definition"
+Costs = dict[int, float | None]
+TO_TARGET = "to target"
+"""Ends the names of costs that are None in a seed that does not meet the target."""
 DIVERGED = "diverged"
 """Begins the cell of a method whose runs became infinite: worse than any figure."""
 
@@ -61,15 +64,16 @@ class Place:
 
     def by_seed(self, parts: Mapping[str, Findings]) -> dict[int, float]:
         """The quantity for every seed; nothing where it was not kept or a seed became infinite."""
-        found = self._kept(parts)
+        found = self.kept(parts)
         return {} if None in found.values() else cast("dict[int, float]", found)
 
     def infinite(self, parts: Mapping[str, Findings]) -> int:
         """In how many seeds it became infinite, if in all of them; else 0."""
-        found = self._kept(parts)
+        found = self.kept(parts)
         return len(found) if found and set(found.values()) == {None} else 0
 
-    def _kept(self, parts: Mapping[str, Findings]) -> dict[int, float | None]:
+    def kept(self, parts: Mapping[str, Findings]) -> Costs:
+        """The quantity for every seed; None: it became infinite, or the target was not met."""
         findings = parts.get(self.part)
         if findings is None:
             return {}
@@ -140,6 +144,8 @@ class Relation:
             there = ""
             if isinstance(self.right, Place) and self.right.column != self.left.column:
                 there = f" at {self.right.columns[0]}"
+            if isinstance(self.right, Place) and self.right.part != self.left.part:
+                there += f" in {self.right.part}"
             said = f"{self.left.row} {spelt(self.sign)} {right}{there}{margin}"
             return f"{', '.join(filter(None, at))}: {said}"
         one, other = self.than
@@ -158,6 +164,9 @@ class Relation:
             return self._by_interval(found)
         if self.than is not None:
             return None
+        quantity = self.left.measure or self.left.column
+        if quantity.endswith(TO_TARGET) and isinstance(self.right, Place):
+            return self._unmet(self.left.kept(parts), self.right.kept(parts))
         left = self.left.cell(parts)
         right = self.right.cell(parts) if isinstance(self.right, Place) else self.right
         if left is None or right is None:
@@ -171,6 +180,18 @@ class Relation:
         if too_small:
             return Verdict(self.says, f"{words}; {too_small}", None)
         return Verdict(self.says, words, self._holds(left, right), self._without_end(parts))
+
+    def _unmet(self, left: Costs, right: Costs) -> Verdict | None:
+        """Of costs to a target that one side did not meet in every seed: if it met it in none, and
+        the other in all, it costs more, whatever the margin."""
+        if not left or not right:
+            return None
+        met = [sum(value is not None for value in one.values()) for one in (left, right)]
+        seeds = min(len(left), len(right))
+        words = f"met by {met[0]} of {len(left)} and {met[1]} of {len(right)} seeds"
+        is_clear = seeds >= FEWEST and {met[0] / len(left), met[1] / len(right)} == {0.0, 1.0}
+        held = (met[1] == 0) == (self.sign in ("<", "<=")) and self.sign != "="
+        return Verdict(self.says, words, held if is_clear else None, seeds)
 
     def _without_end(self, parts: Mapping[str, Findings]) -> int:
         """Seeds, if one side became infinite in all of them and the other in none: it is worse."""

@@ -113,8 +113,9 @@ def finished(folder: Path) -> dict[str, Record]:
 def key_of(part: Part, order: Order) -> str:
     """Short hash of all that decides a part's findings."""
     deciding: dict[str, Any] = {**vars(part), "seeds": order.seeds}
-    if not part.tune:
-        del deciding["tune"]  # keys of before there was tuning
+    for key in ("tune", "seconds"):
+        if not deciding[key]:
+            del deciding[key]  # keys of before there were these
     return hashlib.sha256(dump(deciding).encode()).hexdigest()[:16]
 
 

@@ -28,7 +28,7 @@ from fedrift.report.statistics.estimates import (
 )
 from fedrift.report.statistics.findings import Finding
 from fedrift.report.statistics.grouping import Setting
-from fedrift.report.statistics.measured import Measured
+from fedrift.report.statistics.measured import Measured, until
 from fedrift.report.tables import convention, measure
 from fedrift.storage.run_folder import MODEL
 
@@ -41,8 +41,19 @@ def comparison_findings(folder: Path, part: Part) -> Findings:
     from fedrift.presets.figures import draw
 
     chosen = select([folder])
+    # Without the folder, which differs from machine to machine.
+    notes = [one.replace(f"{folder}/", "") for one in chosen.problems]
+    runs = chosen.runs
+    if part.seconds is not None:
+        notes += [
+            f"a run of {run.label or run.spec.algorithm} (seed {run.seed}) ends after "
+            f"{run.seconds[-1]:.0f} s of its clock, before the {part.seconds:g} s that are compared"
+            for run in runs
+            if run.seconds[-1] < part.seconds and run.status != "diverged"
+        ]
+        runs = [until(run, part.seconds) for run in runs]
     findings = statistics.make_findings(
-        chosen.runs, target=part.target, baseline=part.baseline, last=part.last
+        runs, target=part.target, baseline=part.baseline, last=part.last
     )
     tables = [table for name in part.tables for table in TABLES[name](findings)]
     figures = draw(findings, folder, part.figures)
@@ -50,8 +61,6 @@ def comparison_findings(folder: Path, part: Part) -> Findings:
         from fedrift.presets.figures import analysis_figures
 
         figures += analysis_figures(findings, folder, part)
-    # Without the folder, which differs from machine to machine.
-    notes = [one.replace(f"{folder}/", "") for one in chosen.problems]
     return Findings(tables, figures, notes, {BY_SEED: by_seed(findings)})
 
 
@@ -100,6 +109,7 @@ COSTS = (
     ("rounds", "rounds to target", 1),
     ("bytes", "MB to target", MEGA),
     ("gradients", "gradients to target", 1),
+    ("seconds", "seconds to target", 1),
 )
 """Axis, what it is called, and its unit."""
 
@@ -253,8 +263,14 @@ def _at_clients(run: Measured, column: str, last: int | None) -> float:
     return run.at_clients.final(column, rounds_averaged(run, last))
 
 
+def _has_clock(findings: statistics.Findings) -> bool:
+    return all(run.has_clock for run in findings.grouped.runs)
+
+
 def _costs(findings: statistics.Findings) -> list[Table]:
-    """What a whole run sent and computed, from the ledger, and as multiples of the baseline's."""
+    """What a whole run sent and computed, from the ledger, and as multiples of the baseline's; and
+    the seconds of its clock, if it has one."""
+    has_clock = _has_clock(findings)
 
     def table(setting: Setting, title: str) -> Table:
         rows: list[list[Cell]] = []
@@ -266,16 +282,22 @@ def _costs(findings: statistics.Findings) -> list[Table]:
             if one.method != findings.baseline:
                 ratios = [None, None] if budget is None else [budget.bytes, budget.gradients]
             exact = [round(r, 3) if isinstance(r, float) else r for r in ratios]
-            rows.append([one.method, round(sent, 3), exact[0], round(worked), exact[1]])
+            row: list[Cell] = [one.method, round(sent, 3), exact[0], round(worked), exact[1]]
+            if has_clock:
+                row.append(round(estimate(float(r.seconds[-1]) for r in one.group.runs).mean))
+            rows.append(row)
         times = f"times {findings.baseline}"
         heads = ["method", "MB sent", f"sent, {times}", "gradients", f"gradients, {times}"]
+        heads += ["seconds"] if has_clock else []
         return Table(title, heads, rows)
 
     return _each_setting(findings, "Cost of the whole run", table)
 
 
 def _target(findings: statistics.Findings) -> list[Table]:
-    """Rounds, bytes and gradients until the target; the usual one is where the baseline ends."""
+    """Rounds, bytes and gradients until the target, and the clock's seconds where there is a clock;
+    the usual target is where the baseline ends."""
+    shown = [one for one in COSTS if one[0] != "seconds" or _has_clock(findings)]
 
     def table(setting: Setting, title: str) -> Table:
         rows: list[list[Cell]] = []
@@ -283,14 +305,15 @@ def _target(findings: statistics.Findings) -> list[Table]:
             aim = one.target
             if aim is None or not aim.is_met:
                 words = "no target" if aim is None else f"{aim.met} of {aim.seeds} seeds"
-                rows.append([one.method, None if aim is None or aim.met else "not met", words, ""])
+                first = None if aim is None or aim.met else "not met"
+                rows.append([one.method, first, words, *("" for _ in shown[2:])])
                 continue
-            mean = {axis: aim.costs[axis].mean for axis in ("rounds", "bytes", "gradients")}
-            sent = round(mean["bytes"] / MEGA, 3)
-            rows.append([one.method, round(mean["rounds"], 1), sent, round(mean["gradients"])])
+            mean = {axis: aim.costs[axis].mean / unit for axis, _, unit in shown}
+            exact = {"rounds": round(mean["rounds"], 1), "bytes": round(mean["bytes"], 3)}
+            rows.append([one.method, *(exact.get(axis, round(mean[axis])) for axis in mean)])
         known = [f.target.value for f in findings.by_setting[setting] if f.target is not None]
         aim = numbers.with_unit(known[0], findings.has_accuracy) if known else "no target"
-        heads = ["method", "rounds to target", "MB to target", "gradients to target"]
+        heads = ["method", *(name for _, name, _ in shown)]
         return Table(f"{title}, {aim}", heads, rows)
 
     return _each_setting(findings, "Until the target", table)

@@ -25,6 +25,8 @@ class Labelled:
     record: Recorded
     label: str = ""
     tuned: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    own: frozenset[str] = frozenset()
+    """Options that some algorithm of the comparison has for itself."""
 
 
 @dataclass(frozen=True)
@@ -188,13 +190,15 @@ def _run(path: Path, reading: _Reading, cell: grid.Cell | None = None) -> None:
     except InputError as error:
         reading.problems.append(f"'{path}' is left out: {error}")
         return
-    label, tuned = ("", {}) if cell is None else (cell.entrant.label, tuned_values(cell))
-    _record(Labelled(record, label, tuned), reading, str(path))
+    labelled = Labelled(record)
+    if cell is not None:
+        labelled = Labelled(record, cell.entrant.label, tuned_values(cell), cell.own)
+    _record(labelled, reading, str(path))
 
 
 def _record(one: Labelled, reading: _Reading, name: str) -> None:
     try:
-        run = measure_run(one.record, name, one.label)
+        run = measure_run(one.record, name, one.label, one.own)
         reading.runs.append(replace(run, tuned=one.tuned) if one.tuned else run)
     except InputError as error:
         reading.problems.append(f"{error}; it is left out")

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedrift.config.fields import sampling_of
 from fedrift.config.own_code import IN_PYTHON
-from fedrift.config.spec import LOCAL_WORK, SETTINGS, Spec
+from fedrift.config.spec import FAULTS, HOW, LOCAL_WORK, SETTINGS, TIME, Spec
 from fedrift.errors import InputError
 from fedrift.grammar import Named, parse
 from fedrift.report.statistics.measured import Measured
@@ -20,6 +20,8 @@ from fedrift.report.statistics.measured import Measured
 _SHOWN = "algorithm data partition alpha per_round fraction sampling participants weights".split()
 _WHERE = "data_dir seed workers backend out".split()
 TASK = [key for key in SETTINGS if key not in (*LOCAL_WORK, *_SHOWN, *_WHERE)]
+_CONDUCT = {key for key in TASK if SETTINGS[key].group in (TIME, FAULTS, HOW)}
+"""What can belong to a method: how it is run, not what on."""
 
 Options = tuple[tuple[str, Any], ...]
 
@@ -53,7 +55,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Method:
-    """An algorithm and its local work; `label` is what the comparison calls it, if anything."""
+    """An algorithm, its local work and the options that a comparison gives each for itself;
+    `label` is what the comparison calls it, if anything."""
 
     algorithm: str
     work: Options
@@ -83,15 +86,16 @@ def _head(named: Named) -> str:
 def method_of(run: Measured) -> Method:
     """What is compared."""
     spec = run.spec
-    work = [(key, getattr(spec, key)) for key in LOCAL_WORK if getattr(spec, key) is not None]
+    keys = (*LOCAL_WORK, *sorted(run.own & _CONDUCT))
+    work = [(key, getattr(spec, key)) for key in keys if getattr(spec, key) is not None]
     return Method(str(spec.algorithm_named), tuple(work), run.label)
 
 
-def setting_of(run: Measured, rounds_are_labelled: bool = False) -> Setting:
+def setting_of(run: Measured) -> Setting:
     """What it is compared on."""
-    task = {key: getattr(run.spec, key) for key in (*TASK, "participants")}
-    if rounds_are_labelled:
-        task["rounds"] = None
+    own = run.own & _CONDUCT
+    keys = (*TASK, "participants")
+    task = {key: None if key in own else getattr(run.spec, key) for key in keys}
     if run.clients is not None:
         task["clients"] = len(run.clients.sizes)
     return Setting(_partition(run), _participation(run), tuple(task.items()))
@@ -189,14 +193,16 @@ def named_methods(pairs: Sequence[tuple[Method, Setting]]) -> list[str]:
 def _distinguishing(
     text: str, texts: Sequence[str], pairs: Sequence[tuple[Method, Setting]]
 ) -> list[str]:
-    """The local work in which groups of one name differ within a setting."""
+    """The local work and own options in which groups of one name differ within a setting."""
     rivals: dict[Setting, list[dict[str, Any]]] = {}
     for other, (method, setting) in zip(texts, pairs, strict=True):
         if other == text:
             rivals.setdefault(setting, []).append(dict(method.work))
+    known = dict.fromkeys(key for works in rivals.values() for work in works for key in work)
+    order = (*LOCAL_WORK, *(key for key in known if key not in LOCAL_WORK))
     return [
         key
-        for key in LOCAL_WORK
+        for key in order
         if any(len({str(work.get(key)) for work in works}) > 1 for works in rivals.values())
     ]
 
@@ -266,9 +272,8 @@ def group_runs(runs: Sequence[Measured]) -> Grouped:
     runs = _alike(runs)
     _check_same_test(runs)
     runs_by_group: dict[tuple[Method, Setting], list[Measured]] = {}
-    labelled = _rounds_are_labelled(runs)
     for run in runs:
-        runs_by_group.setdefault((method_of(run), setting_of(run, labelled)), []).append(run)
+        runs_by_group.setdefault((method_of(run), setting_of(run)), []).append(run)
     problems: list[str] = []
     settings = named_settings(setting for _, setting in runs_by_group)
     groups = [
@@ -278,15 +283,6 @@ def group_runs(runs: Sequence[Measured]) -> Grouped:
         )
     ]
     return Grouped(tuple(groups), tuple(problems))
-
-
-def _rounds_are_labelled(runs: Sequence[Measured]) -> bool:
-    """Every label has its own number of rounds: they belong to the method, as where local steps
-    are traded for rounds, and tell no settings apart."""
-    rounds: dict[str, set[int | None]] = {}
-    for run in runs:
-        rounds.setdefault(run.label, set()).add(run.spec.rounds)
-    return "" not in rounds and all(len(each) == 1 for each in rounds.values())
 
 
 def _group(method: str, setting: Setting, runs: Sequence[Measured]) -> Group:

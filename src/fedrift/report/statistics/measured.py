@@ -102,6 +102,8 @@ class Measured:
     """Options that were chosen by tuning, with their values."""
     label: str = ""
     """What the comparison calls the algorithm; empty: what the spec says."""
+    own: frozenset[str] = frozenset()
+    """Options that some algorithm of the comparison has for itself."""
     problems: tuple[str, ...] = ()
     continuations: tuple[str, ...] = ()
     """What a model of text has written at the end."""
@@ -138,27 +140,55 @@ def judged_at_clients(run: Measured) -> Measured:
     found = run.at_clients
     if run.is_judged_at_clients or found is None:
         return run
-    at = np.flatnonzero(np.isin(run.rounds, found.rounds))
+    return replace(
+        _at(run, np.flatnonzero(np.isin(run.rounds, found.rounds))),
+        accuracy=found.columns[MEAN],
+        classes=None,
+        class_total=None,
+        is_judged_at_clients=True,
+    )
+
+
+def until(run: Measured, seconds: float) -> Measured:
+    """The same run as far as it had come at that time; at least its first evaluation."""
+    cut = _at(run, np.arange(max(1, int((run.seconds <= seconds).sum()))))
+    is_over = len(cut.rounds) < len(run.rounds)
+    found, last = run.at_clients, cut.rounds[-1]
+    if found is not None:
+        before = found.rounds <= last
+        columns = {name: column[before] for name, column in found.columns.items()}
+        found = replace(
+            found,
+            rounds=found.rounds[before],
+            columns=columns,
+            not_visited=found.not_visited[before],
+            table=tuple(line for line in found.table if line.round <= last),
+        )
+    return replace(cut, at_clients=found, status="stopped" if is_over else run.status)
+
+
+def _at(run: Measured, at: Ints) -> Measured:
+    """Some of its evaluated rounds; what is said of the whole run stays."""
     return replace(
         run,
         rounds=run.rounds[at],
         loss=run.loss[at],
-        accuracy=found.columns[MEAN],
-        classes=None,
-        class_total=None,
+        accuracy=None if run.accuracy is None else run.accuracy[at],
+        classes=None if run.classes is None else run.classes[at],
         cohorts=tuple(run.cohorts[i] for i in at),
         bytes=run.bytes[at],
         gradients=run.gradients[at],
         seconds=run.seconds[at],
         logged={name: column[at] for name, column in run.logged.items()},
-        is_judged_at_clients=True,
     )
 
 
-def measure_run(record: Recorded, name: str, label: str = "") -> Measured:
+def measure_run(
+    record: Recorded, name: str, label: str = "", own: frozenset[str] = frozenset()
+) -> Measured:
     """The arrays of a run; refuses what is no number, in one sentence that names the file."""
     try:
-        return _measure(record, name, label)
+        return replace(_measure(record, name, label), own=own)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
