@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from fedrift.core.isolation import (
     borrowed_generators,
     seed_all,
 )
+from fedrift.core.problem import define
+from fedrift.rng import torch_seed
 
 X = torch.randn(200, 20, generator=torch.Generator().manual_seed(0))
 Y = X[:, :1] * 2
@@ -407,3 +411,47 @@ def test_a_callback_of_a_comparison_may_run_another() -> None:
         ["fedavg", "scaffold"], model=Plain, workers=1, callbacks=lambda _: [Nested()], **how
     )
     assert len(made) == 2 and len(set(made)) == 1
+
+
+class Slow(nn.Module):
+    """Draws its weights in two parts, and has something happen in between."""
+
+    def __init__(self, between: Any = lambda: None) -> None:
+        super().__init__()
+        self.first = nn.Linear(20, 4)
+        between()
+        self.second = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+def test_a_module_made_in_another_thread_does_not_draw_from_these_weights() -> None:
+    """As when a run of a comparison ends and its module is made while another one begins."""
+    alone = run(Slow, rounds=1)
+    is_between, may_go_on = threading.Event(), threading.Event()
+
+    def waiting() -> None:
+        is_between.set()
+        may_go_on.wait(5)
+
+    other = replace(alone.problem, make=lambda: Slow(waiting))
+    thread = threading.Thread(target=lambda: other.module(other.w0, {}))
+
+    def between() -> None:
+        if not thread.ident:
+            thread.start()
+            is_between.wait(0.3)
+
+    beside = define(
+        lambda: Slow(between),
+        nn.functional.mse_loss,
+        (X[:2], Y[:2]),
+        init_seed=torch_seed(0, "init"),
+        population=8,
+        participation=0.5,
+        rounds=1,
+    )
+    may_go_on.set()
+    thread.join()
+    assert torch.equal(beside.w0, alone.problem.w0)

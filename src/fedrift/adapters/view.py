@@ -19,6 +19,7 @@ from fedrift.adapters import layers
 from fedrift.adapters.layers import A, B
 from fedrift.config.adapters import Adapter
 from fedrift.core.flat import Inputs, Layout, flatten, fresh
+from fedrift.core.isolation import drawing_alone
 from fedrift.core.problem import Problem
 from fedrift.errors import InputError
 
@@ -90,7 +91,7 @@ def _with_lora(problem: Problem, adapter: Adapter, probe: Inputs, seed: int) -> 
     make = partial(
         layers.with_factors, problem.make, names, adapter.rank, adapter.scale, problem.example
     )
-    with torch.random.fork_rng(devices=[]):
+    with drawing_alone():
         module = fresh(make).to(dtype=problem.w0.dtype)
         torch.default_generator.manual_seed(seed)
         factors = {

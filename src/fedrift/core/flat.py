@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 
-from fedrift.core.isolation import Memory
+from fedrift.core.isolation import Memory, drawing_alone
 from fedrift.errors import InputError
 
 Vec: TypeAlias = Tensor
@@ -259,7 +259,7 @@ class FlatModel:
         writes_input: bool = False,
     ) -> None:
         """`own` are parameters that are trained too but stay at the client: a second vector."""
-        with torch.random.fork_rng(devices=[]):  # building must not move the caller's generator
+        with drawing_alone():
             module = fresh(make)
         if example is not None:  # a lazy module takes its shapes from a batch
             inputs = map_tree(lambda t: t.to(device), example)

@@ -271,10 +271,12 @@ _drawing = threading.RLock()
 
 
 @contextmanager
-def drawing_alone() -> Generator[None]:
-    """The generators borrowed for a trial of a model: no other thread's trial draws meanwhile.
-    Runs of a comparison are tried in threads, and the generators are everybody's."""
+def drawing_alone(seed: int | None = None) -> Generator[None]:
+    """The generators borrowed to make or try a model, torch's from a seed: nobody else draws
+    meanwhile. Runs of a comparison are made in threads, and the generators are everybody's."""
     with _drawing, borrowed_generators():
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
         yield
 
 

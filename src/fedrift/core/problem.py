@@ -28,7 +28,7 @@ from fedrift.core.flat import (
     flatten,
     fresh,
 )
-from fedrift.core.isolation import Memory, seed_all
+from fedrift.core.isolation import Memory, drawing_alone, seed_all
 from fedrift.core.local import LocalStep
 from fedrift.errors import InputError
 
@@ -149,7 +149,7 @@ class Problem:
 
     def module(self, w: Vec, moved: Mapping[str, Tensor]) -> nn.Module:
         """A fresh module with the weights w and what else a run has moved, free of any view."""
-        with torch.random.fork_rng(devices=[]):
+        with drawing_alone():
             module = fresh(self.make).to(dtype=self.w0.dtype)
         if self.example is not None:
             call(module.eval(), self.example)
@@ -254,8 +254,7 @@ def define(
     more: Inputs | None = None,
 ) -> Problem:
     """Build the model once, look at it with a probe batch (and `more` inputs), and describe it."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(init_seed)
+    with drawing_alone(init_seed):
         original = make()
         module = copied(original)
         if not isinstance(module, nn.Module):

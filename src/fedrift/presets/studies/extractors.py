@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrift.api import run
+from fedrift.core.isolation import drawing_alone
 from fedrift.data.samples import DataSet
 from fedrift.engine.features import Extractor, cached, extractor, factory
 from fedrift.errors import InputError, unknown
@@ -138,8 +139,7 @@ def fresh_head(network: nn.Module, head: str, classes: int, seed: int) -> nn.Mod
     old = network.get_submodule(head)
     if not isinstance(old, nn.Linear):
         raise InputError(f"head '{head}' is no linear layer")
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with drawing_alone(seed):
         network.set_submodule(head, nn.Linear(old.in_features, classes))
     return network
 

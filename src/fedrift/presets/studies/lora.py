@@ -17,6 +17,7 @@ from torch import nn
 
 from fedrift import models
 from fedrift.api import run
+from fedrift.core.isolation import drawing_alone
 from fedrift.data.arrays import split as split_data
 from fedrift.data.samples import DataSet
 from fedrift.engine.result import Result
@@ -66,8 +67,7 @@ def turned(x: np.ndarray) -> torch.Tensor:
 def base_of(options: Mapping[str, Any], data: DataSet, seed: int) -> nn.Module:
     """Trained on the images as they are, in one place."""
     make = models.factory(options["model"], data.x.shape[1:], data.classes)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(torch_seed(seed, "init"))
+    with drawing_alone(torch_seed(seed, "init")):
         start = make()
     here = torch.from_numpy(data.x), torch.from_numpy(data.y)
     local = {key: options[key] for key in ("batch_size", "lr")}

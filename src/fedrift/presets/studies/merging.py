@@ -18,6 +18,7 @@ from torch import nn
 from fedrift import models
 from fedrift.api import run
 from fedrift.core.flat import Batch
+from fedrift.core.isolation import drawing_alone
 from fedrift.data.samples import DataSet
 from fedrift.engine.result import Result
 from fedrift.errors import InputError
@@ -84,8 +85,7 @@ def bench_of(options: Mapping[str, Any], data: DataSet, seed: int) -> Bench:
     x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
     local = {key: options[key] for key in ("batch_size", "lr")}
     make = models.factory(options["model"], data.x.shape[1:], data.classes)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(torch_seed(seed, "init"))
+    with drawing_alone(torch_seed(seed, "init")):
         start = make()
     test = torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
     tasks = [(x[y % k == i], y[y % k == i]) for k in [options["specialists"]] for i in range(k)]

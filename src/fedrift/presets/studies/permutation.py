@@ -21,6 +21,7 @@ from fedrift.analysis.matching import Chain, align_all
 from fedrift.api import run
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Batch, Vec
+from fedrift.core.isolation import drawing_alone
 from fedrift.core.problem import Problem, define
 from fedrift.data.arrays import split as split_data
 from fedrift.data.split import Split
@@ -163,8 +164,7 @@ def _starts(bench: Bench, way: str, clients: int) -> list[Vec]:
 
 def _fresh(problem: Problem, seed: int, client: int) -> Vec:
     """Initial weights of a client's own."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(torch_seed(seed, "init", client=client))
+    with drawing_alone(torch_seed(seed, "init", client=client)):
         tensors = dict(problem.make().named_parameters())
     return torch.cat([tensors[name].detach().reshape(-1) for name in problem.layout.names])
 
