@@ -58,7 +58,7 @@ docs-pages: $(READY) ## write docs/algorithms, the API pages and the picture of 
 
 docs: $(READY) ## build the documentation's site in build/site
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	$(VENV)/bin/zensical build --strict -f mkdocs.yml
+	PYTHONPATH=docs $(VENV)/bin/zensical build --strict -f mkdocs.yml
 
 docs-images: $(READY) ## draw the pictures of the documentation from real runs
 	$(PY) docs/make_images.py

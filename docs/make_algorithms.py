@@ -72,19 +72,22 @@ clients each. Sizes are per client that takes part and round; a vector has one n
 trained parameter; the server keeps the model besides what is listed. Tuples such as `ring` and
 `window` grow to the length that their option says."""
 
-NOTATION = """\
-## Notation
+NOTATION = r"""## Notation
 
 | | |
 |---|---|
-| N, S, M, C | all clients, those of a round, their number, M/N |
-| n_i, p_i | samples of a client; its weight in a mean over S, n_i/Σ_S n_j or 1/M |
-| w, w_i | global model at the start of the round; a client's model while it trains, from w on |
-| Δ_i | w_i − w at the end of the visit |
-| g_i(·), ∇F_i(·) | gradient at a point: of a minibatch, of all of the client's samples |
-| η, K_i (J) | client rate (`lr`), number of local steps the client makes |
-| ‖·‖ | Euclidean norm over all trained parameters together |
-| m, Y | number of features, the 1 for the bias included; number of classes |
+| $`N`$, $`S`$, $`M`$, $`C`$ | all clients, those of a round, their number, $`M/N`$ |
+| $`n_i`$ | samples of a client |
+| $`p_i`$ | its weight in a mean over $`S`$: $`n_i / \sum_{j \in S} n_j`$ or $`1/M`$ |
+| $`w`$ | global model at the start of the round |
+| $`w_i`$ | a client's model while it trains, from $`w`$ on |
+| $`\Delta_i`$ | $`w_i - w`$ at the end of the visit |
+| $`g_i(\cdot)`$ | gradient of a minibatch at a point |
+| $`\nabla F_i(\cdot)`$ | gradient of all of the client's samples at a point |
+| $`\eta`$, $`\eta_s`$ | client rate (`lr`), server rate (`server_lr`) |
+| $`K_i`$ or $`J`$ | number of local steps the client makes |
+| $`\lVert \cdot \rVert`$ | Euclidean norm over all trained parameters together |
+| $`m`$, $`Y`$ | number of features, the 1 for the bias included; number of classes |
 
 A local step adds weight decay and local momentum as `torch.optim.SGD` does, after the algorithm's
 correction; formulas leave both out. The momentum buffer starts empty at every visit."""

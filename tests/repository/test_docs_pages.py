@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markdown import markdown
 
 import fedrift as fr
 from fedrift.errors import InputError
@@ -53,7 +54,39 @@ def test_a_text_has_every_section(name: str) -> None:
     parts = re.split(r"^## .+$", text, flags=re.MULTILINE)
     assert parts[0] == ""
     assert all(len(part.split()) > 4 for part in parts[1:])
-    assert parts[2].strip().startswith("```")
+    assert "```math\n" in parts[2]
+    assert not re.search(r"[←Σ√‖∇ηαβγλμρστθφΔ]", prose(text)), "a formula that is not set as one"
+
+
+def prose(text: str) -> str:
+    """What stands outside formulas, code and the reference."""
+    before = text.partition("## Reference")[0]
+    return re.sub(r"```.*?```|\$`[^`]*`\$|`[^`]*`", "", before, flags=re.DOTALL)
+
+
+def with_formulas() -> list[Path]:
+    """Every page of the documentation that holds one."""
+    return [
+        p
+        for p in sorted(DOCS.rglob("*.md"))
+        if "$`" in (text := p.read_text()) or "```math" in text
+    ]
+
+
+@pytest.mark.parametrize("page", with_formulas(), ids=lambda p: p.stem)
+def test_formulas_compile(page: Path) -> None:
+    """Every `$` belongs to one that became MathML, and nothing of its LaTeX is left over."""
+    text = page.read_text(encoding="utf-8")
+    html = markdown(text, extensions=["tables", "fenced_code", maker("mathml").Formulas()])
+    count = len(re.findall(r"\$`[^`]+`\$", text)) + text.count("```math\n")
+    assert html.count("<math") == count > 0
+    shown = re.sub(r"<pre>.*?</pre>|<code>.*?</code>", "", html, flags=re.DOTALL)
+    assert "$" not in shown and "\\" not in shown
+
+
+def test_what_is_no_formula_ends_the_build() -> None:
+    with pytest.raises(ValueError, match=r"not a formula: \\wrong"):
+        markdown(r"as $`\wrong x`$", extensions=[maker("mathml").Formulas()])
 
 
 def test_pages_and_costs_are_up_to_date() -> None:
