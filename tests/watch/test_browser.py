@@ -91,3 +91,48 @@ def test_the_button_ends_a_run_as_an_interrupt_would(
         page.wait_for_selector(".warning:not([hidden])", timeout=15_000)
         assert "fedrift resume" in page.locator(".warning:not([hidden])").first.inner_text()
         assert complaints == []
+
+
+PAINTED = """() => {
+  const all = document.getElementById("cells");
+  const dots = all.getContext("2d").getImageData(0, 0, all.width, all.height).data;
+  const kinds = new Set();
+  for (let i = 0; i < dots.length; i += 4)
+    if (dots[i + 3] === 255) kinds.add(`${dots[i]},${dots[i + 1]},${dots[i + 2]}`);
+  return [kinds.size, kinds.has("213,94,0")];
+}"""  # colours on the canvas, and whether one is that of a visit now
+
+
+def test_every_client_has_a_bar_of_its_loss(
+    browser: Browser, server: WatchServer, tmp_path: Path
+) -> None:
+    page, complaints = open_page(browser, server)
+    assert page.locator("#clients").is_hidden()
+    lines = ({"round": r, "client": [r, r + 1], "loss": [1.0 / r, 2.0 / r]} for r in (1, 2))
+    add(tmp_path / NASTY, "training.jsonl", *lines)
+    expect(page.locator("#told")).to_contain_text("Round 2: 2 visited; 3 of 4", timeout=15_000)
+    colours, is_marked = page.evaluate(PAINTED)
+    assert colours >= 3 and is_marked
+    box = page.locator("#cells").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 60 + 2 * 60, box["y"] + 140)  # the third bar
+    expect(page.locator("#pointed")).to_have_text("client 2: loss 0.5 in round 2, visited twice")
+    assert complaints == []
+
+
+@pytest.mark.parametrize("width", [1200, PHONE])
+def test_ten_thousand_clients_are_cells(
+    browser: Browser, server: WatchServer, tmp_path: Path, width: int
+) -> None:
+    who = list(range(10_000))
+    line = {"client": who, "loss": [1 + (i % 100) / 100 for i in who]}
+    news = {"round": 2, "client": [5, 9_999], "loss": [1.0, 1.0]}
+    add(tmp_path / NASTY, "training.jsonl", {"round": 1, **line}, news)
+    size = {"width": width, "height": 800}
+    page, complaints = open_page(browser, server, viewport=size)
+    expect(page.locator("#told")).to_contain_text("Round 2: 2 visited; 10000 of 10000")
+    colours, is_marked = page.evaluate(PAINTED)
+    assert colours > 50 and is_marked
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator("#cells").evaluate("e => e.clientHeight") < 400
+    assert complaints == []

@@ -12,7 +12,8 @@ import pytest
 
 from fedrift.errors import InputError
 from fedrift.watch import writer
-from fedrift.watch.folders import Tail, Watched
+from fedrift.watch.folders import Watched
+from fedrift.watch.tail import Tail
 
 SPEC = 'algorithm = "fedavg"\ndata = "digits"\nmodel = "mlp"\nrounds = 10\nseed = 3\n'
 
@@ -191,3 +192,47 @@ def test_refreshing_again_reads_only_what_is_new(tmp_path: Path) -> None:
     watched.refresh()
     assert {name: run.rounds.place for name, run in watched.runs.items()} == before
     assert all(run.rows == 199 for run in watched.runs.values())
+
+
+def test_of_every_client_the_last_visit_is_told(tmp_path: Path) -> None:
+    path = folder(tmp_path)
+    add(path, "training.jsonl", {"round": 1, "client": [0, 7], "loss": [2.0, 3.0]})
+    add(path, "training.jsonl", {"round": 2, "client": [7, 4], "loss": [1.23456, None]})
+    watched = Watched(tmp_path)
+    watched.refresh()
+    clients = watched.runs["a"].clients
+    assert clients.since(0, 0) == {
+        "from": 0,
+        "generation": 0,
+        "client": [0, 7, 4],
+        "loss": [2.0, 1.235, None],
+        "round": [1, 2, 2],
+        "visits": [1, 2, 1],
+    }
+    assert clients.since(1, 0)["client"] == [7, 4]
+    assert clients.since(2, 0)["client"] == []
+    told = watched.overview()["runs"][0]
+    assert told["clients"] == [0, 3] and told["population"] == 8
+    (path / "training.jsonl").write_text('{"round": 1, "client": [3], "loss": [1]}\n')
+    watched.refresh()
+    assert clients.since(2, 0) | {"generation": 1} == clients.since(0, 1)
+    assert clients.since(2, 0)["client"] == [3]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"client": [-1, 10**9, True, "x"], "loss": [1.0, 1.0, 1.0, 1.0]},
+        {"client": "0", "loss": [1.0]},
+        {"client": [[0]], "loss": None},
+        {},
+    ],
+)
+def test_strange_reports_of_training_are_passed_over(
+    tmp_path: Path, line: dict[str, object]
+) -> None:
+    path = folder(tmp_path)
+    add(path, "training.jsonl", {"round": 1, **line})
+    watched = Watched(tmp_path)
+    watched.refresh()
+    assert watched.runs["a"].clients.seen == {}

@@ -4,54 +4,23 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedrift.config.spec import Spec
-from fedrift.core.plain_files import LARGEST
 from fedrift.errors import InputError
-from fedrift.storage import jsonl, run_folder
+from fedrift.storage import run_folder
 from fedrift.storage.jsonl import Record
+from fedrift.watch.clients import Clients
+from fedrift.watch.tail import Tail
 from fedrift.watch.writer import writer_of, writers
 
 DEEPEST = 5  # folders between the root and a run
 MOST_RUNS = 2000
 PACE = 20  # rows at the end that say how fast a run goes
 MOST_CLIENTS = 200  # of a cohort that are named
-
-
-@dataclass
-class Tail:
-    """The lines of a file, each read once; from the beginning again when the file was cut."""
-
-    path: Path
-    place: int = 0
-    inode: int = 0
-
-    def fresh(self) -> tuple[list[Record], bool]:
-        """Whole lines since the last time, and whether the earlier ones are void."""
-        try:
-            handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        except OSError:
-            return [], False
-        there = os.fstat(handle)
-        if not stat.S_ISREG(there.st_mode):
-            os.close(handle)
-            return [], False
-        with open(handle, "rb") as file:
-            is_other = there.st_ino != self.inode or there.st_size < self.place
-            if is_other:
-                self.place, self.inode = 0, there.st_ino
-            if there.st_size == self.place:
-                return [], is_other
-            file.seek(self.place)
-            whole = file.read(LARGEST).rpartition(b"\n")[0]
-        self.place += len(whole) + 1 if whole else 0
-        lines = (jsonl.line(text) for text in whole.split(b"\n")) if whole else ()
-        return [line for line in lines if line is not None], is_other
 
 
 @dataclass
@@ -63,6 +32,7 @@ class WatchedRun:
     spec: Spec
     rounds: Tail
     ledger: Tail
+    clients: Clients
     columns: dict[str, list[float | None]] = field(default_factory=dict[str, list[float | None]])
     reached: int = 0
     cohort: list[int] = field(default_factory=list[int])
@@ -75,7 +45,8 @@ class WatchedRun:
     @classmethod
     def open(cls, folder: Path, name: str) -> WatchedRun:
         rounds, ledger = folder / run_folder.ROUNDS, folder / run_folder.LEDGER
-        return cls(folder, name, run_folder.read_spec(folder), Tail(rounds), Tail(ledger))
+        clients = Clients.of(folder / run_folder.TRAINING)
+        return cls(folder, name, run_folder.read_spec(folder), Tail(rounds), Tail(ledger), clients)
 
     @property
     def rows(self) -> int:
@@ -86,6 +57,7 @@ class WatchedRun:
         exchanges, _ = self.ledger.fresh()
         for exchange in exchanges:
             self._exchange(exchange)
+        self.clients.refresh()
         rows, is_void = self.rounds.fresh()
         if is_void and self.rows:
             self.columns, self.generation = {}, self.generation + 1
@@ -143,6 +115,8 @@ class WatchedRun:
             "pace": pace,
             "cohort": self.cohort[:MOST_CLIENTS],
             "cohort_size": len(self.cohort),
+            "population": max(self.spec.clients or 0, 1 + max(self.clients.seen, default=-1)),
+            "clients": [self.clients.generation, len(self.clients.seen)],
             "warnings": self._warnings(status),
         }
 

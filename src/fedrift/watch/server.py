@@ -19,7 +19,7 @@ from fedrift.watch.writer import stop
 HOST = "127.0.0.1"
 HERE = Path(__file__).parent
 STYLES = (HERE.parent / "report" / "page.css", HERE / "watch.css")
-SCRIPT = HERE / "watch.js"
+SCRIPTS = (HERE / "watch.js", HERE / "clients.js")
 
 
 def page(nonce: str) -> str:
@@ -28,7 +28,7 @@ def page(nonce: str) -> str:
     body = (HERE / "watch.html").read_text(encoding="utf-8")
     return (
         body.replace("{{style}}", style)
-        .replace("{{script}}", SCRIPT.read_text(encoding="utf-8"))
+        .replace("{{script}}", "".join(file.read_text(encoding="utf-8") for file in SCRIPTS))
         .replace("{{colours}}", dump(COLOURS))
         .replace("{{nonce}}", nonce)
     )
@@ -73,8 +73,8 @@ class _Handler(BaseHTTPRequestHandler):
                 with self.server.turn:
                     self.server.watched.refresh()
                     return self._record(self.server.watched.overview())
-            case "curves":
-                return self._curves(query)
+            case "curves" | "clients":
+                return self._news(path, query)
             case _:
                 return self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
 
@@ -90,13 +90,15 @@ class _Handler(BaseHTTPRequestHandler):
         except InputError as error:
             return self._refuse(HTTPStatus.CONFLICT, str(error))
 
-    def _curves(self, query: dict[str, str]) -> None:
+    def _news(self, what: str, query: dict[str, str]) -> None:
         with self.server.turn:
             run = self.server.watched.runs.get(query.get("run", ""))
             numbers = [query.get(key, "0") for key in ("from", "generation")]
             if run is None or not all(n.isdecimal() and len(n) < 12 for n in numbers):
                 return self._refuse(HTTPStatus.NOT_FOUND, "there is no such run")
-            return self._record(run.curves(int(numbers[0]), int(numbers[1])))
+            since, generation = map(int, numbers)
+            news = run.curves if what == "curves" else run.clients.since
+            return self._record(news(since, generation))
 
     def _asked(self) -> tuple[str | None, dict[str, str]]:
         """What is asked for below the secret; None for strangers: another name for this machine

@@ -73,7 +73,8 @@ async function refresh() {
   try {
     overview = await ask("runs");
     isOver = false;
-    await Promise.all(drawn().map(fetchCurves));
+    showWhose();
+    await Promise.all([...drawn().map(fetchCurves), fetchClients(whose())]);
     byId("state").textContent = `${overview.runs.filter((run) => run.status === "running").length} running, ${overview.runs.length} in all`;
   } catch (error) {
     isOver = true;
@@ -94,6 +95,7 @@ function show() {
   showMeasures();
   showRuns();
   showChart();
+  showClients();
 }
 
 function showMeasures() {
@@ -161,7 +163,7 @@ function parts(run) {
     [run.accuracy === null ? null : `${(100 * run.accuracy).toFixed(2)} %`, "accuracy"],
     [run.loss === null ? null : short(run.loss), "loss"],
     [run.seconds === null ? null : time(run.seconds), "so far"],
-    [run.pace ? `${short(1 / run.pace)}` : null, "rounds a second"],
+    run.pace && run.pace > 1 ? [time(run.pace), "a round"] : [run.pace ? short(1 / run.pace) : null, "rounds a second"],
     [run.left === null ? null : time(run.left), "left"],
   ].filter(([value]) => value !== null);
   return [...figures.flatMap(([value, words], i) => [i ? " · " : "", node("b", "", value), words ? ` ${words}` : ""]), ` · seed ${run.seed} · ${run.data} · ${run.model}`];
@@ -268,4 +270,3 @@ for (const id of ["filter", "search"]) byId(id).addEventListener("input", async 
   show();
 });
 window.addEventListener("resize", showChart);
-refresh();
