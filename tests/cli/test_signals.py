@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,31 @@ def test_sigterm_ends_as_ctrl_c_does(tmp_path: Path) -> None:
         assert process.wait(60) == 130
     assert "interrupted after round" in said and "fedrift resume kept" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc to look at children in")
+def test_ctrl_c_reaches_the_processes_of_conform_through_their_parent() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "fedrift", "conform", "fedavg", "fedsgd", "fedprox", "mime"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not (found := children.read_text().split()):
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGINT)  # as from a terminal; they still import
+        assert (process.wait(60), *process.communicate()) == (130, "", "")
+    until = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in found):
+        assert time.monotonic() < until
+
+
+def test_the_processes_of_conform_end_with_their_parent() -> None:
+    command = [sys.executable, "-m", "fedrift.conform.survey", "fedavg", "fedsgd"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        out, errors = process.communicate()  # which closes its input
+        assert (process.returncode, out, errors) == (130, "", "")
 
 
 # The signal comes while a module is imported, which one is said; nothing of it is left to chance.
@@ -71,16 +97,15 @@ def test_no_import_is_too_early(name: str, module: str, tmp_path: Path) -> None:
 
 
 TWICE = """
-import os, signal, sys, threading
+import os, signal, sys, threading, time
 from fedrift.engine import interrupts
 interrupts.listen()
 interrupts.work_begins()
 class Stuck:
     def find_spec(self, name, path=None, target=None):
         if name == "stuck":
-            for later in (0.3, 0.6, 0.9):  # one may come together with the reminder of the first
-                threading.Timer(later, os.kill, (os.getpid(), signal.SIGINT)).start()
             signal.raise_signal(signal.SIGINT)
+            {second}
             while True:
                 pass
 sys.meta_path.insert(0, Stuck())
@@ -88,11 +113,24 @@ import stuck
 """
 
 
+SECONDS = {
+    "while the first waits": "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()",
+    "in the instant of its reminder": """
+            both = {signal.SIGINT, interrupts.REMINDER}
+            signal.pthread_sigmask(signal.SIG_BLOCK, both)
+            time.sleep(0.3)
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, both)""",
+}
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no signals to send")
-def test_a_second_one_does_not_wait(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", SECONDS)
+def test_a_second_one_does_not_wait(when: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", TWICE], capture_output=True, text=True, check=False, timeout=60
-    )
+        [sys.executable, "-c", TWICE.format(second=SECONDS[when])],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
     assert (done.returncode, done.stderr) == (130, "")
 
 

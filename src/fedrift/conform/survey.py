@@ -1,12 +1,14 @@
 """Many algorithms checked side by side: the names are dealt out to one process per core.
 
 Each process is a program of its own (`python -m fedrift.conform.survey NAMES`), because every one
-has workers, and prints a report as soon as it has one.
+has workers, and prints a report as soon as it has one. Signals are this process's to handle: those
+it starts hear none, and end when it does.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from fedrift.algorithms import NAMES
 from fedrift.conform import check
 from fedrift.conform.bench import open_bench
 from fedrift.conform.report import Report
-from fedrift.errors import RunError
+from fedrift.errors import INTERRUPTED, RunError
 from fedrift.grammar import parse
 
 Done = Callable[[Report], None]
@@ -57,12 +59,13 @@ def side_by_side(shares: Sequence[Sequence[str]], note: Callable[[str, Report], 
     """Each share in a process of its own."""
     lines: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
     command = [sys.executable, "-m", "fedrift.conform.survey"]
-    processes = [
-        subprocess.Popen([*command, *share], stdout=subprocess.PIPE, text=True) for share in shares
-    ]
-    for i, process in enumerate(processes):
-        threading.Thread(target=_listen, args=(i, process.stdout, lines), daemon=True).start()
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes: list[subprocess.Popen[str]] = []
     try:
+        for i, share in enumerate(shares):
+            process = subprocess.Popen([*command, *share], **pipes, start_new_session=True)
+            processes.append(process)
+            threading.Thread(target=_listen, args=(i, process.stdout, lines), daemon=True).start()
         left = len(processes)
         while left:
             i, line = lines.get()
@@ -77,6 +80,8 @@ def side_by_side(shares: Sequence[Sequence[str]], note: Callable[[str, Report], 
         for process in processes:
             process.kill()
             process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
 
 
 def _listen(i: int, pipe: Any, lines: queue.SimpleQueue[tuple[int, str]]) -> None:
@@ -90,5 +95,11 @@ def _say(name: str, report: Report) -> None:
     print(json.dumps(report.row()), flush=True)
 
 
+def _end_with_parent() -> None:
+    sys.stdin.read()  # nothing is ever said; it ends with whoever holds the other end
+    os._exit(INTERRUPTED)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     in_turn(sys.argv[1:], _say)

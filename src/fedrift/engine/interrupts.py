@@ -21,6 +21,9 @@ from types import FrameType
 from fedrift.errors import INTERRUPTED
 
 PATIENCE = 0.05  # seconds between two looks at whether an import is over
+REMINDER: signal.Signals = getattr(signal, "SIGURG", None) or signal.Signals["SIGBREAK"]
+"""What a signal that waits is repeated by: another one, since two of a kind that come in the same
+instant are one. Whoever does not listen to it ignores it."""
 STARTING, WORKING, ENDING = range(3)
 
 
@@ -30,35 +33,37 @@ class Listener:
     def __init__(self) -> None:
         self.stage = STARTING
         self._thread = _thread.get_ident()
-        self._waits = self._is_ours = False
+        self._waits = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        is_ours, self._is_ours = self._is_ours, False
-        if self.stage == STARTING or (self._waits and not is_ours):
+        if self.stage == STARTING or self._waits:
             os._exit(INTERRUPTED)
+        self.remind(number, frame)
+
+    def remind(self, number: int, frame: FrameType | None) -> None:
+        """The handler of the reminder: is it over, what was waited for?"""
         self._waits = self.stage == ENDING or is_importing(frame)
         if not self._waits:
             raise KeyboardInterrupt
         if self.stage == WORKING:
-            self.repeat(number)
+            self.repeat()
 
-    def repeat(self, number: int) -> None:
-        """The same signal a little later."""
+    def repeat(self) -> None:
+        """Reminds a little later."""
         self._waits = True
-        _thread.start_new_thread(self._send, (number,))
+        _thread.start_new_thread(self._send, ())
 
-    def _send(self, number: int) -> None:
+    def _send(self) -> None:
         time.sleep(PATIENCE)
-        self._is_ours = True
         if hasattr(signal, "pthread_kill"):
-            signal.pthread_kill(self._thread, number)
+            signal.pthread_kill(self._thread, REMINDER)
         else:
-            signal.raise_signal(number)
+            signal.raise_signal(REMINDER)
 
     def unraisable(self, details: sys.UnraisableHookArgs) -> None:
         """Ctrl-C where Python raises nothing, as in a finalizer: neither lost nor printed."""
         if issubclass(details.exc_type, KeyboardInterrupt):
-            self.repeat(signal.SIGINT)
+            self.repeat()
         else:
             sys.__unraisablehook__(details)
 
@@ -97,6 +102,7 @@ def listen() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _listener[0])
+    signal.signal(REMINDER, _listener[0].remind)
 
 
 def work_begins() -> None:
