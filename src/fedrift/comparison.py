@@ -22,7 +22,7 @@ from fedrift.engine import task
 from fedrift.engine.build import has_personal_models
 from fedrift.engine.callbacks import Callback, callbacks_of, telling_errors
 from fedrift.engine.check_objects import UNSEEN
-from fedrift.engine.execute import execute, one_thread
+from fedrift.engine.execute import check, execute, one_thread
 from fedrift.engine.plan import Task
 from fedrift.engine.prepare import is_computed, load, prepare
 from fedrift.engine.result import Result
@@ -77,6 +77,8 @@ class Runner:
     track: Sequence[Track] = ()
     backend: str = "auto"
     _building: threading.Lock = field(default_factory=threading.Lock)
+    _tasks: dict[int, Task] = field(default_factory=dict[int, Task])
+    """Of the runs that begin first, by their place among all."""
 
     def run(self, items: Sequence[Item]) -> list[Outcome]:
         """All of them, in the order given; one that fails does not stop the others. An interruption
@@ -84,9 +86,10 @@ class Runner:
         outcomes: dict[int, Outcome] = {}
         try:
             with own_turn(), one_thread(), opened(self.backend, self.workers) as pool:
+                self._check(items)
                 if pool is None:
                     for i, item in enumerate(items):
-                        outcomes[i] = self._one(item, None)
+                        outcomes[i] = self._one(i, item, None)
                 else:
                     self._together(items, pool, outcomes)
         except BaseException as error:
@@ -97,7 +100,7 @@ class Runner:
     def _together(self, items: Sequence[Item], pool: Pool, outcomes: dict[int, Outcome]) -> None:
         with ThreadPoolExecutor(self.workers + AHEAD, "fedrift run") as threads:
             waiting: dict[Future[Outcome], int] = {
-                threads.submit(self._one, item, pool): i for i, item in enumerate(items)
+                threads.submit(self._one, i, item, pool): i for i, item in enumerate(items)
             }
             try:
                 while waiting:
@@ -110,14 +113,33 @@ class Runner:
                 pool.stop(reason)  # the runs under way save what they have
                 raise
 
-    def _one(self, item: Item, pool: Pool | None) -> Outcome:
-        with shared_turn():
-            return self._made(item, pool)
+    def _check(self, items: Sequence[Item]) -> None:
+        """Refuses what any run is refused for before one begins; a seed stands for all seeds."""
+        first: dict[tuple[str, str], int] = {}
+        for i, item in enumerate(items):
+            first.setdefault((item.label, repr(item.axes)), i)
+        for i in first.values() if len(first) > 1 else ():
+            try:
+                with self._building:
+                    made = items[i].make()
+                check(made)
+            except BaseException as error:
+                with telling_errors(self._watching(items[i])):
+                    raise error
+            if i < self.workers + AHEAD:
+                self._tasks[i] = made
 
-    def _made(self, item: Item, pool: Pool | None) -> Outcome:
-        given = callbacks_of([] if self.callbacks is None else self.callbacks(item))
+    def _watching(self, item: Item) -> list[Callback]:
+        return callbacks_of([] if self.callbacks is None else self.callbacks(item))
+
+    def _one(self, i: int, item: Item, pool: Pool | None) -> Outcome:
+        with shared_turn():
+            return self._made(i, item, pool)
+
+    def _made(self, i: int, item: Item, pool: Pool | None) -> Outcome:
+        given = self._watching(item)
         with telling_errors(given), self._building:  # initial weights: torch's one generator
-            task = item.make()
+            task = self._tasks.pop(i, None) or item.make()
         try:
             settings = task.spec.to_dict()
             trackers = [one.follow(_name(item), settings, item.folder) for one in self.track]

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from fedrift.core.plain_files import check_plain, read_plain, replace_bytes, write_file
+from fedrift.core.plain_files import (
+    check_plain,
+    read_plain,
+    replace_bytes,
+    taken_back,
+    write_file,
+)
 from fedrift.errors import InputError, RunError, sentence
 
 
@@ -70,3 +77,34 @@ def test_disks_and_places(
     said = f"'{tmp_path / 'file'}' cannot be used: {os.strerror(number)}"
     assert sentence(caught.value).startswith(said) or "test_plain_files" in sentence(caught.value)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("file", "old")]
+
+
+def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "small"
+    path.write_bytes(b"x" * 100_000)
+    tracemalloc.start()
+    try:
+        assert len(read_plain(path)) == 100_000
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_a_refused_command_wrote_is_taken_back(tmp_path: Path) -> None:
+    def refused(folder: Path, *more: str) -> None:
+        with pytest.raises(InputError, match="no"), taken_back(folder, "a", "b"):
+            for name in ("a", *more):
+                write_file(folder / name, "new")
+            (folder / "runs").mkdir(exist_ok=True)
+            raise InputError("no")
+
+    refused(tmp_path / "x" / "y")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "b").write_text("old")
+    (tmp_path / "c").write_text("other")
+    refused(tmp_path, "b")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "c"]
+    assert (tmp_path / "b").read_text() == "old"
+    refused(tmp_path, "b", "result")  # something was made: the files that tell of it stay
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "c", "result"]
+    assert (tmp_path / "b").read_text() == "new"

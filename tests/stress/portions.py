@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 ROOT = Path(__file__).resolve().parents[2]
 Line = dict[str, Any]
 T = TypeVar("T")
+_living: set[subprocess.Popen[str]] = set()
 
 
 @dataclass
@@ -52,6 +53,7 @@ def told(
         text=True,
     ) as process:
         assert process.stdout is not None and process.stderr is not None
+        _living.add(process)
         complained: list[str] = []
         errors = process.stderr
         listening = threading.Thread(target=lambda: complained.append(errors.read()), daemon=True)
@@ -63,12 +65,14 @@ def told(
             if process.poll() is None and sys.exc_info()[0] is not None:
                 process.send_signal(signal.SIGTERM)
         code = process.wait()
+        _living.discard(process)
         listening.join(timeout=5)
     return code, "".join(complained)
 
 
 def side_by_side(jobs: int, work: Iterable[T], do: Callable[[T], bool]) -> None:
-    """`do` one after another, `jobs` at a time, until one says that it is enough."""
+    """`do` one after another, `jobs` at a time, until one says that it is enough. If a signal ends
+    it, the processes under way are ended too."""
     waiting = queue.SimpleQueue[T]()
     for one in work:
         waiting.put(one)
@@ -86,5 +90,11 @@ def side_by_side(jobs: int, work: Iterable[T], do: Callable[[T], bool]) -> None:
     threads = [threading.Thread(target=take) for _ in range(jobs)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        enough.set()
+        for process in list(_living):
+            process.send_signal(signal.SIGTERM)
+        raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ from fedrift.config.backends import starts_workers
 from fedrift.config.grid import COMPARISON, Cell, Entrant, Grid, from_toml, seeds_of
 from fedrift.config.spec import FIELDS, Spec
 from fedrift.config.tuning import searches
-from fedrift.core.plain_files import write_file
+from fedrift.core.plain_files import taken_back, write_file
 from fedrift.engine.trackers import tracks
 from fedrift.errors import INTERRUPTED, InputError
 from fedrift.report.statistics.findings import as_records
@@ -82,7 +83,8 @@ def run_comparison(
     folder = None if out is None else Path(out)
     if folder is not None and folder.exists() and not folder.is_dir():
         raise InputError(f"out '{folder}' is a file; name a folder")
-    with page_beside(folder, wanted=watch):
+    refusing = nullcontext() if folder is None else taken_back(folder, COMPARISON)
+    with refusing, page_beside(folder, wanted=watch):
         made = _made(grid, cells, tune, folder, most, wanted, silent=as_json or quiet)
     _show(made, as_json=as_json)
     failed = [o for o in made.outcomes if o.result is None]

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from fedrift.cli.console import console
+from fedrift.core.plain_files import taken_back
 from fedrift.errors import InputError
 
 
@@ -60,7 +61,14 @@ def page_beside(folder: Path | None, *, wanted: bool) -> Generator[None]:
         return
     if folder is None:
         raise InputError("--watch shows what a run writes; give --out FOLDER")
-    folder.mkdir(parents=True, exist_ok=True)
+    with taken_back(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with _page(folder):
+            yield
+
+
+@contextmanager
+def _page(folder: Path) -> Generator[None]:
     command = [sys.executable, "-m", "fedrift", "watch", str(folder)]
     kinds = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     # a session of its own: Ctrl-C is for the run, which is then seen to end

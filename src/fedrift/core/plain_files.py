@@ -10,11 +10,13 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from fedrift.errors import InputError, RunError, is_of_disk
 
 LARGEST = 2 << 30  # bytes; a run's lines are far fewer
+AT_ONCE = 1 << 16  # bytes that are asked for where a file does not say how many it has
 LONGEST_NAME = 100  # characters of a file's name that stand in that of its temporary file
 
 
@@ -25,7 +27,7 @@ def read_plain(path: Path, most: int = LARGEST) -> bytes:
         _refuse_special(there)
         if there.st_size > most:
             raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes")
-        return file.read(most + 1)[:most]
+        return file.read(min(most, max(there.st_size, AT_ONCE)))
 
 
 def check_plain(path: Path) -> None:
@@ -72,4 +74,49 @@ def replace_bytes(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno is not None:
             raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+
+
+# What a refused command has written is taken back.
+
+
+def missing_folders(path: Path) -> list[Path]:
+    """The folders that have to be made for this one, itself first."""
+    return [one for one in (path, *path.parents) if not os.path.exists(one)]
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Folders in this order, up to the first that holds something."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+def _entries(folder: Path) -> set[Path]:
+    with contextlib.suppress(OSError):
+        return set(folder.iterdir())
+    return set()
+
+
+@contextlib.contextmanager
+def taken_back(folder: Path, *names: str) -> Generator[None]:
+    """If what is done is refused, these files of the folder are as before and folders made for it
+    are gone; not if something else has come into it meanwhile, which the files then describe."""
+    missing, known = missing_folders(folder), _entries(folder)
+    files, before = {folder / name for name in names}, dict[Path, bytes]()
+    for path in files & known:
+        with contextlib.suppress(OSError):
+            before[path] = read_plain(path)
+    try:
+        yield
+    except InputError:
+        for path in _entries(folder) - known - files:
+            remove_empty([path])
+        new = _entries(folder) - known
+        if new <= files:
+            for path, content in before.items():
+                write_file(path, content)
+            for path in new:
+                path.unlink()
+            remove_empty(missing)
         raise

@@ -175,7 +175,7 @@ def execute(
     # Several runs share a pool and one generator: whoever made the pool restores it, not each run.
     with telling_end(callbacks) as ended, one_thread() if pool is None else nullcontext():
         torch.set_num_threads(1)
-        _check(task)
+        check(task)
         if origin is not None:
             check_fit(task, origin[0])
         number = 0
@@ -212,7 +212,7 @@ def execute(
             )
             if origin is not None and folder is not None:
                 first, at = origin[0], origin[1] if until is None else min(origin[1], until)
-                _check(first)
+                check(first)
                 result = start(first, folder, again, until=at, is_origin=True)
                 if result is not None:  # it diverged on the way
                     return ended(result)
@@ -225,7 +225,8 @@ def execute(
                 folder.close()
 
 
-def _check(task: Task) -> None:
+def check(task: Task) -> None:
+    """Refuses a task that its algorithm cannot do."""
     try:
         task.algorithm.check(task.problem)
     except InputError as error:

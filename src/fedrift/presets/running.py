@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedrift.config.backends import starts_workers
 from fedrift.config.grid import COMPARISON, Cell, Grid
-from fedrift.core.plain_files import write_file
+from fedrift.core.plain_files import taken_back, write_file
 from fedrift.errors import InputError, RunError
 from fedrift.presets import studies
 from fedrift.presets.findings import Findings, Tell
@@ -100,7 +100,8 @@ def run(order: Order, watching: Watching, tell: Tell) -> dict[str, Record]:
             records[part.name] = known
             continue
         tell(f"part {number} of {len(order.size.parts)}, {part.name}")
-        records[part.name] = _part(order, part, place, key, watching, tell)
+        with taken_back(place, ELAPSED, COMPARISON):
+            records[part.name] = _part(order, part, place, key, watching, tell)
     return records
 
 

@@ -10,14 +10,14 @@ import shlex
 import shutil
 import stat
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from fedrift.config.spec import Spec
-from fedrift.core.plain_files import check_plain, replace_bytes
+from fedrift.core.plain_files import check_plain, missing_folders, remove_empty, replace_bytes
 from fedrift.errors import InputError, why
 from fedrift.storage import clean
 from fedrift.storage.jsonl import Record, dump, read_lines
@@ -94,10 +94,11 @@ def is_temporary(name: str) -> bool:
     return name.startswith(".") and name.endswith(TEMPORARY)
 
 
-def remove_first_files(path: Path, *, is_ours: bool) -> None:
-    """What a run that could not begin has written; a folder that is ours goes away with it."""
-    if is_ours:
+def remove_first_files(path: Path, made: Sequence[Path]) -> None:
+    """What a run that could not begin has written; folders made for it, itself first, go away."""
+    if made:
         shutil.rmtree(path, ignore_errors=True)
+        remove_empty(made[1:])
         return
     with contextlib.suppress(OSError):
         for rows in (path / STATES).glob("*.rows"):
@@ -197,7 +198,7 @@ class RunFolder:
         self._lines: dict[str, io.FileIO] = {}
         self._marks: dict[str, tuple[int, int]] = {}
         self._lock: int | None = None
-        self._is_ours = False
+        self._missing: list[Path] = []
 
     @classmethod
     def create(
@@ -214,7 +215,7 @@ class RunFolder:
         """
         folder, has_begun = cls(path), False
         check_free(folder.path)
-        folder._is_ours = not folder.path.exists()
+        folder._missing = missing_folders(folder.path)
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
             folder._take()
@@ -238,7 +239,7 @@ class RunFolder:
 
     def withdraw(self) -> None:
         """Undo `create`: the run was refused before its first round."""
-        remove_first_files(self.path, is_ours=self._is_ours)
+        remove_first_files(self.path, self._missing)
         self.close()
 
     @classmethod

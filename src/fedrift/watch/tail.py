@@ -37,7 +37,7 @@ class Tail:
             if there.st_size == self.place:
                 return [], is_other
             file.seek(self.place)
-            whole = file.read(LARGEST).rpartition(b"\n")[0]
+            whole = file.read(min(LARGEST, there.st_size - self.place)).rpartition(b"\n")[0]
         self.place += len(whole) + 1 if whole else 0
         lines = (jsonl.line(text) for text in whole.split(b"\n")) if whole else ()
         return [line for line in lines if line is not None], is_other

@@ -51,6 +51,7 @@ def shard(said: argparse.Namespace) -> int:
     from tests.stress.bits.configuration import draw
     from tests.stress.bits.ways import Ways, prepare
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
     end = time.monotonic() + said.seconds
     if said.mutant:
         from tests.stress.bits import mutants

@@ -1,0 +1,76 @@
+"""A refused command leaves the disk as it was: no folder, no file, nothing overwritten."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedrift import comparison
+from fedrift.cli import code_of
+from fedrift.errors import InputError
+
+SMALL = "--clients 3 --model logistic --rounds 2 --workers 0"
+REFUSED = {
+    "compare, data": f"compare fedavg {SMALL} --data text:pipe --out new",
+    "compare, deep": f"compare fedavg {SMALL} --data text:pipe --out new/deep/er",
+    "compare, settings": f"compare fedavg {SMALL} --late over:1 --out new",
+    "compare, second setting": f"compare fedavg {SMALL} --late wait --late over:1 --out new",
+    "compare, second algorithm": f"compare fedavg fedper {SMALL} --head nowhere --out new",
+    "compare, first round": f"compare fedavg {SMALL} --weights uniform --aggregate krum:1 --out a",
+    "compare, tuning": f"compare fedavg {SMALL} --tune lr=0.1,0.2 --data text:pipe --out new",
+    "compare, watched": f"compare fedavg {SMALL} --data text:pipe --out new --watch",
+    "compare, another before": f"compare fedavg {SMALL} --data text:pipe --out before",
+    "run, first round": f"run fedavg {SMALL} --weights uniform --aggregate krum:1 --out a/b/c",
+    "run, watched": f"run fedavg {SMALL} --weights uniform --aggregate krum:1 --out a/b --watch",
+    "preset": "preset run mnist-scaffold --workers 0",
+    "preset, named": "preset run mnist-scaffold --workers 0 --out new",
+}
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison that was made before."""
+    folder = tmp_path_factory.mktemp("made") / "before"
+    assert code_of(f"compare fedavg {SMALL} --rounds 1 --out {folder} --quiet".split()) == 0
+    return folder
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_nothing_is_written(
+    name: str, before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDRIFT_DATA", str(tmp_path / "missing"))
+    os.mkfifo(tmp_path / "pipe")
+    if "before" in name:
+        before.rename(tmp_path / "before")
+    known = seen(tmp_path)
+    assert code_of(REFUSED[name].split()) == 2
+    assert seen(tmp_path) == known
+
+
+def seen(folder: Path) -> dict[Path, bytes]:
+    """Every file with its content, every folder."""
+    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+def test_what_was_made_before_a_refusal_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+
+    def execute(*given: Any, **named: Any) -> Any:
+        if made:
+            raise InputError("no")
+        made.append(comparison_execute(*given, **named))
+        return made[0]
+
+    comparison_execute = comparison.execute
+    monkeypatch.setattr(comparison, "execute", execute)
+    monkeypatch.chdir(tmp_path)
+    assert code_of([*f"compare fedavg fedsgd {SMALL} --out new".split()]) == 2
+    assert len(list((tmp_path / "new" / "runs").iterdir())) == 1
+    assert "fedsgd" in (tmp_path / "new" / "compare.toml").read_text()
