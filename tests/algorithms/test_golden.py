@@ -12,7 +12,7 @@ from fedrift.algorithms import NAMES
 from fedrift.conform import closed_form, convergence, golden
 from fedrift.conform.convergence import LIMITS, Limit
 from fedrift.conform.golden import DERIVED, PERSONAL, PERSONAL_AFTER, ROWS, Personal, Row
-from fedrift.conform.problem import DRIFTED, GOLDEN_A, GOLDEN_B
+from fedrift.conform.problem import DRIFTED, GOLDEN_A, GOLDEN_B, alternating
 from tests.support import least_squares
 from tests.support.product import MINIMISER, Inside, golden_trial, path
 
@@ -59,8 +59,8 @@ def test_golden_models_of_the_clients_own(row: Personal) -> None:
 
 
 def test_the_table_is_complete() -> None:
-    """44 rows, and at least one for every name but Fed3R+FT, whose second stage is another's."""
-    assert len(ROWS) == 44
+    """45 rows, and at least one for every name but Fed3R+FT, whose second stage is another's."""
+    assert len(ROWS) == 45
     assert {(row.text, row.mode) for row in PERSONAL} == {
         (text, mode) for text in least_squares.METHODS for mode in "FA"
     }
@@ -130,6 +130,22 @@ def test_fedgf_distances_and_trust() -> None:
     states: list[Any] = [report.state for report in inside.reports]
     assert [s.dist for s in states[:3]] == pytest.approx((1.365366, 1.914404, 1.631304), abs=2e-6)
     assert [s.window for s in states] == [(1,), (1, 1), (1, 1, 1), (1, 1, 1)]
+
+
+def test_fedgf_takes_its_threshold_from_the_first_rounds() -> None:
+    """dist = 1.446627, 2.233725, 1.647273, so T_D is their median, the last."""
+    trial = alternating(golden_trial(rounds=6))
+    inside = Inside("fedgf:rho=0.1,rho_g=0.1,threshold=auto,window=3", trial)
+    inside.run()
+    states: list[Any] = [report.state for report in inside.reports]
+    early = (1.446627, 2.233725, 1.647273)
+    assert [s.dist for s in states[:3]] == pytest.approx(early, abs=2e-6)
+    assert all(s.early == states[2].early for s in states[2:]), "later rounds do not move it"
+    assert [s.window for s in states] == [(), (), (), (1,), (1, 1), (1, 1, 1)]
+    assert [seen.down["c"] for seen in inside.backend.visits] == [0.0] * 4 + [1.0] * 2
+    algorithm: Any = inside.algorithm
+    logged = [algorithm.log(s).get("threshold") for s in states]
+    assert logged == [None, None, *[pytest.approx(1.647273, abs=2e-6)] * 4]
 
 
 def test_the_golden_classifier() -> None:

@@ -39,6 +39,7 @@ MATRIX = [
     ("fedgf:rho=0,threshold=1e9", "fedavg", "="),
     ("fedasam:rho=0.1", "fedsam:rho=0.1", "="),  # T ≡ 1: no parameter is called a weight
     ("fedgf:rho=0.1,rho_g=0.3,threshold=1e9", "fedsam:rho=0.1", "="),
+    ("fedgf:rho=0.1,rho_g=0.3,threshold=auto,window=1000", "fedsam:rho=0.1", "="),
     ("mofedsam:alpha=1,rho=0.1", "fedsam:rho=0.1,weights=uniform", "="),
     ("sam(scaffold:freeze_controls=true):rho=0.1", "fedsam:rho=0.1,weights=uniform", "="),
     ("mofedsam:rho=0", "fedcm", "="),

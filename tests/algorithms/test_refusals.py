@@ -98,6 +98,7 @@ def test_weights_by_samples_are_refused_where_the_rule_is_uniform(text: str) -> 
         ("fedspeed:gamma=0", "> 0"),
         ("fedcm:alpha=0", "> 0"),
         ("fedgf:window=0", ">= 1"),
+        ("fedgf:threshold=automatic", "auto"),
         ("sam(fedgf)", "gradient"),
         ("sam(fedsmoo)", "gradient"),
         ("sam(fedsam)", "gradient"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 import fedrift as fr
 from fedrift.analysis.live import LiveAnalysis
+from fedrift.analysis.objective import Objective
+from fedrift.analysis.saved import load, read_snapshots
 from fedrift.config.analyses import CHEAP, LivePlan, parse_live_plan, read_live_plan
 from fedrift.engine.callbacks import OnRound
 from fedrift.errors import InputError
@@ -106,8 +109,8 @@ def test_fednovas_normalised_updates_are_made_whole_again(tmp_path: Path) -> Non
 
 
 def test_a_resumed_run_goes_on_measuring(tmp_path: Path) -> None:
-    spec = Spec.of({**TINY, "algorithm": "fedavg"})
-    run_spec(spec, out=tmp_path / "whole", analyse="every=1")
+    spec, live = Spec.of({**TINY, "algorithm": "fedavg"}), LivePlan(1, ("drift", "step"))
+    run_spec(spec, out=tmp_path / "whole", analyse=live)
 
     class Stop(Exception):
         pass
@@ -119,14 +122,36 @@ def test_a_resumed_run_goes_on_measuring(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(Stop):
         task = task_from_spec(spec, prepare(spec))
-        watching = [LiveAnalysis(LivePlan(1), task, run), OnRound(halt)]
+        watching = [LiveAnalysis(live, task, run), OnRound(halt)]
         execute(task, workers=0, out=run, callbacks=watching)
     with (run / "analysis" / "rounds.jsonl").open("a") as file:
         file.write('{"round": 99}\n')  # as if it had gone further than its checkpoint
     plan = read_live_plan(run)
-    assert plan == LivePlan(1)
+    assert plan == live
     run_spec(spec, out=run, analyse=plan)
     assert lines(run) == lines(tmp_path / "whole")
+
+
+def test_the_step_against_the_true_gradient(tmp_path: Path) -> None:
+    """One client, one full batch: w_old − w is η∇F(w_old), and ∇F(w) is taken at the new model."""
+    alone = {"algorithm": "fedsgd", "clients": 1, "per_round": 1, "batch_size": "full", "lr": 0.5}
+    spec = Spec.of({**TINY, **alone, "partition": "iid"})
+    result = run_spec(spec, out=tmp_path / "run", analyse="every=1,what=step,weights")
+    case = load(tmp_path / "run")
+    objective = Objective(case.problem, case.pooled())
+    snapshots = read_snapshots(tmp_path / "run", result.problem.layout.names)
+    held = [snapshots[t] for t in sorted(snapshots)]
+    rows = lines(tmp_path / "run")
+    assert len(rows) == len(held) == spec.rounds
+    for row, old, new in zip(rows, [result.problem.w0, *held], held, strict=False):
+        step, gradient = (old - new).double(), objective.grad(new).double()
+        assert (step / 0.5).tolist() == pytest.approx(objective.grad(old).tolist(), abs=1e-4)
+        u, g = step / step.norm(), gradient / gradient.norm()
+        found = row["step"]
+        assert found["epsilon"] == pytest.approx(float((u - g).norm()), abs=1e-4)
+        assert found["cosine"] == pytest.approx(float(u @ g), abs=1e-4)
+        assert found["degrees"] == pytest.approx(math.degrees(math.acos(float(u @ g))), abs=0.05)
+    assert (tmp_path / "run" / "analysis" / "during-step.png").is_file()
 
 
 def test_without_a_folder_there_is_nowhere_to_keep_it() -> None:
@@ -144,8 +169,6 @@ def test_curves_are_drawn_at_the_end(tmp_path: Path) -> None:
 
 
 def test_snapshots_are_the_weights_of_their_rounds(tmp_path: Path) -> None:
-    from fedrift.analysis.saved import read_snapshots
-
     weights: dict[int, Any] = {}
 
     def note(report: fr.RoundReport) -> None:

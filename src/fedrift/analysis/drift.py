@@ -5,6 +5,7 @@ Control variates, if the algorithm keeps any, are compared to the gradients they
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from fedrift.analysis.case import Case, Finding, Options
 from fedrift.analysis.objective import Objective
-from fedrift.core.flat import Vec, cosine, dot, norm
+from fedrift.core.flat import Vec, cosine, dot, norm, unit
 from fedrift.core.messages import pack
 from fedrift.figures import COMMON_FIGURES
 from fedrift.figures import clients as pictures
@@ -223,6 +224,28 @@ def against_gradients(
             "mean_cosine": float(np.mean(cosines)),
         }
     return {"dissimilarity": dissimilarity(list(gradients.values()), shares), "controls": controls}
+
+
+def against_step(case: Case, before: Vec, w: Vec) -> Record:
+    """How well the global step w_old − w stands for ∇F(w), F the mean loss over all samples.
+
+    `epsilon` is ε of FedGF's bound, the distance of the two as unit vectors, 0 to 2. It takes a
+    pass over everybody's data.
+    """
+    objective = Objective(
+        case.problem,
+        case.pooled(),
+        moved=case.moved,
+        temperature=case.shown.temperature,
+        chunk=256,
+    )
+    gradient, step = objective.grad(w), before - w
+    similar = float(cosine(step, gradient))
+    return {
+        "epsilon": float(norm(unit(step) - unit(gradient))),
+        "cosine": similar,
+        "degrees": math.degrees(math.acos(min(1.0, max(-1.0, similar)))),
+    }
 
 
 # The measurement: the clients of the coming round, and what control variates have learned.

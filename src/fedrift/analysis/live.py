@@ -13,7 +13,13 @@ from torch import Tensor
 
 from fedrift.analysis import classes
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
-from fedrift.analysis.drift import Running, against_gradients, client_lengths, server_lengths
+from fedrift.analysis.drift import (
+    Running,
+    against_gradients,
+    against_step,
+    client_lengths,
+    server_lengths,
+)
 from fedrift.analysis.examine import MEASURES, write_finding
 from fedrift.analysis.next_round import Unwatched, Watch
 from fedrift.analysis.saved import ROUNDS, analysis_folder, keep_weights, read_observed
@@ -27,6 +33,7 @@ from fedrift.engine.callbacks import Callback, Plan, RoundReport
 from fedrift.engine.plan import Task
 from fedrift.engine.result import Result
 from fedrift.figures import clients as pictures
+from fedrift.storage import checkpoint
 from fedrift.storage.client_state import Store
 from fedrift.storage.jsonl import Record, dump, encode
 from fedrift.storage.run_folder import ANALYSIS, load
@@ -62,6 +69,7 @@ class LiveAnalysis(Callback):
         self._is_on = False
         self._rows: list[Record] = []
         self._running: dict[int, Running] = {}
+        self._before: Vec | None = None  # the global model before the round, for its step
         counts = recorder.clients(task.split, task.problem.classes)["counts"]
         self._counts = None if counts is None else np.array(counts, np.float64)
         self._file = folder / ANALYSIS / ROUNDS
@@ -73,10 +81,20 @@ class LiveAnalysis(Callback):
             return
         self._store = plan.states
         self._rows = list(load(self.folder).rounds) if plan.resumed_from else []
+        self._before = self._started(plan) if "step" in self.plan.what else None
         analysis_folder(self.folder)
         write_file(self.folder / PLAN, f"{self.plan}\n")
         kept = [row for row in read_observed(self.folder) if row["round"] <= plan.resumed_from]
         write_file(self._file, "".join(dump(row) + "\n" for row in kept))
+
+    def _started(self, plan: Plan) -> Vec | None:
+        """The global model that the first round begins with; None if it is not here."""
+        algorithm, first = self.task.algorithm, self.task.algorithm.server(self.task.problem)
+        if not plan.resumed_from:
+            return algorithm.model(first)
+        point = checkpoint.read_newest(self.folder, first)
+        here = point is not None and point.round == plan.resumed_from
+        return algorithm.model(point.server) if point is not None and here else None
 
     def looks_at(self, round: int) -> bool:
         return self._is_on and self.plan.is_due(round)
@@ -91,15 +109,16 @@ class LiveAnalysis(Callback):
         if report.metrics:
             row = {"round": report.round, **report.metrics, "cohort": list(report.cohort)}
             self._rows.append(row | {"seconds": report.seconds})
-        if not self.looks_at(report.round):
-            return
-        line: Record = {"round": report.round}
-        for what in self.plan.what:
-            numbers = self._measured(what, report)
-            if numbers:
-                line[what] = encode(numbers)
-        with self._file.open("a", encoding="utf-8", newline="\n") as file:
-            file.write(dump(line) + "\n")
+        if self.looks_at(report.round):
+            line: Record = {"round": report.round}
+            for what in self.plan.what:
+                numbers = self._measured(what, report)
+                if numbers:
+                    line[what] = encode(numbers)
+            with self._file.open("a", encoding="utf-8", newline="\n") as file:
+                file.write(dump(line) + "\n")
+        if "step" in self.plan.what:
+            self._before = self.task.algorithm.model(report.state)
 
     def _measured(self, what: str, report: RoundReport) -> Record:
         if what == "drift":
@@ -114,6 +133,8 @@ class LiveAnalysis(Callback):
         if what == "gradients":
             watch.begin("client gradients", len(report.cohort), 0.0)
             return against_gradients(case, report.cohort, report.weights, watch.step)
+        if what == "step":
+            return self._step(case, report, watch)
         try:
             return MEASURES[what](case, replace(BRIEF, watch=watch)).numbers
         except NotMeasured as reason:
@@ -126,6 +147,15 @@ class LiveAnalysis(Callback):
         controls = server_lengths(case)
         controls |= {f"{k}_i": v for k, v in client_lengths(case, report.cohort).items()}
         return numbers | ({"controls": controls} if controls else {})
+
+    def _step(self, case: Case, report: RoundReport, watch: Watch) -> Record:
+        """Nothing of a round in which nobody took part."""
+        if self._before is None or not report.cohort:
+            return {}
+        watch.begin("the gradient of all data", 1, 0.0)
+        numbers = against_step(case, self._before, self.task.algorithm.model(report.state))
+        watch.step()
+        return numbers
 
     def _classes(self, report: RoundReport) -> Record:
         accuracy = report.metrics.get("classes")
@@ -190,6 +220,12 @@ def summary(name: str, rows: Sequence[Record], plan: LivePlan) -> Finding:
         sentences.append(
             f"Local models ended {drift[0]['distance']:.4g} away from the global one in the first "
             f"and {drift[-1]['distance']:.4g} in the last of these rounds."
+        )
+    steps = [row["step"] for row in rows if "epsilon" in row.get("step", {})]
+    if steps:
+        sentences.append(
+            f"The global step was on average {np.mean([one['degrees'] for one in steps]):.0f}° off "
+            f"the true gradient of all data, ε = {np.mean([one['epsilon'] for one in steps]):.3f}."
         )
     drawn = {
         key: draw

@@ -24,6 +24,7 @@ LIVE = {
     "drift": "distances and angles of the updates as they arrive",
     "classes": "accuracy per class, recency, lengths of the classifier's rows",
     "gradients": "dissimilarity of client gradients, control variates against true gradients",
+    "step": "angle between the global step and the true gradient of all data: FedGF's ε",
     "weights": "keeps the global weights of the round",
     **{name: WHAT[name] for name in ("hessian", "sharpness", "cka")},
 }

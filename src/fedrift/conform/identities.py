@@ -131,6 +131,7 @@ ROWS = (
     Row("fedgf:rho=0,threshold=1e9", FEDAVG),
     Row("fedasam:rho=0.1", SAM, shape=nameless),
     Row("fedgf:rho=0.1,rho_g=0.3,threshold=1e9", SAM),
+    Row("fedgf:rho=0.1,rho_g=0.3,threshold=auto,window=1000", SAM),
     Row("mofedsam:alpha=1,rho=0.1", UNIFORM_SAM),
     Row("sam(scaffold:freeze_controls=true):rho=0.1", UNIFORM_SAM, also=("fedgamma",)),
     Row("mofedsam:rho=0", "fedcm"),

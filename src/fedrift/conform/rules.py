@@ -333,13 +333,17 @@ def inner_steps(m: Moment) -> Iterator[str]:
 
 
 def window(m: Moment) -> Iterator[str]:
-    """FedGF: c is the share of drifted rounds in the window, ‖w̃ − w‖ = ρ_g."""
+    """FedGF: c is the share of drifted rounds in the window, 0 without one, ‖w̃ − w‖ = ρ_g."""
     if m.is_void:
         return
-    if not 0.0 <= m.new.c <= 1.0 or m.new.c != sum(m.new.window) / len(m.new.window):
+    if m.new.c != sum(m.new.window) / max(1, len(m.new.window)):
         yield f"c = {m.new.c} is not the mean of the window"
     drifts = [float(seen.up["delta"].double().norm()) for seen in m.visits()]
-    if m.new.window[-1] != int(sum(drifts) / len(drifts) > m.algorithm.threshold):
+    limit = m.algorithm.limit(m.old.early)
+    if limit is None:
+        if m.new.window or m.new.early[-1] != m.new.dist:
+            yield f"round {m.report.round}, which T_D is taken from, has a bit or no distance"
+    elif m.new.window[-1] != int(sum(drifts) / len(drifts) > limit):
         yield f"the bit of round {m.report.round} is not 1[mean ‖Δ_i‖ > T_D]"
     length = (m.new.up.double() - m.new.w.double()).norm()[None]
     yield from m.differ(length, torch.tensor([m.algorithm.rho_g], dtype=length.dtype), "‖w̃ − w‖")

@@ -182,6 +182,21 @@ def gradients(figure: Figure, runs: Mapping[str, Record]) -> None:
     legend(figure, axes)
 
 
+def step(figure: Figure, runs: Mapping[str, Record]) -> None:
+    """How far the global step is off the true gradient, as an angle and as FedGF's ε."""
+    axes = panels(figure, 2)
+    for place, (name, numbers) in enumerate(runs.items()):
+        style: dict[str, Any] = {"color": colour_of(place), "marker": "o", "ms": 3, "label": name}
+        for axis, key in zip(axes, ("degrees", "epsilon"), strict=True):
+            axis.plot(*_column(numbers["rows"], "step", key), **style)
+    for axis in axes:
+        axis.set_xlabel("round")
+        axis.set_ylim(bottom=0)
+    axes[0].set_ylabel(r"angle of $w_{t-1} - w_t$ and $\nabla F(w_t)$ (degrees)")
+    axes[1].set_ylabel("ε: distance as unit vectors")
+    legend(figure, axes)
+
+
 def curvature(figure: Figure, runs: Mapping[str, Record]) -> None:
     """The largest eigenvalue, and sharpness, over rounds."""
     axes = panels(figure, 2)
@@ -210,11 +225,18 @@ def _with_sharpness(numbers: Record) -> list[Record]:
     return [row for row in numbers["rows"] if "sharpness" in row]
 
 
-LIVE_FIGURES = {"drift": drift, "recency": recency, "gradients": gradients, "curvature": curvature}
+LIVE_FIGURES = {
+    "drift": drift,
+    "recency": recency,
+    "gradients": gradients,
+    "step": step,
+    "curvature": curvature,
+}
 _NEEDS = {
     "drift": (("drift", "distance"),),
     "recency": (("classes", "forgetting"),),
     "gradients": (("gradients", "dissimilarity"),),
+    "step": (("step", "epsilon"),),
     "curvature": (("hessian", "global"), ("sharpness", "global")),
 }
 
