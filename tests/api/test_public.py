@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,10 @@ def test_report_is_a_function_and_a_package_in_any_order(lines: str) -> None:
         "try: call([], 'x.txt')\nexcept fr.InputError as error: print(error)"
     )
     assert python(code) == "the report 'x.txt' must end in .html"
+
+
+def test_help_shows_what_report_takes() -> None:
+    assert list(inspect.signature(fr.report).parameters)[:3] == ["runs", "path", "target"]
 
 
 def test_a_run_comes_back_as_it_was(tmp_path: Path) -> None:

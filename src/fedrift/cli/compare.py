@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedrift.cli.compare_view import findings, remarks, table, watcher
 from fedrift.cli.console import console, one_line
 from fedrift.cli.run import TRACK, WATCH, given_flags, with_settings
 from fedrift.cli.watch import page_beside
@@ -21,7 +20,6 @@ from fedrift.config.tuning import searches
 from fedrift.core.plain_files import taken_back, write_file
 from fedrift.engine.trackers import tracks
 from fedrift.errors import INTERRUPTED, InputError
-from fedrift.report.statistics.findings import as_records
 from fedrift.storage.jsonl import dump
 
 if TYPE_CHECKING:
@@ -107,6 +105,7 @@ def _made(
 ) -> Comparison:
     """The runs, with what they show while they are made."""
     from fedrift.backends import prestart
+    from fedrift.cli.compare_view import watcher
 
     if starts_workers(grid.base.backend, grid.base.workers):
         prestart()
@@ -141,8 +140,12 @@ def _budget(text: str | None, tune: Sequence[str]) -> int | None:
 
 
 def _show(made: Comparison, *, as_json: bool) -> None:
+    from fedrift.cli.compare_view import findings, remarks, table
+
     summary = findings(made)
     if as_json:
+        from fedrift.report.statistics.findings import as_records
+
         runs = [
             {"label": o.item.label, **o.item.axes, **o.result.summary()}
             for o in made.outcomes

@@ -11,14 +11,13 @@ import typer
 
 from fedrift.cli.console import console
 from fedrift.errors import INTERRUPTED, InputError, unknown
-from fedrift.presets.findings import Findings, Table
-from fedrift.presets.preset import Preset, Size, published_lines
-from fedrift.presets.relations import shown, spoken
-from fedrift.storage.jsonl import Record
 
 if TYPE_CHECKING:
     from fedrift.comparison import CallbacksOf
     from fedrift.config.grid import Cell
+    from fedrift.presets.findings import Table
+    from fedrift.presets.preset import Preset, Size
+    from fedrift.storage.jsonl import Record
 
 
 # What a preset found, as it is printed.
@@ -27,6 +26,9 @@ if TYPE_CHECKING:
 def report(preset: Preset, size: Size, records: Mapping[str, Record], folder: Path) -> None:
     """The tables, the published figures with ours beside them, and the relations."""
     from rich.table import Table as Rich
+
+    from fedrift.presets.findings import Findings
+    from fedrift.presets.relations import shown, spoken
 
     screen = console()
     findings = {name: Findings.of(record["findings"]) for name, record in records.items()}
@@ -53,6 +55,8 @@ def report(preset: Preset, size: Size, records: Mapping[str, Record], folder: Pa
 
 def _table(part: str, table: Table) -> None:
     from rich.table import Table as Rich
+
+    from fedrift.presets.relations import shown
 
     title = f"{part}: {table.title}" if part else table.title
     rich_table = Rich(*table.columns, title=title, title_justify="left")
@@ -102,8 +106,6 @@ def list_presets(
     from rich.table import Table
     from rich.text import Text
 
-    from fedrift.cli.console import console
-
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
@@ -150,6 +152,8 @@ def _size(preset: Preset, name: str | None, full: bool) -> Size:
 def _describe(preset: Preset, size: Size) -> None:
     """As comments, so that all that is printed is one TOML text for each part."""
     from textwrap import wrap
+
+    from fedrift.presets.preset import published_lines
 
     lines = [preset.title, "", preset.question, f"Source: {preset.source}"]
     lines += [f"Caveat: {preset.caveat}"] if preset.caveat else []
@@ -208,7 +212,6 @@ def run(
     """
     from fedrift import presets
     from fedrift.cli.compare import seeds_of_text
-    from fedrift.cli.console import console
     from fedrift.config.spec import FIELDS
     from fedrift.presets import running
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fedrift.errors import bytes_text
-from fedrift.report.statistics.costs import Target
-from fedrift.report.statistics.estimates import Estimate, Score
+
+if TYPE_CHECKING:
+    from fedrift.report.statistics.costs import Target
+    from fedrift.report.statistics.estimates import Estimate, Score
 
 NOTHING = "–"
 FAILED = "(X)"
