@@ -22,13 +22,10 @@ FILES = {
         """,
     "local.py": "class Local: ...",
     "algorithms/__init__.py": """
-        from fedrift.algorithms.average import Average, prox
-        from fedrift.algorithms.settled import Spring, far, near
-        from fedrift.algorithms.wrap import Wrap as Wrapper
-        NAMES: dict[str, object] = {
-            "average": Average, "prox": prox, "wrap": Wrapper,
-            "near": near, "far": far, "spring": Spring,
-        }
+        NAMES = Constructors({
+            "average": "average:Average", "prox": "average:prox", "wrap": "wrap:Wrap",
+            "near": "settled:near", "far": "settled:far", "spring": "settled:Spring",
+        })
         """,
     "algorithms/average.py": '''
         """Averaging, Someone and others, 2017, algorithm 1.

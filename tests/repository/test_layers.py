@@ -61,6 +61,13 @@ def test_help_and_bad_input_do_not_import_torch() -> None:
     assert heavy(Graph(PACKAGE)) == []
 
 
+def test_a_command_imports_no_report_and_no_algorithm_before_it_wants_one() -> None:
+    graph = Graph(PACKAGE)
+    early = {name for name in graph.needs("cli") if first(name) in ("report", "presets")}
+    assert early == {"report", "report.numbers"}
+    assert not {name for name in graph.needs("algorithms") if name.startswith("algorithms.")}
+
+
 def test_every_row_is_one_package_or_module_that_is_there_and_says_what_it_is_for() -> None:
     names = [layer.name for layer in LAYERS]
     assert len(names) == len(set(names))

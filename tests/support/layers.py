@@ -145,7 +145,9 @@ LAYERS = (
 BY_NAME = {layer.name: layer for layer in LAYERS}
 
 # Outside the package an algorithm sees torch and the language, nothing else.
-ALGORITHM_MAY_USE = "__future__ abc collections dataclasses functools math numpy torch typing"
+ALGORITHM_MAY_USE = (
+    "__future__ abc collections dataclasses functools importlib math numpy torch typing"
+)
 
 # `fedrift --help` and wrong input answer without the second that `import torch` takes.
 WITHOUT_TORCH = (

@@ -2,85 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
-from fedrift.algorithms.apfl import APFL
-from fedrift.algorithms.diloco import diloco
-from fedrift.algorithms.ditto import Ditto
-from fedrift.algorithms.fed3r import Fed3R
-from fedrift.algorithms.fed3r_finetune import fed3rft
-from fedrift.algorithms.fedasync import FedAsync
-from fedrift.algorithms.fedavg import FedAvg
-from fedrift.algorithms.fedbn import fedbn
-from fedrift.algorithms.fedbuff import FedBuff
-from fedrift.algorithms.fedcm import FedCM
-from fedrift.algorithms.feddyn import FedDyn
-from fedrift.algorithms.fedgf import FedGF
-from fedrift.algorithms.fednova import FedNova
-from fedrift.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
-from fedrift.algorithms.fedper import fedper
-from fedrift.algorithms.fedprox import fedprox
-from fedrift.algorithms.fedrep import fedrep
-from fedrift.algorithms.fedsgd import FedSGD
-from fedrift.algorithms.fedsmoo import FedSMOO
-from fedrift.algorithms.fedspeed import fedspeed
-from fedrift.algorithms.fedavg_finetune import FineTuned
-from fedrift.algorithms.ghbm import GHBM, FedHBM, LocalGHBM
-from fedrift.algorithms.keep import keep
-from fedrift.algorithms.localonly import localonly
-from fedrift.algorithms.mime import Mime, MimeLite, mimelitemom, mimemom
-from fedrift.algorithms.pfedme import PFedMe
-from fedrift.algorithms.sam import fedasam, fedgamma, fedsam, mofedsam
-from fedrift.algorithms.scaffold import Scaffold
-from fedrift.algorithms.swa import SWA
-from fedrift.algorithms.wima import WiMA
-from fedrift.algorithms.wrappers import with_asam, with_sam, with_server_adam
 from fedrift.core import Algorithm
 
-NAMES: dict[str, Callable[..., Algorithm[Any, Any]]] = {
-    "fedsgd": FedSGD,
-    "fedavg": FedAvg,
-    "fedavgm": fedavgm,
-    "fedprox": fedprox,
-    "fednova": FedNova,
-    "scaffold": Scaffold,
-    "fedadagrad": fedadagrad,
-    "fedadam": fedadam,
-    "fedyogi": fedyogi,
-    "feddyn": FedDyn,
-    "fedsam": fedsam,
-    "fedasam": fedasam,
-    "fedcm": FedCM,
-    "mofedsam": mofedsam,
-    "fedgamma": fedgamma,
-    "fedspeed": fedspeed,
-    "fedsmoo": FedSMOO,
-    "fedgf": FedGF,
-    "ghbm": GHBM,
-    "localghbm": LocalGHBM,
-    "fedhbm": FedHBM,
-    "mime": Mime,
-    "mimemom": mimemom,
-    "mimelite": MimeLite,
-    "mimelitemom": mimelitemom,
-    "fed3r": Fed3R,
-    "fed3rft": fed3rft,
-    "diloco": diloco,
-    "fedasync": FedAsync,
-    "fedbuff": FedBuff,
-    "localonly": localonly,
-    "fedper": fedper,
-    "fedrep": fedrep,
-    "fedbn": fedbn,
-    "pfedme": PFedMe,
-    "apfl": APFL,
-    "swa": SWA,
-    "wima": WiMA,
-    "sam": with_sam,
-    "asam": with_asam,
-    "serveradam": with_server_adam,
-    "keep": keep,
-    "ditto": Ditto,
-    "finetune": FineTuned,
-}
+Constructor = Callable[..., Algorithm[Any, Any]]
+
+
+class Constructors(Mapping[str, Constructor]):
+    """Name → what makes the algorithm; its file is imported when it is first asked for."""
+
+    def __init__(self, homes: Mapping[str, str]) -> None:
+        self._homes = homes
+
+    def __getitem__(self, name: str) -> Constructor:
+        file, _, attribute = self._homes[name].partition(":")
+        return getattr(import_module(f"{__name__}.{file}"), attribute)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
+NAMES: Mapping[str, Constructor] = Constructors(
+    {
+        "fedsgd": "fedsgd:FedSGD",
+        "fedavg": "fedavg:FedAvg",
+        "fedavgm": "fedopt:fedavgm",
+        "fedprox": "fedprox:fedprox",
+        "fednova": "fednova:FedNova",
+        "scaffold": "scaffold:Scaffold",
+        "fedadagrad": "fedopt:fedadagrad",
+        "fedadam": "fedopt:fedadam",
+        "fedyogi": "fedopt:fedyogi",
+        "feddyn": "feddyn:FedDyn",
+        "fedsam": "sam:fedsam",
+        "fedasam": "sam:fedasam",
+        "fedcm": "fedcm:FedCM",
+        "mofedsam": "sam:mofedsam",
+        "fedgamma": "sam:fedgamma",
+        "fedspeed": "fedspeed:fedspeed",
+        "fedsmoo": "fedsmoo:FedSMOO",
+        "fedgf": "fedgf:FedGF",
+        "ghbm": "ghbm:GHBM",
+        "localghbm": "ghbm:LocalGHBM",
+        "fedhbm": "ghbm:FedHBM",
+        "mime": "mime:Mime",
+        "mimemom": "mime:mimemom",
+        "mimelite": "mime:MimeLite",
+        "mimelitemom": "mime:mimelitemom",
+        "fed3r": "fed3r:Fed3R",
+        "fed3rft": "fed3r_finetune:fed3rft",
+        "diloco": "diloco:diloco",
+        "fedasync": "fedasync:FedAsync",
+        "fedbuff": "fedbuff:FedBuff",
+        "localonly": "localonly:localonly",
+        "fedper": "fedper:fedper",
+        "fedrep": "fedrep:fedrep",
+        "fedbn": "fedbn:fedbn",
+        "pfedme": "pfedme:PFedMe",
+        "apfl": "apfl:APFL",
+        "swa": "swa:SWA",
+        "wima": "wima:WiMA",
+        "sam": "wrappers:with_sam",
+        "asam": "wrappers:with_asam",
+        "serveradam": "wrappers:with_server_adam",
+        "keep": "keep:keep",
+        "ditto": "ditto:Ditto",
+        "finetune": "fedavg_finetune:FineTuned",
+    }
+)
+"""Name → file of this package and what of it makes the algorithm."""

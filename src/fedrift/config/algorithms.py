@@ -398,16 +398,14 @@ def _typed(named: Named, entry: Entry, field: str) -> dict[str, Scalar]:
     return typed
 
 
+@cache
 def names(package: Path = PACKAGE) -> dict[str, str]:
-    """Name → constructor, as text: reads one file."""
-    table = module(package, "fedrift.algorithms").aliases.get("NAMES")
-    if not isinstance(table, ast.Dict):
-        raise ValueError("fedrift.algorithms has no NAMES = {…} in plain sight")
-    return {
-        ast.literal_eval(key): ast.unparse(value)
-        for key, value in zip(table.keys, table.values, strict=True)
-        if key is not None
-    }
+    """Name → `file:constructor` below `fedrift.algorithms`: reads one file."""
+    match module(package, "fedrift.algorithms").aliases.get("NAMES"):
+        case ast.Call(args=[ast.Dict() as table]):
+            return ast.literal_eval(table)
+        case _:
+            raise ValueError("fedrift.algorithms has no NAMES = Constructors({…}) in plain sight")
 
 
 @cache
@@ -416,7 +414,8 @@ def entry(name: str, package: Path = PACKAGE) -> Entry:
     known = names(package)
     if name not in known:
         raise InputError(f"{unknown('algorithm', name, known)}; or your own as module:Class")
-    home, attribute = module(package, "fedrift.algorithms").where(known[name])
+    file, _, attribute = known[name].partition(":")
+    home = module(package, f"fedrift.algorithms.{file}")
     made = constructor(home, attribute)
     return Entry(
         name=name,
