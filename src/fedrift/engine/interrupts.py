@@ -89,8 +89,9 @@ def is_program() -> bool:
     begin with `-m` until it is found."""
     first = sys.argv[0] if sys.argv else ""
     if first == "-m":
-        words = sys.orig_argv
-        return "-mfedrift" in words or words[words.index("-m") + 1 :][:1] == ["fedrift"]
+        # The last word before its own arguments: the name, or options that end with it.
+        name = "".join(sys.orig_argv[-len(sys.argv) :][:1])
+        return name == "fedrift" or (name.startswith("-") and name.endswith("mfedrift"))
     return os.path.basename(first) in ("fedrift", "fedrift.exe")
 
 
