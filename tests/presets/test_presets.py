@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 import subprocess
@@ -30,6 +31,7 @@ from fedrift.presets.preset import Preset, read
 from fedrift.presets.relations import TRENDS, Place, Relation, relation, spoken, value_of
 from fedrift.presets.running import Order, cpu_seconds, folder_of, key_of, run
 from fedrift.presets.variants import FlippedScaffold
+from fedrift.report.statistics.grouping import Setting
 from tests.support.problems import Net, blobs, trajectory
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -683,6 +685,35 @@ def test_every_picture_of_the_page_is_there_and_no_other() -> None:
     pages = [p.read_text(encoding="utf-8") for p in (DOCS / "results").glob("*.md")]
     shown = {name for text in pages for name in re.findall(r"\]\(([^)]+\.png)\)", text)}
     assert shown == {file.name for file in (DOCS / "results").glob("*.png")}
+
+
+def test_marks_of_bytes_do_not_run_into_each_other() -> None:
+    """In six panels, where an axis is shortest for its labels, at sizes of all lengths."""
+    from types import SimpleNamespace as Simple
+
+    import numpy as np
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    from fedrift.presets.figures import FIGURES
+
+    def one(most: float) -> Any:
+        sent, accuracy = np.linspace(most / 20, most, 20), np.linspace(0.3, 0.8, 20)
+        run = Simple(is_blank=False, accuracy=accuracy, loss=accuracy, bytes=sent)
+        return Simple(method="fedavg", group=Simple(runs=[run]))
+
+    sizes = (4.1e8, 3.2e8, 1.1e9, 9.6e6, 770.0, 2e12)
+    by_setting = {Setting(f"{n:g} bytes", "", ()): [one(n)] for n in sizes}
+    found: Any = Simple(
+        settings=list(by_setting), by_setting=by_setting, methods=["fedavg"], has_accuracy=True
+    )
+    figure = FIGURES["bytes"](found)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    for axis in figure.axes:
+        labels = [text for text in axis.get_xticklabels() if text.get_text()]
+        boxes = [text.get_window_extent(canvas.get_renderer()) for text in labels]
+        assert len(boxes) >= 3
+        assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes)), axis.get_title()
 
 
 def test_known_tables_and_figures_can_be_made() -> None:

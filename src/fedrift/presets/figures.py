@@ -33,6 +33,7 @@ ENDINGS = ("png", "svg")
 LINES = ("-", "--", ":")  # of the methods beyond the number of colours
 UNITS = {"bytes": ("bytes sent", "B"), "seconds": ("time on the simulated clock", "s")}
 WIDE = 6.4  # inches of a single panel
+MARKS = 5  # with their units, which would run into each other if there were more
 
 
 def draw(findings: Findings, folder: Path, names: Sequence[str]) -> list[str]:
@@ -66,7 +67,7 @@ def _loss(findings: Findings) -> Figure:
 
 def _over(findings: Findings, cost: str, loss: bool = False) -> Figure:
     """One panel for each setting, one line for each method."""
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     figure = style.empty_figure()
     axes = style.panels(
@@ -82,6 +83,7 @@ def _over(findings: Findings, cost: str, loss: bool = False) -> Figure:
         if cost in UNITS:
             words, unit = UNITS[cost]
             axis.set_xlabel(words)
+            axis.xaxis.set_major_locator(MaxNLocator(MARKS))
             axis.xaxis.set_major_formatter(EngFormatter(unit))
     style.legend(figure, axes)
     return figure
