@@ -100,6 +100,12 @@ REFUSED = [
     (["--at-round", "4", "--set", "lr=-1"], "lr"),
     (["--at-round", "4", "--set", "rate=1"], "rate"),
     (["--at-round", "4", "--set", "algorithm=fedavg"], "cannot go on"),
+    (
+        ["--at-round", "4", "--set", "compress=up=topk:0.1"],
+        "with compress=up=topk:0.1 cannot go on",
+    ),
+    (["--at-round", "4", "--set", "adapter=head"], "a fork keeps its adapter"),
+    (["--at-round", "4", "--set", "client_test=0.2"], "a fork keeps its client_test"),
 ]
 
 
@@ -110,6 +116,13 @@ def test_forks_that_are_refused(
     assert fork(parent, tmp_path / "b", *more) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
+
+
+def test_what_travels_may_be_packed_from_then_on(parent: Path, tmp_path: Path) -> None:
+    how = ["--at-round", "4", "--set", "compress=up=float16"]  # clients keep nothing of it
+    assert fork(parent, tmp_path / "b", *how) == 0
+    before, after = untimed(parent), untimed(tmp_path / "b")
+    assert before[:4] == after[:4] and before[4:] != after[4:]
 
 
 def test_rivals_give_way() -> None:

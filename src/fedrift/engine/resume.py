@@ -21,7 +21,7 @@ from fedrift.engine.loop import Settings
 from fedrift.engine.plan import Task
 from fedrift.errors import InputError
 from fedrift.storage.checkpoint import Checkpoint, Mark, read, write
-from fedrift.storage.client_state import States, Store
+from fedrift.storage.client_state import States, Store, kept_states
 from fedrift.storage.jsonl import load
 from fedrift.storage.run_folder import (
     CLIENT_ROUNDS,
@@ -146,13 +146,22 @@ def check_fit(task: Task, first: Task) -> None:
     for one in (first, task):
         server, shape = pack(one.algorithm.server(one.problem)), one.problem.w0.shape
         leaves = [(p, getattr(v, "shape", None)) for p, v in server.items()]
-        clients = [type(n.client(one.problem)) for _, n in parts(one.algorithm)]
+        clients = {
+            path: (type(state), layout and (layout.leaves, layout.constants))
+            for path, state, layout in kept_states(one.algorithm, one.problem)
+        }
         kinds.append([type(one.algorithm), shape, leaves, clients])
     if kinds[0] != kinds[1]:
         raise InputError(
-            f"{task.about['algorithm']} cannot go on from the state of "
-            f"{first.about['algorithm']}; fork with other options of the same algorithm"
+            f"{_kind(task)} cannot go on from the state of {_kind(first)}; fork with other options "
+            "of the same algorithm"
         )
+
+
+def _kind(task: Task) -> str:
+    """What the form of a run's state follows from; clients keep what compression has left out."""
+    packing = f" with compress={task.spec.compress}" if task.spec.compress else ""
+    return f"{task.about['algorithm']}{packing}"
 
 
 def unwritable(error: OSError, place: str, folder: RunFolder | None) -> str:

@@ -89,6 +89,22 @@ def _stand_in(state: Any, path: str, w: Tensor | None) -> Any:
     raise TypeError(f"{cls.__name__}.{path}: a client state that starts as None must be a vector")
 
 
+def kept_states(
+    root: Algorithm[Any, Any], problem: Problem
+) -> Iterator[tuple[str, Any, RowLayout | None]]:
+    """Path of an algorithm, what its clients begin with, and its rows; None if nothing is kept."""
+    for path, _ in parts(root):
+        if state_path(root, path) != path:  # it stands in that of the wrapper around it
+            continue
+        node, view = resolve(root, problem, path)
+        example = client_start(root, problem, path)
+        if example is None:
+            yield path, None, None
+            continue
+        inside = node.view("inner", view).w0 if is_host(node) else None
+        yield path, example, RowLayout.of(example, view.w0, inside)
+
+
 class StateRows:
     """Rows of one layout in one file; every process may open it."""
 
@@ -332,16 +348,11 @@ class Store(Tables[Table]):
         super().__init__()
         self.scratch = tempfile.gettempdir() if folder is None else str(folder)
         self.initial: dict[str, Any] = {}
-        for path, _ in parts(root):
-            if state_path(root, path) != path:  # it stands in that of the wrapper around it
-                continue
-            node, view = resolve(root, problem, path)
-            self.initial[path] = example = client_start(root, problem, path)
-            if example is None:
+        for path, example, layout in kept_states(root, problem):
+            self.initial[path] = example
+            if layout is None:
                 continue
             file = folder / f"{path or 'root'}.rows" if folder is not None else None
-            inside = node.view("inner", view).w0 if is_host(node) else None
-            layout = RowLayout.of(example, view.w0, inside)
             keeps = folder is not None
             self.tables[path] = Table(layout, problem.population, file, keeps, writes)
 

@@ -16,7 +16,9 @@ from fedrift.errors import InputError, unknown
 from fedrift.storage.run_folder import ORIGIN
 
 # What a state belongs to: with another of these it would be the state of something else.
-_STATE = "data data_dir partition alpha shift clients model head loss dtype seed out"
+_STATE = (
+    "data data_dir partition alpha shift client_test clients model head adapter loss dtype seed out"
+)
 FIXED = f"{_STATE} participants".split()
 
 
