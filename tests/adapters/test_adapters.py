@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from fedrift.config import algorithms
 from fedrift.config.spec import Spec
 from fedrift.core.problem import Problem
 from fedrift.errors import InputError
+from fedrift.storage.shared_memory import Base
 from tests.support.federations import Federation
 from tests.support.problems import Net, blobs, small_run, uneven_clients
 
@@ -499,13 +502,72 @@ def test_workers_share_the_base() -> None:
     setup, trees = worker.described(visitor, made.split, None)
     assert len(worker.with_paths(setup)) < 200_000 < 4 * 500 * 500
     assert sum(t.nbytes for t in trees["base"].values()) > 1_000_000
-    run = worker.Run(worker.without_paths(worker.with_paths(setup)), trees)
+    held = made.problem.base
+    assert isinstance(held, Base)
+    run = worker.Run(worker.without_paths(worker.with_paths(setup)), trees, held)
     problem = run.visitor.problem
     weight = problem.model.module.get_submodule("2").weight
     assert problem.rest["2.weight"].data_ptr() == trees["base"]["2.weight"].data_ptr()
     slot = problem.model.memory._slots["2.weight"]
     assert slot.value.data_ptr() == trees["base"]["2.weight"].data_ptr(), "no copy to put back from"
+    before = made.problem.rest["2.weight"].clone()
     with torch.no_grad():
         weight.add_(1.0)  # type: ignore[operator]
+    assert torch.equal(made.problem.rest["2.weight"], before), "what it writes nobody else sees"
+    assert torch.equal(made.problem.model.module.get_submodule("2").weight, before)  # type: ignore[arg-type]
     problem.model.memory.put_back()
-    assert torch.equal(weight, made.problem.rest["2.weight"])  # type: ignore[arg-type]
+    assert torch.equal(weight, before)  # type: ignore[arg-type]
+
+
+class Wide(nn.Sequential):
+    """A base of 48 · width² bytes: twelve matrices, since products copy parts of a large one."""
+
+    def __init__(self, width: int) -> None:
+        many = (nn.Linear(width, width) for _ in range(12))
+        super().__init__(nn.Linear(8, width), nn.ReLU(), *many, nn.Linear(width, 4))
+
+
+def own_bytes(pid: int) -> int:
+    """Memory that a process has written itself; no file's, and no block's."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous")) * 1024
+
+
+class Neighbours(fr.Callback):
+    """What every worker has of its own after a round."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+
+    def on_round(self, report: Any) -> None:
+        self.held = [own_bytes(child.pid or 0) for child in active_children()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="no smaps here")
+@pytest.mark.parametrize("is_object", [True, False])
+def test_no_worker_holds_a_base_of_its_own(is_object: bool) -> None:
+    held: dict[int, list[int]] = {}
+    for width in (8, 1024):
+        look = Neighbours()
+        model = Wide(width) if is_object else partial(Wide, width)
+        small_run("fedavg", model=model, adapter=LORA, workers=2, rounds=2, callbacks=[look])
+        held[width] = look.held
+    assert len(held[8]) == len(held[1024]) == 2
+    assert max(held[1024]) - min(held[8]) < 48 * 1024**2 / 2
+
+
+class Writing(Net):
+    """Writes to what is frozen, whenever it is evaluated."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            with torch.no_grad():
+                self.hidden.weight.mul_(0.9)
+        return super().forward(x)
+
+
+def test_what_a_model_writes_to_its_base_is_its_own() -> None:
+    alone = small_run("fedavg", model=Writing, adapter=LORA, workers=0)
+    assert (
+        alone.fingerprint == small_run("fedavg", model=Writing, adapter=LORA, workers=2).fingerprint
+    )

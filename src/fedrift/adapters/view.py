@@ -22,6 +22,7 @@ from fedrift.core.flat import Inputs, Layout, flatten, fresh
 from fedrift.core.isolation import drawing_alone
 from fedrift.core.problem import Problem
 from fedrift.errors import InputError
+from fedrift.storage.shared_memory import Base
 
 SHOWN = 6  # names in a sentence
 
@@ -36,7 +37,9 @@ def adapted(problem: Problem, adapter: Adapter, probe: Inputs, seed: int) -> Pro
     else:
         view = _with_lora(problem, adapter, probe, seed)
     size = sum(t.nbytes for t in view.rest.values()) if adapter.base == "once" else 0
-    return replace(view, sent_once=size)
+    base = Base.of(view.rest)
+    rest = view.rest if base is None else base.tensors()
+    return replace(view, sent_once=size, rest=rest, base=base, _bound=[])
 
 
 def _check_head(problem: Problem) -> None:

@@ -23,7 +23,7 @@ from fedrift.backends import context, hidden_main
 from fedrift.backends.worker import OUT_OF_MEMORY, main, say
 from fedrift.core.messages import Packed
 from fedrift.errors import RunError
-from fedrift.storage.shared_memory import Block
+from fedrift.storage.shared_memory import Base, Block
 
 # Finds workers that hang: no processor time although they have work, or far longer than usual.
 
@@ -234,14 +234,23 @@ class Pool:
         theirs.close()
         return WorkerHandle(process, ours)  # type: ignore[reportPossiblyUnbound]
 
-    def share(self, name: str, tree: Any, packed: Packed) -> tuple[str, Packed]:
-        """Put data into shared memory once, however many runs use them."""
+    def share(
+        self, name: str, tree: Any, packed: Packed, base: Base | None = None
+    ) -> tuple[str, Packed]:
+        """Put data into shared memory once, however many runs use them; what is a base stands
+        there already."""
         key = tuple((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in packed.values())
         with self._sharing:  # runs of a comparison begin in threads of their own
             held = self._shared.get(key)
             if held is None:
-                block_name, block = f"data {len(self._shared)}", Block()
-                held = self._shared[key] = (tree, block_name, block.put(packed))
+                block_name = f"data {len(self._shared)}"
+                if base is None:
+                    block = Block()
+                    where = block.put(packed)
+                else:
+                    block = Block(os.dup(base.block.descriptor))
+                    where = {f"{name}.{path}": ref for path, ref in base.where.items()}
+                held = self._shared[key] = (tree, block_name, where)
                 self._blocks[block_name] = block  # filled: it may be sent to workers at once
         _, block_name, where = held
         renamed = {f"{name}{p.removeprefix(_root(p))}": v for p, v in where.items()}

@@ -39,7 +39,7 @@ from fedrift.core.messages import Packed
 from fedrift.data.split import Split
 from fedrift.errors import InputError
 from fedrift.storage.client_state import Store, Table
-from fedrift.storage.shared_memory import Block, tree_to_packed
+from fedrift.storage.shared_memory import Base, Block, tree_to_packed
 
 SHOWN = 6  # models that may be under evaluation at once
 JOBS = 4  # evaluation jobs per worker: few messages, and little to wait for at the end
@@ -98,7 +98,12 @@ class Processes:
         setup, trees = described(visitor, visitor.clients, evaluator)
         indices = [n for n in ("parts", "ends", *OWN) if n in trees]
         own = blocks[f"{name} split"].put({n: trees.pop(n) for n in indices})
-        where = {n: pool.share(n, tree, tree_to_packed(tree, n)) for n, tree in trees.items()}
+        base = visitor.problem.base
+        held = {"base": base} if isinstance(base, Base) else {}
+        where = {
+            n: pool.share(n, tree, tree_to_packed(tree, n), held.get(n))
+            for n, tree in trees.items()
+        }
         where |= {n: (f"{name} split", {n: place}) for n, place in own.items()}
         layouts = {path: table.rows.layout for path, table in store.tables.items()}
         blob = with_paths((setup, Shared(where, layouts)))

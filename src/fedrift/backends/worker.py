@@ -31,7 +31,7 @@ from fedrift.backends.profiling import account
 from fedrift.backends.visit import Call, Reply, VisitInput, Visitor
 from fedrift.core.algorithm import Algorithm, EvaluatedModel, Exchange, Signature
 from fedrift.core.evaluation import Chunk, ChunkMetric, Evaluator
-from fedrift.core.flat import map_tree, take
+from fedrift.core.flat import hollow, map_tree, take
 from fedrift.core.isolation import TorchSettings
 from fedrift.core.messages import Packed, Size, nbytes, pack, unpack
 from fedrift.core.problem import TRIED, Problem
@@ -40,7 +40,7 @@ from fedrift.core.training import Training
 from fedrift.data.split import Make, Split
 from fedrift.errors import RunError, is_out_of_memory, sentence
 from fedrift.storage.client_state import RowLayout, StateRows
-from fedrift.storage.shared_memory import Block, packed_to_tree, skeleton
+from fedrift.storage.shared_memory import Base, Block, packed_to_tree, skeleton
 
 OWN = ("own_parts", "own_ends")
 OUT_OF_MEMORY = 77  # exit code of a worker that could not allocate
@@ -85,7 +85,7 @@ def described(
     problem = visitor.problem
     if problem.is_base_still:  # it can be large: all workers see the same memory
         trees["base"] = dict(problem.rest)
-        problem = replace(problem, rest={})
+        problem = replace(problem, rest={}, make=hollow(problem.make))
     setup = Setup(
         root=visitor.root,
         problem=problem,
@@ -296,12 +296,13 @@ def each_size(bundle: Bundle) -> dict[str, Size] | None:
 class Run:
     """One run as any worker knows it."""
 
-    def __init__(self, setup: Setup, trees: dict[str, Any]) -> None:
+    def __init__(self, setup: Setup, trees: dict[str, Any], base: Base | None = None) -> None:
+        """`base` is where this machine holds what is frozen, if all its workers see it there."""
         setup.settings.apply()
         split = _split_of(trees, setup)
         problem = setup.problem
         if "base" in trees:
-            problem = replace(problem, rest=trees["base"])
+            problem = replace(problem, rest=trees["base"], base=base)
         self.visitor = Visitor(setup.root, problem, split, setup.augment, setup.site)
         if setup.measure is not None:
             self._evaluator = Evaluator(
@@ -350,7 +351,12 @@ class SharedRun:
         trees: dict[str, Any] = {}
         for name, (block, where) in shared.trees.items():
             trees[name] = packed_to_tree(setup.skeletons[name], blocks[block].get(where), name)
-        self._run = Run(setup, trees)
+        base = None
+        if "base" in trees:
+            block, where = shared.trees["base"]
+            named = {path.removeprefix("base."): ref for path, ref in where.items()}
+            base = Base(blocks[block], named)
+        self._run = Run(setup, trees, base)
         few = torch.from_numpy(_split_of(trees, setup).first(TRIED))
         setup.problem.check_tried(take(trees["x"], few), take(trees["y"], few))
 

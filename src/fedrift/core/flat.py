@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any, NoReturn, TypeAlias
 
@@ -176,12 +176,46 @@ def copied(module: nn.Module) -> nn.Module:
     if not isinstance(module, nn.Module):  # the caller says what is wrong with it
         return module
     _refuse_hooks(module)
-    unmade = {
+    kept: dict[int, Any] = {
         id(b): UninitializedBuffer(device=b.device, dtype=b.dtype)  # type: ignore[call-arg]
         for b in module.buffers()
         if is_lazy(b)
     }
-    return copy.deepcopy(module, dict(unmade))
+    for p in module.parameters():
+        if not is_lazy(p) and _is_hollow(p):  # as it is: a copy would take the memory
+            kept[id(p)] = nn.Parameter(p.detach(), p.requires_grad)
+    return copy.deepcopy(module, kept)
+
+
+def hollow(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """The factory without the values of the parameters of a module that it copies: where they are
+    sent apart, they need not be sent with it too."""
+    if not isinstance(make, partial):
+        return make
+    if make.func is copied:
+        return partial(copied, _without_values(make.args[0]))
+    args = (hollow(one) if isinstance(one, partial) else one for one in make.args)
+    return partial(make.func, *args, **make.keywords)
+
+
+def _without_values(module: nn.Module) -> nn.Module:
+    """A copy whose parameters are one zero each, seen in every entry."""
+    memo = {
+        id(p): nn.Parameter(p.detach().new_zeros(()).expand(p.shape), p.requires_grad)
+        for p in module.parameters()
+        if type(p) is nn.Parameter and p.is_contiguous()
+    }
+    return copy.deepcopy(module, dict(memo))
+
+
+def _is_hollow(p: Tensor) -> bool:
+    return p.numel() > 1 and not any(p.stride())
+
+
+def _are_alike(a: Tensor, b: Tensor) -> bool:
+    """The second can stand in the place of the first, and every product comes out the same."""
+    same = a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+    return same and (a.stride() == b.stride() or _is_hollow(a))
 
 
 def _refuse_hooks(module: nn.Module) -> None:
@@ -257,8 +291,10 @@ class FlatModel:
         head: str | None = None,
         example: Inputs | None = None,
         writes_input: bool = False,
+        base: Rest | None = None,
     ) -> None:
-        """`own` are parameters that are trained too but stay at the client: a second vector."""
+        """`own` are parameters that are trained too but stay at the client: a second vector. `base`
+        are frozen values once more, which the module may take as its own."""
         with drawing_alone():
             module = fresh(make)
         if example is not None:  # a lazy module takes its shapes from a batch
@@ -270,7 +306,14 @@ class FlatModel:
         buffers = dict(module.named_buffers())
         with torch.no_grad():
             for name, value in rest.items():
-                (parameters if name in parameters else buffers)[name].copy_(value)
+                here = (parameters if name in parameters else buffers)[name]
+                given = None if base is None or name not in parameters else base.get(name)
+                if given is not None and _are_alike(here, given):
+                    here.data = given
+                    continue
+                if _is_hollow(here):
+                    here.data = torch.empty(here.shape, dtype=here.dtype, device=here.device)
+                here.copy_(value)
         self.w: Vec = torch.zeros(layout.size, dtype=dtype, device=device)
         self.g: Vec = torch.zeros_like(self.w)
         self._saved: Vec = torch.empty_like(self.w)
@@ -285,8 +328,8 @@ class FlatModel:
             parameter.data = view
             parameter.requires_grad_(True)
         self.moving, self.own_moving = moving, own_moving
-        here = {n: v for n, v in rest.items() if v.device == self.w.device and v.dtype == dtype}
-        self.memory = Memory(module, {*layout.names, *own.names}, here)
+        known = {n: v for n, v in rest.items() if v.device == self.w.device and v.dtype == dtype}
+        self.memory = Memory(module, {*layout.names, *own.names}, known)
         self.has_batch_norm = any(
             isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()
         )

@@ -78,6 +78,9 @@ class Problem:
     """Running statistics belong to what is frozen: layers that have them do not move them."""
     sent_once: int = 0
     """Bytes of what is frozen that every client is sent before its first visit."""
+    base: Callable[[], Rest] | None = None
+    """Gives a model what is frozen as its own without a copy: memory that is everybody's until it
+    is written. Each process has its own way to it, so it is not sent."""
     finished: Callable[[nn.Module], nn.Module] | None = None
     """Makes the module that is handed out of the one that was trained."""
     tried: tuple[str, str] = ("", "")
@@ -86,7 +89,7 @@ class Problem:
     _bound: list[tuple[FlatModel, LocalStep]] = field(default_factory=list, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_bound": []}  # each process binds a model of its own
+        return {**self.__dict__, "_bound": [], "base": None}  # each process binds its own model
 
     def _bind(self) -> tuple[FlatModel, LocalStep]:
         if not self._bound:
@@ -103,6 +106,7 @@ class Problem:
                 head=self.head,
                 example=self.example,
                 writes_input=self.writes_input,
+                base=None if self.base is None else self.base(),
             )
             self._bound.append((model, LocalStep(model)))
         return self._bound[0]

@@ -7,6 +7,8 @@ import hashlib
 import mmap
 import os
 import tempfile
+import weakref
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -98,19 +100,20 @@ class Block:
             p: self.tensor(leaf) if isinstance(leaf, Ref) else leaf for p, leaf in where.items()
         }
 
+    def own(self, where: Packed) -> dict[str, Tensor]:
+        """The tensors once more, as one's own: the memory is the shared one until it is written,
+        and what is written nobody else sees."""
+        refs = {p: leaf for p, leaf in where.items() if isinstance(leaf, Ref)}
+        if not any(ref.nbytes for ref in refs.values()):
+            return {p: self.tensor(ref) for p, ref in refs.items()}
+        memory = mmap.mmap(self.descriptor, self._size(), access=mmap.ACCESS_COPY)
+        return {p: _view(memory, ref) for p, ref in refs.items()}
+
     def tensor(self, ref: Ref) -> Tensor:
         """A view of one tensor."""
-        dtype = DTYPES[ref.dtype]
-        if not ref.nbytes:
-            return torch.empty(ref.shape, dtype=dtype)
-        if self._map is None or ref.offset + ref.nbytes > len(self._map):
+        if ref.nbytes and (self._map is None or ref.offset + ref.nbytes > len(self._map)):
             self._map = mmap.mmap(self.descriptor, self._size())
-        flat = np.frombuffer(self._map, np.uint8, ref.nbytes, ref.offset)
-        tensor = torch.from_numpy(flat).view(dtype)
-        if ref.channels_last:
-            n, c, h, w = ref.shape
-            return tensor.view(n, h, w, c).permute(0, 3, 1, 2)
-        return tensor.view(ref.shape)
+        return _view(self._map, ref)
 
     def _size(self) -> int:
         return os.fstat(self.descriptor).st_size
@@ -119,6 +122,45 @@ class Block:
         """Give the memory back once no view is left."""
         self._map = None
         os.close(self.descriptor)
+
+
+def _view(memory: mmap.mmap | None, ref: Ref) -> Tensor:
+    dtype = DTYPES[ref.dtype]
+    if memory is None or not ref.nbytes:
+        return torch.empty(ref.shape, dtype=dtype)
+    tensor = torch.from_numpy(np.frombuffer(memory, np.uint8, ref.nbytes, ref.offset)).view(dtype)
+    if ref.channels_last:
+        n, c, h, w = ref.shape
+        return tensor.view(n, h, w, c).permute(0, 3, 1, 2)
+    return tensor.view(ref.shape)
+
+
+class Base:
+    """Frozen tensors that stand in memory once, however many models and processes use them.
+
+    Called, it gives them to a model as its own; what the model writes is its own too.
+    """
+
+    def __init__(self, block: Block, where: Packed) -> None:
+        self.block, self.where = block, where
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Base | None:
+        """In a new block, which lasts as long as this object; None if there is a kind of tensor
+        that no block holds."""
+        if any(name_of(t.dtype) not in DTYPES or t.device.type != "cpu" for t in tensors.values()):
+            return None
+        block = Block()
+        made = cls(block, block.put(dict(tensors)))
+        weakref.finalize(made, os.close, block.descriptor)
+        return made
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As all see them; nobody writes to these."""
+        return self.block.get(self.where)
+
+    def __call__(self) -> dict[str, Tensor]:
+        return self.block.own(self.where)
 
 
 def tree_to_packed(tree: Any, name: str) -> Packed:
