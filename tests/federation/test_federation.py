@@ -82,6 +82,27 @@ def test_nodes_evaluate_on_test_data_of_their_own(name: str, tmp_path: Path) -> 
     assert load_run(tmp_path / "run").client_rounds == here.client_rounds
 
 
+def test_the_server_of_a_federation_evaluates_in_every_domain(tmp_path: Path) -> None:
+    what = spec("fedavg", shift="rotation:60,domains=4,unseen=3", client_test=0.3, eval_clients=1)
+    here = simulated(what)
+    there = Federation(what, tmp_path).everybody().run(out=tmp_path / "run")
+    assert same(here, there) and here.client_rounds == there.client_rounds
+    assert len(there.metrics[-1]["domain_accuracy"]) == 4
+    assert there.domain_frame().equals(here.domain_frame())
+
+
+def test_what_a_site_tests_on_is_shifted_as_what_it_trains_on(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).random((12, 1, 6, 6), np.float32)
+    y, users = np.arange(12) % 3, np.repeat([0, 1, 2], 4)
+    arrays: Any = {"x": x, "y": y, "users": users, "x_test": x, "y_test": y, "users_test": users}
+    np.savez(tmp_path / "own.npz", **arrays)
+    named = {"data": f"npz:{tmp_path / 'own.npz'}", "partition": "natural", "model": "logistic"}
+    what = Spec.of({**named, "client_test": "own", "shift": "rotation:45"})
+    config = FederationConfig.of(what, prepare(what))
+    train, _, test, _ = site_samples(config, {"partition-id": 2})
+    assert np.array_equal(train, test) and not np.array_equal(train, x[8:])
+
+
 def test_masks_and_figures_of_single_clients_do_not_go_together(tmp_path: Path) -> None:
     there = Federation(spec("fedavg", client_test=0.3, eval_clients=1), tmp_path).everybody()
     with pytest.raises(fr.InputError, match="each client's figures would be seen by themselves"):

@@ -59,6 +59,8 @@ class Setup:
     measure: ChunkMetric | None
     """None: there are no test data."""
     keeps_outputs: bool
+    sizes: tuple[int, ...]
+    """Of the parts of the test data."""
     skeletons: dict[str, Any]
     """Shapes of the trees x, y, parts, ends and x_test, y_test, which come apart, as does the base
     below an adapter; the clients' own test data are own_parts, own_ends and, unless they are of
@@ -92,6 +94,7 @@ def described(
         augment=visitor.augment,
         measure=None if evaluator is None else evaluator.measure,
         keeps_outputs=evaluator is not None and evaluator.keeps_outputs,
+        sizes=() if evaluator is None else evaluator.sizes,
         skeletons={name: skeleton(tree) for name, tree in trees.items()},
         make=split.make,
         settings=TorchSettings.current(),
@@ -306,7 +309,12 @@ class Run:
         self.visitor = Visitor(setup.root, problem, split, setup.augment, setup.site)
         if setup.measure is not None:
             self._evaluator = Evaluator(
-                problem, trees["x_test"], trees["y_test"], setup.measure, setup.keeps_outputs
+                problem,
+                trees["x_test"],
+                trees["y_test"],
+                setup.measure,
+                setup.keeps_outputs,
+                setup.sizes,
             )
         self._number = self._shown_number = -1
 

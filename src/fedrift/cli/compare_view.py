@@ -15,7 +15,7 @@ from fedrift.engine.callbacks import Callback, Passive
 from fedrift.errors import InputError, sentence
 from fedrift.report import numbers
 from fedrift.report.numbers import NOTHING, seconds_text
-from fedrift.report.statistics.estimates import estimate
+from fedrift.report.statistics.estimates import estimate, rounds_averaged
 from fedrift.report.statistics.findings import Finding, Findings, make_findings
 from fedrift.report.statistics.grouping import Setting
 from fedrift.report.statistics.measured import measure_run
@@ -62,6 +62,7 @@ def table(findings: Findings) -> Table:
     )
     headings = ["seeds", "mean ± sd", "95 % interval", "best round"]
     headings += [f"difference to {findings.baseline}"] if compared else []
+    headings += list(domain_columns(findings).values())
     for heading in (*headings, *COSTS.values()):
         rich_table.add_column(heading, justify="right")
     for setting in findings.settings:
@@ -69,6 +70,15 @@ def table(findings: Findings) -> Table:
             rich_table.add_row(*_cells(findings, setting, one, several, compared))
         rich_table.add_section()
     return rich_table
+
+
+def domain_columns(findings: Findings) -> dict[str, str]:
+    """Columns of rounds that tell of a shift's domains, and what they are called."""
+    known = {name for run in findings.grouped.runs for name in run.logged}
+    return {column: name for column, name in IN_DOMAINS.items() if column in known}
+
+
+IN_DOMAINS = {"domain_accuracy_worst": "worst domain", "domain_accuracy_unseen": "unseen domains"}
 
 
 def _cells(
@@ -85,6 +95,13 @@ def _cells(
     if compared:
         is_base = one.method == findings.baseline
         yield "baseline" if is_base else numbers.difference_text(one.difference, known)
+    for column in domain_columns(findings):
+        ends = [
+            float(run.logged[column][-rounds_averaged(run, findings.last) :].mean())
+            for run in one.group.runs
+            if column in run.logged
+        ]
+        yield numbers.value_text(estimate(ends).mean, True)
     for axis in COSTS:
         yield _cost(one.group.runs, axis)
 

@@ -246,6 +246,7 @@ def _rows(summary: dict[str, Any], folder: str | None) -> list[tuple[str, str]]:
     if summary.get("loss"):
         rows.append(("final loss", loss_text(summary["loss"][-1])))
     rows += _at_clients(summary.get("at_clients") or {})
+    rows += _in_domains(summary.get("domains") or [])
     sent = f"{bytes_text(summary['bytes_up'])} up, {bytes_text(summary['bytes_down'])} down"
     rows += [
         ("communication", sent),
@@ -279,6 +280,20 @@ def _at_clients(last: dict[str, Any]) -> list[tuple[str, str]]:
         number, never = last["clients_evaluated"], last["clients_not_visited"]
         rows.append(("", f"{never:,} of {number:,} clients not visited yet"))
     return rows
+
+
+def _in_domains(domains: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Accuracy of the server's model in the domains of a shift, seen and unseen."""
+    heads = {True: "in domains", False: "in unseen ones"}
+    found: list[tuple[str, str]] = []
+    for is_seen, head in heads.items():
+        some = [f"{d['name']} {d['accuracy']:.2%}" for d in domains if d["seen"] == is_seen]
+        more = f", {len(some) - MOST_DOMAINS} more" if len(some) > MOST_DOMAINS else ""
+        found += [(head, ", ".join(some[:MOST_DOMAINS]) + more)] if some else []
+    return found
+
+
+MOST_DOMAINS = 8  # that are printed
 
 
 def _status(summary: dict[str, Any]) -> str:

@@ -117,8 +117,13 @@ def _named(kind: str) -> list[dict[str, Any]]:
 
         return [{"name": n, "about": SCHEDULES[n], "usage": f.example} for n, f in FORMS.items()]
     if kind == "shifts":
-        from fedrift.data.shift import NAMES as TABLE
-    elif kind == "data":
+        from fedrift.data.shift import NAMES as SHIFTS
+        from fedrift.data.shift import OPTIONS
+
+        shifts = {n: (s.about, s.grammar) for n, s in SHIFTS.items()}
+        shifts |= {usage.partition("=")[0]: (about, usage) for usage, about in OPTIONS.items()}
+        return [{"name": n, "about": about, "usage": usage} for n, (about, usage) in shifts.items()]
+    if kind == "data":
         from fedrift.data.datasets import NAMES as TABLE
     else:
         from fedrift.data.partition import NAMES as TABLE

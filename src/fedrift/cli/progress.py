@@ -253,6 +253,7 @@ SAID = {
     "global_accuracy": "server's model",
     "client_accuracy": "clients",
     "client_accuracy_worst": "worst tenth",
+    "domain_accuracy_unseen": "unseen domains",
     "train_loss": "train loss",
 }
 """Columns of a round that are shown while it runs, and what they are called."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, NotRequired, Protocol, TypedDict
 
 import numpy as np
@@ -295,10 +297,24 @@ class Evaluator:
     y: Any
     measure: ChunkMetric
     keeps_outputs: bool = False
+    sizes: tuple[int, ...] = ()
+    """Samples of the parts it consists of, which no chunk crosses; empty: it is one."""
 
     def __len__(self) -> int:
         """Number of chunks."""
-        return -(-count(self.x) // EVALUATION_CHUNK)
+        return len(self._slices)
+
+    @cached_property
+    def _slices(self) -> list[slice]:
+        """Where the chunks are."""
+        found: list[slice] = []
+        start = 0
+        for size in self.sizes or (count(self.x),):
+            end = start + size
+            edges = [*range(start, end, EVALUATION_CHUNK), end]
+            found += [slice(a, b) for a, b in pairwise(edges)]
+            start = end
+        return found
 
     @torch.no_grad()
     def chunks(self, shown: EvaluatedModel, which: range | None = None) -> list[dict[str, Any]]:
@@ -310,8 +326,7 @@ class Evaluator:
         return [self._chunk(i, shown) for i in which or range(len(self))]
 
     def _chunk(self, i: int, shown: EvaluatedModel) -> dict[str, Any]:
-        some = slice(i * EVALUATION_CHUNK, (i + 1) * EVALUATION_CHUNK)
-        problem = self.problem
+        some, problem = self._slices[i], self.problem
         # A slice begins where the samples before it end, which need not be at a boundary.
         x, target = settled((take(self.x, some), take(self.y, some)))
         if alignment.CHECKS:

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from fedrift.core.alignment import dense
 from fedrift.core.flat import count, map_tree
 from fedrift.data import partition
+from fedrift.data.shift import domains_of
 from fedrift.data.sources import huggingface
 from fedrift.data.split import Split
 from fedrift.errors import InputError
@@ -196,7 +197,7 @@ def gather(clients: Any, dtype: torch.dtype, field: str = "clients") -> Split:
         x, y = inputs(clients.x, dtype, f"{field} x"), tensors(clients.y, dtype, f"{field} y")
         if own is not None and own.x is clients.x:
             own = own.with_data(x, y)
-        return Split(x, y, clients.parts, clients.note, test=own)
+        return Split(x, y, clients.parts, clients.note, test=own, domains=clients.domains)
     if not isinstance(clients, Sequence) or not clients:
         raise InputError(
             f"{field} must be a list of (x, y), one per client, a list of Datasets, or what "
@@ -268,7 +269,9 @@ def split(
         seed: Fixes who gets what.
         users: Who each sample comes from, for `"natural"`; the number of clients is theirs.
         alpha: Takes the place of the number in a Dirichlet scheme.
-        shift: Makes inputs differ by client, such as `"rotation:45"`.
+        shift: Makes inputs differ by client, such as `"rotation:45"`; with
+            `"rotation:45,domains=6,unseen=5"` the test set of `run` is evaluated in each of six
+            domains, the last of which no client has.
         labels: Whole numbers to skew by, where `y` itself holds no class labels (regression,
             several labels at once, maps of pixels).
         test: The share of its samples that each client keeps to be tested on, such as 0.2, in
@@ -298,7 +301,8 @@ def split(
         if not isinstance(x_tree, Tensor):
             raise InputError(f"shift '{shift}' needs one tensor of images as x")
         x_tree = torch.from_numpy(partition.shift(shift, x_tree.numpy(), division.parts, seed))
-        made = Split(x_tree, y_tree, division.parts, f"{division.name}{SHIFTED}{shift}")
+        note, domains = f"{division.name}{SHIFTED}{shift}", domains_of(shift, len(division.parts))
+        made = Split(x_tree, y_tree, division.parts, note, domains=domains)
     return made if test is None else made.held_out(checked_share(test, "test"), seed)
 
 

@@ -1,13 +1,16 @@
 """Feature shift: each client sees its samples rotated, noisier or with another contrast.
 
-Client i of N stands at t = i/(N-1), a single client at t = 1/2. With strength v:
-rotation by the angle (2t-1)·v degrees, noise of deviation t·v, contrast times 1+(2t-1)·v.
+A domain stands at a place t between 0 and 1. With strength v: rotation by the angle (2t-1)·v
+degrees, noise of deviation t·v, contrast times 1+(2t-1)·v. Every client is a domain of its own,
+client i of N at t = i/(N-1), a single one at t = 1/2; or there are D domains, domain d at
+t = d/(D-1), which clients hold in turn, but for those that nobody trains on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +32,8 @@ class Shift:
     about: str
     grammar: str
     high: float
+    name: Callable[[float, float], str]
+    """What the domain at t is called, with a strength."""
     images_only: bool = True
 
 
@@ -74,10 +79,168 @@ def scale_contrast(x: Array, strength: float, t: float, rng: np.random.Generator
 
 
 NAMES: dict[str, Shift] = {
-    "rotation": Shift(rotate, "turned by -V to +V degrees", "rotation:V", 180),
-    "noise": Shift(add_noise, "Gaussian noise of deviation 0 to V", "noise:V", 1e6, False),
-    "contrast": Shift(scale_contrast, "contrast times 1-V to 1+V", "contrast:V", 1),
+    "rotation": Shift(
+        rotate,
+        "turned by -V to +V degrees",
+        "rotation:V",
+        180,
+        lambda v, t: f"{_signed((2 * t - 1) * v)}°",
+    ),
+    "noise": Shift(
+        add_noise,
+        "Gaussian noise of deviation 0 to V",
+        "noise:V",
+        1e6,
+        lambda v, t: f"noise {t * v:.3g}",
+        images_only=False,
+    ),
+    "contrast": Shift(
+        scale_contrast,
+        "contrast times 1-V to 1+V",
+        "contrast:V",
+        1,
+        lambda v, t: f"contrast ×{1 + (2 * t - 1) * v:.3g}",
+    ),
 }
+OPTIONS = {
+    "domains=D": "after any of these: D domains, which clients hold in turn, and accuracy in each",
+    "unseen=0|5": "with domains=D: domains that no client has, by their numbers from 0",
+}
+"""What may follow the strengths."""
+CLIENTS = "clients"
+"""The number of domains where every client is one."""
+MOST = 100  # domains in which a test set is evaluated
+
+
+def _signed(value: float) -> str:
+    text = f"{value:+.3g}"
+    return "0" if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")
+
+
+class Step(NamedTuple):
+    """One of the changes that a shift makes in turn."""
+
+    text: str
+    kind: Shift
+    strength: float
+
+
+@dataclass(frozen=True)
+class Domains:
+    """The domains of a shift: how samples are changed in each, and who has which."""
+
+    steps: tuple[Step, ...]
+    number: int
+    clients: int
+    unseen: tuple[int, ...] = ()
+    """Those that no client has."""
+    is_tested: bool = False
+    """The server's test set is evaluated in each of them."""
+
+    @property
+    def seen(self) -> tuple[int, ...]:
+        return tuple(d for d in range(self.number) if d not in self.unseen)
+
+    @property
+    def tested(self) -> tuple[int, ...]:
+        """All of them, those that clients have first."""
+        return (*self.seen, *self.unseen)
+
+    def of(self, client: int) -> int:
+        """The domain of a client: they hold the seen ones in turn."""
+        if not self.unseen:  # there may be very many
+            return client % self.number
+        return self.seen[client % len(self.seen)]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What they are called, by their numbers."""
+        return tuple(
+            ", ".join(step.kind.name(step.strength, self._place(d)) for step in self.steps)
+            for d in range(self.number)
+        )
+
+    def _place(self, domain: int) -> float:
+        return domain / (self.number - 1) if self.number > 1 else 0.5
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Refuses samples that cannot be changed so."""
+        for step in self.steps:
+            if step.kind.images_only and len(shape) != 4:
+                raise InputError(
+                    f"shift '{step.text}' is for images (samples × channels × height × width), "
+                    f"but x has shape {shape}; use noise:V"
+                )
+
+    def changed(self, x: Array, domain: int, rng: np.random.Generator) -> Array:
+        """Samples as they look in a domain."""
+        for step in self.steps:
+            x = step.kind.change(x, step.strength, self._place(domain), rng)
+        return x
+
+    def of_test(self, x: npt.ArrayLike) -> Array:
+        """The same test samples in every domain, in the order of `tested`: they are the same for
+        every seed, as test sets are."""
+        data = np.asarray(x)
+        self.check(data.shape)
+        kind = data.dtype if data.dtype.kind == "f" else np.dtype(np.float32)
+        moved = np.empty((self.number * len(data), *data.shape[1:]), kind)
+        for at, domain in enumerate(self.tested):
+            rng = generator(0, "shift domain", client=domain)
+            for start in range(0, len(data), BLOCK):
+                some = data[start : start + BLOCK].astype(kind)
+                place = at * len(data) + start
+                moved[place : place + len(some)] = self.changed(some, domain, rng)
+        return moved
+
+
+def domains_of(text: str, clients: int | None) -> Domains:
+    """What `rotation:45+noise:0.1,domains=6,unseen=5` says of so many clients; None: not known
+    yet, and so not refused."""
+    whole = grammar.parse(text, "shift")
+    options = dict(whole.options)
+    said, unseen = options.pop("domains", None), options.pop("unseen", None)
+    if options:
+        raise unknown(f"option of shift '{text}'", next(iter(options)), ("domains", "unseen"))
+    steps = tuple(_step(piece) for piece in str(replace(whole, options={})).split("+"))
+    number = _number(said, text, clients)
+    held = () if unseen is None else _unseen(unseen, text, said, number)
+    if clients and clients < number - len(held):
+        raise InputError(
+            f"shift '{text}': {number - len(held)} domains are to be seen, but there are only "
+            f"{clients} clients; use fewer domains"
+        )
+    return Domains(steps, number, clients or number, held, is_tested=said is not None)
+
+
+def _number(said: str | None, text: str, clients: int | None) -> int:
+    if said is None:
+        return clients or 1
+    if said == CLIENTS and (clients or 0) <= MOST:
+        return clients or 1
+    if said == CLIENTS:
+        raise InputError(
+            f"shift '{text}': the test set would be evaluated in {clients} domains, one for each "
+            f"client, and {MOST} are the most; use domains=10"
+        )
+    field = f"domains of shift '{text}'"
+    return grammar.number(said, field, kind=int, low=2, high=MOST)
+
+
+def _unseen(unseen: str, text: str, said: str | None, number: int) -> tuple[int, ...]:
+    if said is None or said == CLIENTS:
+        raise InputError(
+            f"shift '{text}': unseen names some of a number of domains; say domains=D too"
+        )
+    field = f"unseen of shift '{text}'"
+    held = [
+        grammar.number(one, field, kind=int, low=0, high=number - 1) for one in unseen.split("|")
+    ]
+    if len(set(held)) < len(held):
+        raise InputError(f"{field} names a domain twice; keep one")
+    if len(held) == number:
+        raise InputError(f"{field} leaves no domain to train on; name fewer than {number}")
+    return tuple(sorted(held))
 
 
 def shift(
@@ -89,31 +252,23 @@ def shift(
     `purpose` names the random numbers: test data have others than training data.
     """
     data = np.asarray(x)
-    kinds = [_kind(piece, data.shape) for piece in text.split("+")]
+    domains = domains_of(text, len(parts))
+    domains.check(data.shape)
     shifted = np.array(data, data.dtype if data.dtype.kind == "f" else np.float32)
     for client, part in enumerate(parts):
-        t = client / (len(parts) - 1) if len(parts) > 1 else 0.5
         rng = generator(seed, purpose, client=client)
         for start in range(0, len(part), BLOCK):
             block = part[start : start + BLOCK]
-            mine: Array = shifted[block]
-            for kind, strength in kinds:
-                mine = kind.change(mine, strength, t, rng)
-            shifted[block] = mine
+            shifted[block] = domains.changed(shifted[block], domains.of(client), rng)
     return shifted
 
 
-def _kind(text: str, shape: tuple[int, ...]) -> tuple[Shift, float]:
+def _step(text: str) -> Step:
     named = grammar.parse(text, "shift")
     if named.name not in NAMES:
         raise unknown("shift", named.name, NAMES)
     kind = NAMES[named.name]
     if named.value is None or named.options or named.inner is not None:
         raise InputError(f"shift '{text}' needs one strength and nothing else: {kind.grammar}")
-    if kind.images_only and len(shape) != 4:
-        raise InputError(
-            f"shift '{text}' is for images (samples × channels × height × width), "
-            f"but x has shape {shape}; use noise:V"
-        )
     strength = grammar.number(named.value, f"shift '{text}'", low=0, high=kind.high)
-    return kind, strength
+    return Step(text, kind, strength)

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedrift.core.alignment import dense
 from fedrift.core.flat import count, map_tree, sent
 from fedrift.data.hold_out import HalfOf, held_sizes, hold_out
+from fedrift.data.shift import Domains
 
 
 class SamplePicker:
@@ -106,12 +107,14 @@ class Split(Sequence[tuple[Any, Any]]):
         make: Make | None = None,
         sizes: np.ndarray | None = None,
         test: Split | None = None,
+        domains: Domains | None = None,
     ) -> None:
-        """`test` holds what each client tests on, in the order of the clients."""
+        """`test` holds what each client tests on, in the order of the clients; `domains` says how
+        their inputs differ."""
         self.x, self.y = map_tree(dense, x), map_tree(dense, y)
         self._rows = map_tree(SamplePicker, self.x), map_tree(SamplePicker, self.y)
         self.parts = tuple(np.ascontiguousarray(p, dtype=np.int64) for p in parts)
-        self.note, self.make, self.test = note, make, test
+        self.note, self.make, self.test, self.domains = note, make, test, domains
         self.sizes: np.ndarray = (
             np.array([len(p) for p in self.parts], dtype=np.int64) if sizes is None else sizes
         )
@@ -121,7 +124,7 @@ class Split(Sequence[tuple[Any, Any]]):
         own = self.test
         if test is None and own is not None and own.x is self.x and own.y is self.y:
             test = own.with_data(x, y)
-        return Split(x, y, self.parts, self.note, self.make, self.sizes, test)
+        return Split(x, y, self.parts, self.note, self.make, self.sizes, test, self.domains)
 
     def held_out(self, share: float, seed: int) -> Split:
         """The same clients, each of which keeps a share of its samples to test on."""
@@ -132,7 +135,8 @@ class Split(Sequence[tuple[Any, Any]]):
             return Split(self.x, self.y, (), self.note, train, self.sizes - tried, own)
         y = self.y.numpy() if isinstance(self.y, Tensor) else np.empty(count(self.y), dtype=object)
         rest, held = hold_out(y, self.parts, share, seed)
-        return Split(self.x, self.y, rest, self.note, test=Split(self.x, self.y, held))
+        own = Split(self.x, self.y, held)
+        return Split(self.x, self.y, rest, self.note, test=own, domains=self.domains)
 
     def first(self, number: int) -> np.ndarray:
         """Where the first samples of the first clients stand in x and y."""

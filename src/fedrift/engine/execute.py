@@ -32,6 +32,7 @@ from fedrift.engine import recorder
 from fedrift.engine.build import work
 from fedrift.engine.callbacks import Callback, telling_end
 from fedrift.engine.client_models import ClientModels, Ended, has_models
+from fedrift.engine.domains import domain_columns
 from fedrift.engine.history import Finished, History, Progress
 from fedrift.engine.identity import differences, identity_of
 from fedrift.engine.ledger import Ledger
@@ -60,7 +61,14 @@ from fedrift.storage.run_folder import load as load_folder
 def combined(task: Task, chunks: Sequence[Chunk]) -> dict[str, Any]:
     if not chunks:
         return {}
-    measured = evaluation.combine(chunks)  # type: ignore[arg-type]
+    domains = task.domains
+    if domains is not None:
+        found = [evaluation.combine(some) for some in domains.by_number(chunks)]  # type: ignore[arg-type]
+        chunks = domains.seen_chunks(chunks)
+        of_domains = domain_columns(domains.layout, found)
+    else:
+        of_domains = {}
+    measured = evaluation.combine(chunks) | of_domains  # type: ignore[arg-type]
     if task.metrics and task.test is not None:
         outputs = [c["output"] for c in chunks]
         output = map_tree(_joined, *outputs)
@@ -275,8 +283,11 @@ def _execute(
     else:
         store = place.states(visitor)
     evaluator = None
-    if task.test is not None:
-        evaluator = Evaluator(problem, *task.test, evaluation.evaluate_chunk, bool(task.metrics))
+    if task.evaluated is not None:
+        sizes = () if task.domains is None else task.domains.sizes
+        evaluator = Evaluator(
+            problem, *task.evaluated, evaluation.evaluate_chunk, bool(task.metrics), sizes
+        )
     progress, remarks = resume(task, store, folder, again)
     has_diverged = progress.diverged_at is not None
     if is_origin and until is not None and progress.round >= until and not has_diverged:

@@ -37,6 +37,7 @@ from fedrift.data.split import Split
 from fedrift.engine.aggregation import Aggregation
 from fedrift.engine.callbacks import Plan
 from fedrift.engine.clock import ClockPlan
+from fedrift.engine.domains import TestDomains
 from fedrift.errors import InputError, bytes_text
 from fedrift.storage.client_state import States, Store
 from fedrift.storage.shared_memory import tensor_digest
@@ -220,6 +221,13 @@ class Task:
     """What the tokens of a text stand for; empty for other data."""
     eval_clients: ClientEvaluation | None = None
     clock: ClockPlan | None = None
+    domains: TestDomains | None = None
+    """The test data in every domain of the shift; `test` is then in those that clients have."""
+
+    @property
+    def evaluated(self) -> tuple[Any, Any] | None:
+        """All that the server evaluates."""
+        return self.test if self.domains is None else (self.domains.x, self.domains.y)
 
     @property
     def at_clients(self) -> bool:
@@ -241,6 +249,8 @@ class Task:
             "eval_clients": self.eval_clients,
             "compression": None if how is None else str(how),
             "clock": self.clock,
+            "domains": None if self.domains is None else self.domains.layout.names,
+            "unseen": None if self.domains is None else self.domains.layout.unseen,
         }
         return {k: v for k, v in options.items() if v is not None} | {
             "rounds": self.rounds,
@@ -295,7 +305,8 @@ def _seconds(task: Task) -> float:
     cost = cost_of(task)
     mean = sum(cost(c, 0) for c in range(0, len(task.split), max(1, len(task.split) // 100)))
     visits = mean / len(range(0, len(task.split), max(1, len(task.split) // 100)))
-    tests = count(task.test[0]) / task.eval_every / 3 if task.test is not None else 0.0
+    looked_at = 0 if task.evaluated is None else count(task.evaluated[0])
+    tests = looked_at / task.eval_every / 3
     return seconds * task.rounds * (visits * task.participation.size + tests)
 
 
@@ -330,7 +341,7 @@ def plan(
         task.algorithm,
         task.problem,
         task.split,
-        task.test,
+        task.evaluated,
         cohort=who.size,
         workers=workers,
         robust=robust,

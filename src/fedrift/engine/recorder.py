@@ -17,6 +17,7 @@ from torch import Tensor
 from fedrift.config import own_code
 from fedrift.config.spec import Spec
 from fedrift.data.split import Split
+from fedrift.engine import domains
 from fedrift.errors import InputError
 from fedrift.storage import checkpoint
 from fedrift.storage.checkpoint import Checkpoint
@@ -121,8 +122,12 @@ def clients(split: Split, classes: int | None) -> dict[str, Any]:
     if is_here and classes and labels and len(split) * classes <= MOST_COUNTS:
         y = split.y.cpu().numpy()
         counts = [np.bincount(y[p][y[p] >= 0], minlength=classes).tolist() for p in split.parts]
-    about = {"sizes": split.sizes.tolist(), "counts": counts, "scheme": split.note}
-    return about if split.test is None else {**about, "test_sizes": split.test.sizes.tolist()}
+    about: dict[str, Any] = {"sizes": split.sizes.tolist(), "counts": counts, "scheme": split.note}
+    if split.test is not None:
+        about["test_sizes"] = split.test.sizes.tolist()
+    if split.domains is not None and split.domains.is_tested:
+        about["domains"] = domains.about(split.domains)
+    return about
 
 
 GIVEN_AS_OBJECTS = dict.fromkeys(("data", "model"), own_code.IN_PYTHON)

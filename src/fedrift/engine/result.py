@@ -19,7 +19,7 @@ from fedrift.core.problem import Problem
 from fedrift.core.training import COLUMNS
 from fedrift.engine.ledger import Ledger
 from fedrift.errors import InputError
-from fedrift.storage.run_folder import RunRecord, as_frame, client_rows
+from fedrift.storage.run_folder import RunRecord, as_frame, client_rows, domain_rows
 
 Status = Literal["done", "stopped", "diverged"]
 
@@ -209,6 +209,12 @@ class Result:
         """One row per client and round in which it evaluated: its accuracy and loss."""
         return as_frame(client_rows(self.client_rounds))
 
+    def domain_frame(self) -> Any:
+        """One row per domain of the shift and evaluated round: its `name`, whether clients have
+        `seen` it, `accuracy` and `loss` of the server's test set in it, and `client_accuracy`, the
+        mean over its clients where they evaluated. Empty unless the shift says `domains=…`."""
+        return as_frame(domain_rows(self.clients, self.metrics, self.client_rounds))
+
     def client(self, client: int) -> ClientModel:
         """A client's own model, as its last evaluation saw it, and its figures.
 
@@ -283,6 +289,7 @@ class Result:
             "diverged_at": self.diverged_at,
             **figures(self.metrics, self.ledger),
             **self._at_clients(),
+            **self._in_domains(),
             "seconds": self.seconds,
             "fingerprint": self.fingerprint,
             "instructions": self._instructions(),
@@ -305,6 +312,17 @@ class Result:
         kept = ("client", "global_")
         last = {key: value for key, value in rows[-1].items() if key.startswith(kept)}
         return {"at_clients": {"rounds": [row["round"] for row in rows], **last}}
+
+    def _in_domains(self) -> dict[str, Any]:
+        """The last accuracy in each domain of the shift; nothing where there are none."""
+        known, last = self.clients.get("domains"), self.metrics[-1] if self.metrics else {}
+        if not known or "domain_accuracy" not in last:
+            return {}
+        found = zip(known["names"], last["domain_accuracy"], strict=True)
+        named = [{"name": name, "accuracy": value} for name, value in found]
+        for domain, one in enumerate(named):
+            one["seen"] = domain not in known["unseen"]
+        return {"domains": named}
 
     def plot(self, path: str | Path) -> Path:
         """The curve of the run as a picture; the file's ending decides the format."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -31,15 +31,17 @@ from fedrift.data import arrays
 from fedrift.data.arrays import SHIFTED
 from fedrift.data.augment import Augment, mixed_loss, parse_augment
 from fedrift.data.hold_out import remark
+from fedrift.data.shift import Domains, domains_of
 from fedrift.data.split import Split
 from fedrift.engine import aggregation as guard
 from fedrift.engine import build, check_objects
 from fedrift.engine.check_objects import bind
 from fedrift.engine.clock import clock_of
-from fedrift.engine.plan import Task, UserMetric
+from fedrift.engine.domains import TestDomains
+from fedrift.engine.plan import Task, UserMetric, bytes_of, free_memory
 from fedrift.engine.prepare import Prepared, own_inputs, own_tests
 from fedrift.engine.recorder import GIVEN_AS_OBJECTS
-from fedrift.errors import InputError
+from fedrift.errors import InputError, bytes_text
 from fedrift.grammar import parse
 from fedrift.models import losses
 from fedrift.rng import torch_seed
@@ -55,6 +57,7 @@ class Tensors:
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, torch.dtype, bool], tuple[np.ndarray, Any]] = {}
+        self._moved: dict[tuple[int, Domains], tuple[Any, Any]] = {}
 
     def of(self, array: np.ndarray, kind: torch.dtype, floats: bool = False) -> Any:
         """In the run's dtype; whole numbers stay what they are unless `floats` are wanted."""
@@ -64,6 +67,36 @@ class Tensors:
             tensor = tensor.to(kind) if floats else tensor
             self._held[key] = (array, arrays.channels_last(tensor))
         return self._held[key][1]
+
+    def tested_in(self, test: tuple[Any, Any], domains: Domains | None) -> tuple[Any, Any]:
+        """As the function of that name, once for all runs that have the same."""
+        if not _are_tested(domains):
+            return test
+        key = id(test[0]), domains
+        if key not in self._moved:
+            self._moved[key] = tested_in(test, domains)
+        return self._moved[key]
+
+
+def _are_tested(domains: Domains | None) -> TypeGuard[Domains]:
+    return domains is not None and domains.is_tested
+
+
+def tested_in(test: tuple[Any, Any], domains: Domains | None) -> tuple[Any, Any]:
+    """The server's test data, in every domain one after the other if they are evaluated there."""
+    if not _are_tested(domains):
+        return test
+    x, y = test
+    if not isinstance(x, Tensor):
+        raise InputError("test: a shift with domains needs one tensor of images as x")
+    needed, free = domains.number * bytes_of(test), free_memory()
+    if free is not None and needed > free:
+        raise InputError(
+            f"shift: the test set in {domains.number} domains needs {bytes_text(needed)} of "
+            f"memory, but {bytes_text(free)} are free; use fewer domains"
+        )
+    moved = torch.from_numpy(domains.of_test(x.numpy()))
+    return arrays.channels_last(moved), map_tree(lambda t: torch.cat([t] * domains.number), y)
 
 
 def factory_of(
@@ -101,6 +134,7 @@ class Objects:
     model: Callable[[], nn.Module]
     clients: Split
     test: tuple[Any, Any] | None = None
+    """In every domain, where the clients' are evaluated."""
     loss: Callable[[Any, Any], Tensor] | None = None
     metrics: Mapping[str, UserMetric] = field(default_factory=dict[str, UserMetric])
     algorithm: Algorithm[Any, Any] | None = None
@@ -137,7 +171,9 @@ def objects_from_call(
         client_test, test, field = test, None, "test"
     if client_test is not None:
         split = _with_tests(split, client_test, DTYPES[dtype], field, seed)
-    tried = None if test is None else arrays.pair(test, DTYPES[dtype], "test")
+    tried = None
+    if test is not None:
+        tried = tested_in(arrays.pair(test, DTYPES[dtype], "test"), split.domains)
     chooser = sampling if callable(sampling) else None
     made = factory_of(model, split, tried)
     return Objects(made, split, tried, loss, metrics or {}, given, sampling=chooser)
@@ -232,14 +268,18 @@ def task_from_spec(
     scheme = spec.partition if spec.alpha is None else f"{spec.partition}, alpha {spec.alpha:g}"
     choice = model_names.choose_model(ready.model)
     floats = choice.attribute is None and not choice.takes_tokens
-    x, y, lazy = cache.of(ready.x, kind, floats), cache.of(data.y, kind), data.generated
-    whole = Split(x, y, ready.partition.parts, scheme)
+    once = Tensors()  # shifted for this run alone
+    x = (cache if ready.x is data.x else once).of(ready.x, kind, floats)
+    y, lazy = cache.of(data.y, kind), data.generated
+    domains = None if spec.shift is None else domains_of(spec.shift, ready.partition.clients)
+    whole = Split(x, y, ready.partition.parts, scheme, domains=domains)
     if lazy is not None:
         whole = Split(x, y, (), scheme, lazy.make, lazy.sizes)
-    test = cache.of(data.x_test, kind, floats), cache.of(data.y_test, kind)
+    plain = cache.of(data.x_test, kind, floats), cache.of(data.y_test, kind)
+    test = cache.tested_in(plain, domains)
     if spec.client_test == OWN:
-        seen = test[0] if spec.shift is None else cache.of(own_inputs(spec, ready), kind, floats)
-        whole = whole.with_data(x, y, Split(seen, test[1], own_tests(ready)))
+        seen = plain[0] if spec.shift is None else once.of(own_inputs(spec, ready), kind, floats)
+        whole = whole.with_data(x, y, Split(seen, plain[1], own_tests(ready)))
     elif spec.client_test is not None:
         whole = whole.held_out(float(spec.client_test), spec.seed)
     was = (data.mean, data.std) if data.mean else None
@@ -318,6 +358,11 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
         rounds,
         _before(origin, split.sizes),
     )
+    domains = None
+    if test is not None and _are_tested(split.domains):
+        domains = TestDomains(split.domains, *test)
+        test = domains.seen
+        notes = (*notes, _domains_note(split.domains))
     about: dict[str, Any] = {"algorithm": name, "rounds": rounds, "seed": spec.seed}
     if promise is not None:
         about |= {"privacy": spec.privacy, "epsilon": promise.epsilon, "delta": promise.delta}
@@ -358,7 +403,18 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
         clock=clock,
         aggregation=aggregation,
         alphabet=objects.alphabet,
+        domains=domains,
     )
+
+
+def _domains_note(domains: Domains) -> str:
+    names = domains.names
+    text = (
+        f"domains: accuracy is of {len(domains.seen)} that clients have ({names[domains.seen[0]]}"
+    )
+    text += f" to {names[domains.seen[-1]]})" if len(domains.seen) > 1 else ")"
+    held = ", ".join(names[d] for d in domains.unseen)
+    return f"{text}; unseen: {held}" if held else text
 
 
 def participation_of(

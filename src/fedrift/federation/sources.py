@@ -11,7 +11,7 @@ import numpy as np
 from fedrift.config.fields import OWN
 from fedrift.data import files
 from fedrift.data.files import existing_path
-from fedrift.engine.prepare import load, own_tests, prepare
+from fedrift.engine.prepare import load, own_inputs, own_tests, prepare
 from fedrift.errors import InputError
 from fedrift.federation.config import FederationConfig
 
@@ -36,7 +36,7 @@ def site_samples(config: FederationConfig, node: Mapping[str, Any]) -> tuple[np.
     ready = prepare(config.spec)
     part, data = ready.partition.parts[client], ready.data
     own = own_tests(ready)[client] if has_own else None
-    tests = () if own is None else (data.x_test[own], data.y_test[own])
+    tests = () if own is None else (own_inputs(config.spec, ready)[own], data.y_test[own])
     return (ready.x[part], data.y[part], *tests)
 
 

@@ -17,6 +17,7 @@ from fedrift.config.fields import OWN, sampling_of
 from fedrift.config.own_code import IN_PYTHON
 from fedrift.core.alignment import is_channels_last
 from fedrift.data import arrays
+from fedrift.data.shift import domains_of
 from fedrift.data.split import Split
 from fedrift.engine import task
 from fedrift.engine.plan import Task
@@ -52,7 +53,10 @@ def make_server_task(config: FederationConfig, test: tuple[Any, Any] | None = No
     x = torch.randn(2, *config.shape, generator=some, dtype=kind)
     y = torch.tensor([0, config.classes - 1])
     nobody = [np.empty(0, np.int64)] * (config.clients - 1)
-    probe = Split(x, y, [np.arange(2), *nobody], "at the nodes")
+    domains = None
+    if config.named and spec.shift is not None:
+        domains = domains_of(spec.shift, config.clients)
+    probe = Split(x, y, [np.arange(2), *nobody], "at the nodes", domains=domains)
     if spec.client_test is not None:  # how much of it there is, only the nodes know: all are asked
         everybody = np.ones(config.clients, np.int64)
         own = Split(x, y, [np.arange(2), *nobody], sizes=everybody)
@@ -60,6 +64,8 @@ def make_server_task(config: FederationConfig, test: tuple[Any, Any] | None = No
     was = (config.mean, config.std) if config.mean else None
     make = models.factory(spec.model or "mlp", config.shape, config.classes, was)
     test_tensors = None if test is None else checked_tensors(config, *test)
+    if test_tensors is not None:
+        test_tensors = task.tested_in(test_tensors, domains)
     loss = losses.loss_by_name(spec.loss)
     return task.make_task(spec, Objects(make, probe, test_tensors, loss, black=config.black))
 

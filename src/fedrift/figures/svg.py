@@ -93,10 +93,12 @@ def lines_picture(
     x_range: tuple[float, float] | None = None,
     y_range: tuple[float, float] | None = None,
     level: float | None = None,
+    shaded: Sequence[tuple[float, float]] = (),
     width: float = WIDTH,
     height: float = HEIGHT,
 ) -> str:
-    """Lines with their bands; `level` is a dotted line across; `whole`: only whole numbers on x."""
+    """Lines with their bands; `level` is a dotted line across, `shaded` are stretches of x;
+    `whole`: only whole numbers on x."""
     drawn = [thinned(line) for line in lines if len(line.x)]
     frame = Frame(
         x_range or _ends(value for line in drawn for value in line.x),
@@ -105,7 +107,13 @@ def lines_picture(
         height,
         top=TOP + ABOVE,
     )
-    parts = [*_axes(frame, x_title, y_title, x_text, y_text, whole)]
+    tall = height - BOTTOM - frame.top
+    parts = [
+        f'<rect class="empty" x="{frame.across(low):.1f}" y="{frame.top}" '
+        f'width="{frame.across(high) - frame.across(low):.1f}" height="{tall:.1f}"/>'
+        for low, high in shaded
+    ]
+    parts += _axes(frame, x_title, y_title, x_text, y_text, whole)
     if level is not None:
         at = f"{frame.down(level):.1f}"
         parts.append(

@@ -16,7 +16,7 @@ from fedrift.presets import studies
 from fedrift.presets.findings import Cell, Findings
 from fedrift.presets.relations import SIZES, Place, Reader, Relation, relation
 
-TABLES = ("accuracy", "best", "rounds", "loss", "clients", "costs", "target", "same")
+TABLES = ("accuracy", "best", "rounds", "loss", "clients", "domains", "costs", "target", "same")
 """Of a comparison; `compared.TABLES` makes them."""
 ALWAYS = ("laptop", "full")
 """The sizes that every preset has."""

@@ -94,6 +94,7 @@ def _quantities(one: Finding, findings: statistics.Findings) -> dict[str, list[A
             for column, name in AT_CLIENTS:
                 scale = 1 if column == clients.JAIN else 100
                 values[f"clients: {name}"] = scale * _at_clients(run, column, findings.last)
+        values |= _in_domains(run, last)
         at = None if target is None else met_at(run, target)
         for axis, name, unit in COSTS:
             values[name] = math.nan if at is None else float(getattr(run, axis)[at]) / unit
@@ -103,6 +104,20 @@ def _quantities(one: Finding, findings: statistics.Findings) -> dict[str, list[A
             kept = None if not math.isfinite(value) or run.status == "diverged" else value
             found.setdefault(name, []).append(None if kept is None else float(f"{kept:.6g}"))
     return found
+
+
+def _in_domains(run: Measured, last: int) -> dict[str, float]:
+    """The server's model in the domains of a shift, in per cent."""
+    found = None if run.domains is None else run.domains.final("server", last)
+    if run.domains is None or found is None:
+        return {}
+    layout, shares = run.domains.layout, 100 * found
+    values = {f"domain {name}": float(v) for name, v in zip(layout.names, shares, strict=True)}
+    values["domains: seen"] = float(shares[layout.seen].mean())
+    values["domains: worst seen"] = float(shares[layout.seen].min())
+    if layout.unseen:
+        values["domains: unseen"] = float(shares[list(layout.unseen)].mean())
+    return values
 
 
 COSTS = (
@@ -257,6 +272,24 @@ AT_CLIENTS = [
 """Columns of a run, and what tables and relations call them."""
 
 
+def _domains(findings: statistics.Findings) -> list[Table]:
+    """Accuracy of the server's model in every domain of a shift."""
+
+    def table(setting: Setting, title: str) -> Table:
+        found = {one.method: _quantities(one, findings) for one in findings.by_setting[setting]}
+        names = dict.fromkeys(n for of in found.values() for n in of if n.startswith("domain"))
+        columns = {n: n.removeprefix("domain ").removeprefix("domains: ") for n in names}
+        columns = {n: head for n, head in columns.items() if not n.startswith("domain_")}
+        rows: list[list[Cell]] = []
+        for method, of in found.items():
+            ends = [[v for v in of.get(n, ()) if v is not None] for n in columns]
+            rows.append([method, *(_figure(estimate(v / 100 for v in e), True) for e in ends)])
+        return Table(title, ["method", *columns.values()], rows)
+
+    title = f"Accuracy by domain (%), {convention(findings)}"
+    return _each_setting(findings, title, table)
+
+
 def _at_clients(run: Measured, column: str, last: int | None) -> float:
     if run.at_clients is None:
         return math.nan
@@ -340,6 +373,7 @@ TABLES: dict[str, Callable[[statistics.Findings], Sequence[Table]]] = {
     "rounds": _rounds,
     "loss": _loss,
     "clients": _clients,
+    "domains": _domains,
     "costs": _costs,
     "target": _target,
     "same": _same,

@@ -13,6 +13,7 @@ from pathlib import Path
 from fedrift.errors import InputError
 from fedrift.report import pictures, sentences, tables
 from fedrift.report.at_clients import clients_section, is_measured
+from fedrift.report.in_domains import domains_section
 from fedrift.report.inside import models_section
 from fedrift.report.logged import noted_section, training_section
 from fedrift.report.markup import (
@@ -53,6 +54,7 @@ def body(findings: Findings, extras: Extras) -> str:
         "Data": _data(findings),
         "Classes": _classes(findings),
         "Clients": clients_section(findings) if is_measured(findings) else _clients(findings),
+        "Domains": domains_section(findings),
         "Text": _text(findings),
         "Inside": models_section(findings, extras.analyses),
         "Workings": workings_section(extras.workings),

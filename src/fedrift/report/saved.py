@@ -117,6 +117,10 @@ class SavedRun:
         """One row per client and round in which it evaluated: its accuracy and loss."""
         return self.record.client_frame()
 
+    def domain_frame(self) -> Any:
+        """One row per domain of the shift and evaluated round (see `Result.domain_frame`)."""
+        return self.record.domain_frame()
+
     @property
     def training(self) -> list[Record]:
         """What training reported at each client: a dict of columns per round."""

@@ -115,7 +115,16 @@ def logged(findings: Findings) -> list[str]:
     log, in the order in which they first come."""
     names = dict.fromkeys(name for run in findings.grouped.runs for name in run.logged)
     own = [n for n in names if not n.startswith(OPENINGS)]
-    return [*(n for n in ("train_loss", "train_accuracy") if n in names), *own[:MOST_LOGGED]]
+    return [*(n for n in OFFERED if n in names), *own[:MOST_LOGGED]]
+
+
+OFFERED = {
+    "train_loss": False,
+    "train_accuracy": True,
+    "domain_accuracy_worst": True,
+    "domain_accuracy_unseen": True,
+}
+"""Columns of ours that a leaderboard can show, and whether they are accuracies."""
 
 
 def _last(one: Finding, name: str, findings: Findings) -> Cell:
@@ -126,7 +135,7 @@ def _last(one: Finding, name: str, findings: Findings) -> Cell:
         if name in run.logged and not run.is_blank
     ]
     mean = float(np.mean(ends)) if ends else math.nan
-    return number(numbers.value_text(mean, name == "train_accuracy"), mean)
+    return number(numbers.value_text(mean, OFFERED.get(name, False)), mean)
 
 
 def _row(

@@ -73,6 +73,8 @@ ROUND: Mapping[str, Check] = {
     "bytes_up": is_whole,
     "gradients": is_whole,
     "seconds": is_amount,
+    "domain_accuracy": list_of(is_share),
+    "domain_loss": list_of(is_number),
 }
 EXCHANGE: Mapping[str, Check] = {
     "round": is_whole,
@@ -125,11 +127,28 @@ CLIENT_ROUND: Mapping[str, Check] = {
     "visited": whole_numbers,
     "accuracy": list_of(is_share),
 }
+
+
+def is_domains(value: Any) -> bool:
+    """Names of domains, which of them no client has, and the domain of each client."""
+    if not isinstance(value, dict):
+        return False
+    about = cast("dict[str, Any]", value)
+    if not list_of(is_text)(about.get("names")):
+        return False
+    number = len(about["names"])
+    return all(
+        whole_numbers(about.get(name)) and all(d < number for d in about[name])
+        for name in ("unseen", "of")
+    )
+
+
 ENVIRONMENT: Mapping[str, Check] = {"notes": list_of(is_text)}
 CLIENTS: Mapping[str, Check] = {
     "sizes": whole_numbers,
     "counts": maybe(list_of(whole_numbers)),
     "scheme": is_text,
+    "domains": is_domains,
 }
 
 
@@ -160,6 +179,18 @@ def read_rounds(path: Path, most: int | None = None) -> tuple[list[Record], bool
     if late is not None:
         raise InputError(f"line {late} of '{path}' is damaged: its rounds are not in order")
     return rows, is_torn
+
+
+def check_domains(path: Path, rows: Sequence[Record], clients: Record) -> None:
+    """Refuses rounds that tell of another number of domains than the run has."""
+    number = len(clients.get("domains", {}).get("names", ()))
+    for line, row in enumerate(rows, start=1):
+        told = [len(row[name]) for name in ("domain_accuracy", "domain_loss") if name in row]
+        if any(length != number for length in told):
+            raise InputError(
+                f"line {line} of '{path}' is damaged: it tells of {told[0]} domains, and the run "
+                f"has {number}"
+            )
 
 
 def read_exchanges(path: Path, most: int | None = None) -> tuple[list[Record], bool]:

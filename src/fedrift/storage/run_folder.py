@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import math
 import os
 import shlex
 import shutil
@@ -37,7 +38,7 @@ COLUMNS = (
     "gradients seconds"
 ).split()
 """Of a line of `rounds.jsonl`, besides those that begin with one of `OPENINGS`."""
-OPENINGS = ("train_", "client_", "clients_", "global_")
+OPENINGS = ("train_", "client_", "clients_", "global_", "domain_")
 LINES = (ROUNDS, LEDGER, CLIENT_ROUNDS, TRAINING)
 """Files to which lines are added as rounds end."""
 CLIENTS, ORIGIN, ANALYSIS = "clients.json", "origin.toml", "analysis"
@@ -428,6 +429,10 @@ class RunRecord:
         """One row per client and round in which it evaluated."""
         return as_frame(client_rows(self.client_rounds))
 
+    def domain_frame(self) -> Any:
+        """One row per domain of the shift and evaluated round."""
+        return as_frame(domain_rows(self.clients, self.rounds, self.client_rounds))
+
     def training_frame(self) -> Any:
         """One row per client and round in which it trained."""
         return as_frame(client_rows(self.training))
@@ -441,6 +446,43 @@ def client_rows(lines: Iterable[Mapping[str, Any]]) -> list[Record]:
         for values in zip(*columns.values(), strict=True):
             rows.append({"round": line["round"], **dict(zip(columns, values, strict=True))})
     return rows
+
+
+def domain_rows(
+    about: Mapping[str, Any],
+    rounds: Iterable[Mapping[str, Any]],
+    lines: Iterable[Mapping[str, Any]],
+) -> list[Record]:
+    """What was found in each domain of a shift, a dict per domain and evaluated round.
+
+    `about` is what the folder says of the clients, `lines` the table of what they found.
+    """
+    known = about.get("domains")
+    if not known:
+        return []
+    own = {line["round"]: domain_means(known["of"], line) for line in lines}
+    rows: list[Record] = []
+    for row in rounds:
+        means = own.get(row["round"], {})
+        for domain, name in enumerate(known["names"]):
+            found: Record = {"round": row["round"], "domain": domain, "name": name}
+            found["seen"] = domain not in known["unseen"]
+            for column in ("accuracy", "loss"):
+                if f"domain_{column}" in row:
+                    found[column] = row[f"domain_{column}"][domain]
+            if means:
+                found["client_accuracy"] = means.get(domain, math.nan)
+            rows.append(found)
+    return rows
+
+
+def domain_means(of: Sequence[int], line: Mapping[str, Any]) -> dict[int, float]:
+    """Domain → mean accuracy of its clients, of a line of the table of clients."""
+    values: dict[int, list[float]] = {}
+    for client, accuracy in zip(line["client"], line.get("accuracy", ()), strict=False):
+        if accuracy is not None and math.isfinite(accuracy) and client < len(of):
+            values.setdefault(of[client], []).append(accuracy)
+    return {domain: sum(some) / len(some) for domain, some in values.items()}
 
 
 def as_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
@@ -464,6 +506,7 @@ def load(folder: str | Path) -> RunRecord:
     ends = (rounds_torn, ledger_torn, own_torn, training_torn)
     torn = tuple(name for name, is_torn in zip(LINES, ends, strict=True) if is_torn)
     environment, summary, clients = read_environment(path), read_summary(path), read_clients(path)
+    clean.check_domains(path / ROUNDS, rounds, clients)
     return RunRecord(path, spec, rounds, ledger, environment, summary, torn, clients, own, training)
 
 

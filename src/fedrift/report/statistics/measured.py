@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fedrift.config.spec import Spec
 from fedrift.errors import InputError
 from fedrift.report.statistics.clients import MEAN, AtClients, are_judged_at_clients, at_clients
+from fedrift.report.statistics.domains import InDomains, in_domains
 from fedrift.storage.jsonl import Record
 
 MOST_TEXTS, LONGEST_TEXT = 4, 2000  # that a page shows of one run
@@ -113,6 +114,8 @@ class Measured:
     """What clients found on test data of their own."""
     is_judged_at_clients: bool = False
     """Its accuracy is the mean over clients."""
+    domains: InDomains | None = None
+    """What was found in each domain of a shift."""
     has_clock: bool = False
     """Its seconds are those of the simulated clock."""
     is_blank: bool = False
@@ -236,6 +239,7 @@ def _measure(record: Recorded, name: str, label: str) -> Measured:
         logged=_logged(rows),
         at_clients=at_clients(rows, getattr(record, "client_rounds", ())),
         is_judged_at_clients=are_judged_at_clients(rows),
+        domains=in_domains(record.clients, rows, getattr(record, "client_rounds", ())),
         is_blank=is_blank,
     )
 
