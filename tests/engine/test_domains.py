@@ -253,3 +253,19 @@ def test_bad_input_is_one_sentence_and_exit_2(text: str, says: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1 and "Traceback" not in done.stderr
+
+
+def test_the_report_has_a_section_with_every_domain(tmp_path: Path) -> None:
+    clients = fr.split(X, Y, "iid", clients=5, seed=1, shift=SHIFT, test=0.25)
+    options: dict[str, Any] = {"model": Small, "test": TEST, "rounds": 2, "lr": 0.1, "workers": 0}
+    made = fr.compare(
+        ["fedavg", "localonly"], clients=clients, seeds=[1, 2], out=tmp_path / "all", **options
+    )
+    page = fr.report(made, tmp_path / "page.html").files[0].read_text()
+    section = page[page.index('<section id="domains"') :].partition("</section>")[0]
+    assert section.count("<figure>") == 2, "the server's test set, and the clients' own"
+    assert "+90° (unseen)" in section and 'class="empty"' in section
+    rows = [row for row in section.split("<tr>")[1:] if "clients&#x27; own" in row]
+    assert len(rows) == 2 and all(row.count("–") == 2 for row in rows), "nobody is asked at +90°"
+    plain = fr.report(run(shift="rotation:90"), tmp_path / "plain.html").files[0].read_text()
+    assert '<section id="domains"' not in plain

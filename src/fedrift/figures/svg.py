@@ -88,6 +88,7 @@ def lines_picture(
     x_title: str,
     y_title: str,
     whole: bool = False,
+    x_marks: int = 6,
     x_text: Callable[[float], str] = short,
     y_text: Callable[[float], str] = short,
     x_range: tuple[float, float] | None = None,
@@ -98,7 +99,7 @@ def lines_picture(
     height: float = HEIGHT,
 ) -> str:
     """Lines with their bands; `level` is a dotted line across, `shaded` are stretches of x;
-    `whole`: only whole numbers on x."""
+    `whole`: only whole numbers on x, of which there are at most `x_marks`."""
     drawn = [thinned(line) for line in lines if len(line.x)]
     frame = Frame(
         x_range or _ends(value for line in drawn for value in line.x),
@@ -113,7 +114,7 @@ def lines_picture(
         f'width="{frame.across(high) - frame.across(low):.1f}" height="{tall:.1f}"/>'
         for low, high in shaded
     ]
-    parts += _axes(frame, x_title, y_title, x_text, y_text, whole)
+    parts += _axes(frame, x_title, y_title, x_text, y_text, whole, x_marks)
     if level is not None:
         at = f"{frame.down(level):.1f}"
         parts.append(
@@ -176,13 +177,14 @@ def _axes(
     x_text: Callable[[float], str],
     y_text: Callable[[float], str],
     whole: bool,
+    x_marks: int,
 ) -> Iterable[str]:
     right, bottom = frame.width - RIGHT, frame.height - BOTTOM
     for mark in ticks(*frame.y):
         at = frame.down(mark)
         yield f'<line class="rule" x1="{frame.left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>'
         yield words(y_text(mark), frame.left - 8, at + 4, "end")
-    for mark in ticks(*frame.x, whole=whole):
+    for mark in ticks(*frame.x, x_marks, whole):
         yield words(x_text(mark), frame.across(mark), bottom + 18, "middle")
     yield f'<line class="axis" x1="{frame.left}" x2="{right}" y1="{bottom}" y2="{bottom}"/>'
     yield words(x_title, (frame.left + right) / 2, frame.height - 6, "middle")

@@ -18,3 +18,18 @@ class NormalisedPerceptron(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(nn.functional.relu(self.norm(self.hidden(x))))
+
+
+class NormalisedDigits(nn.Module):
+    """The same on images of 28 × 28 pixels."""
+
+    head = "out"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(784, 128)
+        self.norm = nn.BatchNorm1d(128)
+        self.out = nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(nn.functional.relu(self.norm(self.hidden(x.flatten(1)))))

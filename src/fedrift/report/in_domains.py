@@ -18,6 +18,7 @@ from fedrift.report.tables import Cell, Table, convention, number, text
 
 WHOSE = {"server": "server's test set", "clients": "clients' own"}
 LONGEST = 8  # letters of a domain's name on an axis; longer ones give way to numbers
+MOST_NAMES = 12  # on an axis
 FEW = 6  # domains that are columns of the table at once
 
 
@@ -104,6 +105,7 @@ def _picture(findings: Findings, setting: Setting, lines: list[Line], about: str
         x_title="domain" if has_short else "number of the domain",
         y_title="accuracy (%)",
         whole=True,
+        x_marks=MOST_NAMES,
         x_text=name,
         y_text=lambda share: f"{100 * share:g}",
         x_range=(-0.5, len(layout.names) - 0.5),
@@ -115,10 +117,11 @@ def _picture(findings: Findings, setting: Setting, lines: list[Line], about: str
 def domain_tables(findings: Findings) -> list[Table]:
     """Methods × domains, one table for all settings that have the same domains."""
     layouts = dict.fromkeys(_layout(one) for one in findings.all)
-    return [_table(findings, layout) for layout in layouts if layout is not None]
+    known = [layout for layout in layouts if layout is not None]
+    return [_table(findings, layout, f"in-domains-{i}") for i, layout in enumerate(known)]
 
 
-def _table(findings: Findings, layout: Layout) -> Table:
+def _table(findings: Findings, layout: Layout, name: str) -> Table:
     several = len(findings.settings) > 1
     heads = ["method", *(["setting"] if several else []), "evaluated on"]
     words = len(heads)
@@ -129,10 +132,10 @@ def _table(findings: Findings, layout: Layout) -> Table:
     for one in findings.all:
         if _layout(one) != layout:
             continue
-        for whose, name in WHOSE.items():
+        for whose, said in WHOSE.items():
             if ends := _ends(findings, one, whose):
                 label = [text(one.group.setting.label)] if several else []
-                rows.append((text(one.method), *label, text(name), *_cells(layout, ends)))
+                rows.append((text(one.method), *label, text(said), *_cells(layout, ends)))
     has_spread = any(len(one.group.runs) > 1 for one in findings.all)
     spread = ", ± standard deviation over seeds" if has_spread else ""
     caption = (
@@ -140,7 +143,7 @@ def _table(findings: Findings, layout: Layout) -> Table:
         "which counts alike."
     )
     shown = range(len(heads) if len(layout.names) <= FEW else sums)
-    return Table("in-domains", caption, tuple(heads), tuple(rows), texts=words, usual=tuple(shown))
+    return Table(name, caption, tuple(heads), tuple(rows), texts=words, usual=tuple(shown))
 
 
 def _cells(layout: Layout, ends: list[Floats]) -> list[Cell]:
