@@ -123,7 +123,8 @@ def test_the_frame_has_a_row_for_each_domain_and_round(tmp_path: Path) -> None:
         [own[[0, 2, 4]].mean(), own[[1, 3]].mean()]
     )
     assert np.isnan(last.client_accuracy.tolist()[2]), "no client is there to ask"
-    assert fr.load(tmp_path / "run").domain_frame().equals(frame)
+    saved = fr.load(tmp_path / "run")
+    assert isinstance(saved, fr.SavedRun) and saved.domain_frame().equals(frame)
 
 
 def test_models_of_the_clients_own_are_judged_at_the_clients_of_each_domain() -> None:
