@@ -38,7 +38,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 WANTED = """mnist-alpha-sweep mnist-one-class heterogeneity-speed mnist-scaffold mnist-fedsam
 mnist-digit-pairs fednova-uneven-work fedopt-servers fedgf-table fedhbm-table niid-bench
 fedprox-synthetic feddyn-synthetic skew-sweep fednova-synthetic fedprox-stragglers stragglers
-participation"""
+participation size-skew"""
 
 TINY = """
 title = "Tiny"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedrift.algorithms.scaffold import Client, Down, Server, Up
+from fedrift.algorithms.scaffold import Client, Down, Scaffold, Server, Up
 from fedrift.core.algorithm import Algorithm, Cohort, Weights
 from fedrift.core.local import Local
 from fedrift.core.optim import SGD, apply
@@ -43,3 +43,16 @@ class FlippedScaffold(Algorithm[Server, Client]):
         run = site.train(self.local, down.w, Linear(mine.c - down.c))
         c = mine.c - down.c - run.delta / run.span
         return Up(delta=run.delta, dc=c - mine.c), Client(c=c)
+
+
+@dataclass(frozen=True)
+class SummedScaffold(Scaffold):
+    """SCAFFOLD whose server adds Σ Δc_i instead of their sum over N, as a released program does.
+
+    c is then N times too long. Wrong on purpose.
+    """
+
+    def round(self, s: Server, cohort: Cohort) -> Server:
+        up = cohort.ask(self.train, Down(w=s.w, c=s.c))
+        w, opt = apply(self.outer, s.w, -self.server_lr * up.delta, s.opt)
+        return Server(w=w, c=s.c + cohort.weight * up.dc, opt=opt)
