@@ -105,6 +105,23 @@ def test_partial_work_is_what_the_time_allows() -> None:
     assert sharp.ledger.total.steps < result.ledger.total.steps, "two gradients a step"
 
 
+@pytest.mark.parametrize("compress", ["none", "up=topk:0.1", "up=qsgd:4,down=float16"])
+def test_partial_work_is_planned_with_the_bytes_that_are_packed(compress: str) -> None:
+    """Nobody is late who makes two steps or more, and nobody had time for another one."""
+    speed, batch, deadline = 20.0, 2, 1.5
+    devices = f"uniform:speed={speed},up=2000,latency=0"
+    options: dict[str, Any] = {"devices": devices, "batch_size": batch, "compress": compress}
+    result = small_run("fedavg", late=f"partial:{deadline}", **options)
+    whole = small_run("fedavg", **options)
+    assert result.ledger.gradients < whole.ledger.gradients, "else nothing was tested"
+    for entry, full in zip(result.ledger.entries, whole.ledger.entries, strict=True):
+        for trip, all_of_it in zip(entry.trips, full.trips, strict=True):
+            spent = trip.down + trip.work + trip.up
+            assert spent <= deadline + 1e-9
+            if trip.work < all_of_it.work:
+                assert spent + batch / speed > deadline - 1e-9
+
+
 RULES = ["wait", "drop:1.2", "partial:0.8", "over:2"]
 
 

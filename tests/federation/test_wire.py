@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 from contextlib import suppress
@@ -14,7 +15,7 @@ import pytest
 
 from fedrift.federation.events import EVENTS
 from fedrift.federation.template import write_app
-from tests.federation.test_federation import spec
+from tests.federation.test_federation import simulated, spec
 from tests.federation.test_flower_deployed import news, node
 from tests.support.federations import FederationConfig
 from tests.support.flower_apps import FLOWER
@@ -61,36 +62,67 @@ class Meter:
         self._listener.close()
 
 
-@pytest.mark.parametrize("hidden", [4, 520])
-def test_the_wire_carries_what_the_ledger_says(hidden: int, tmp_path: Path) -> None:
-    """Within 3 % of the ledger from 1 MB on, and a fixed cost per message; the start aside."""
+def crossed(folder: Path, what: Any) -> tuple[list[Any], dict[str, int]]:
+    """Lines of the ledger after the first round, and the bytes that crossed meanwhile."""
     from fedrift.federation.demo import Loopback
 
-    what = spec("fedavg", clients=2, per_round=2, rounds=4, model=f"mlp:hidden={hidden}")
-    write_app(tmp_path / "app", FederationConfig.of(what, prepare(what)), 600.0)
-    here = Loopback(tmp_path / "net")
-    out, counts = tmp_path / "out", list[dict[str, int]]()
+    write_app(folder / "app", FederationConfig.of(what, prepare(what)), 600.0)
+    here = Loopback(folder / "net")
+    out, counts = folder / "out", list[dict[str, int]]()
     try:
         here.start_link()
         meter = Meter(here.port)
-        for i in range(2):
-            here.start_node(f"node{i}", node(tmp_path, i), superlink=f"127.0.0.1:{meter.port}")
-        here.start_app(tmp_path / "app", {"out": out})
-        for number in (1, 4):
+        for i in range(what.clients):
+            mine = {**node(folder, i), "num-partitions": what.clients}
+            here.start_node(f"node{i}", mine, superlink=f"127.0.0.1:{meter.port}")
+        here.start_app(folder / "app", {"out": out})
+        for number in (1, what.rounds):
             news(out / EVENTS, number)
             counts.append({"up": meter.up, "down": meter.down})
         news(out / EVENTS, "finished")
         meter.close()
     finally:
         here.stop()
-    rows = load_run(out / "run").ledger[1:]
+    first, last = counts
+    return load_run(out / "run").ledger[1:], {way: last[way] - first[way] for way in FIXED}
+
+
+def beyond(rows: list[Any], measured: dict[str, int], way: str, field: str) -> tuple[float, float]:
+    """Bytes of a message in the ledger, and how many more crossed."""
     messages = sum(len(row["asked"]) for row in rows)
+    payload = sum(row[way][field][0] for row in rows) / messages
+    more = measured[way] / messages - payload
+    print(f"{way}: {payload:.0f} B in the ledger, {more:.0f} B more per message")
+    return payload, more
+
+
+@pytest.mark.parametrize("hidden", [4, 520])
+def test_the_wire_carries_what_the_ledger_says(hidden: int, tmp_path: Path) -> None:
+    """Within 3 % of the ledger from 1 MB on, and a fixed cost per message; the start aside."""
+    what = spec("fedavg", clients=2, per_round=2, rounds=4, model=f"mlp:hidden={hidden}")
+    rows, measured = crossed(tmp_path, what)
     for way, field in (("up", "delta"), ("down", "w")):
-        payload = sum(row[way][field][0] for row in rows)
-        measured = counts[1][way] - counts[0][way]
-        more = (measured - payload) / messages
-        print(f"{way}: {payload / messages:.0f} B in the ledger, {more:.0f} B more per message")
+        payload, more = beyond(rows, measured, way, field)
         assert 0 <= more < FIXED[way]
         if hidden > 500:
-            assert payload > messages * 1_000_000
-            assert measured / payload < 1.03
+            assert payload > 1_000_000 and more / payload < 0.03
+
+
+def test_three_nodes_send_the_packed_bytes_that_the_ledger_says(tmp_path: Path) -> None:
+    """A hundredth of the entries with feedback: the same bits as a simulation, and its bytes."""
+    what = spec(
+        "fedavg",
+        clients=3,
+        per_round=3,
+        rounds=4,
+        model="mlp:hidden=520",
+        compress="up=topk:0.01,feedback",
+    )
+    rows, measured = crossed(tmp_path, what)
+    here = simulated(what)
+    entries = here.weights.numel()
+    up, more_up = beyond(rows, measured, "up", "delta")
+    down, more_down = beyond(rows, measured, "down", "w")
+    assert up == 8 * math.ceil(0.01 * entries) and down == 4 * entries
+    assert 0 <= more_up < FIXED["up"] and 0 <= more_down < FIXED["down"]
+    assert load_run(tmp_path / "out" / "run").summary["fingerprint"] == here.fingerprint

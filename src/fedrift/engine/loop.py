@@ -27,6 +27,7 @@ from fedrift.core.algorithm import (
     state_path,
 )
 from fedrift.core.alignment import settled
+from fedrift.core.codecs import packed_bytes, rules_of
 from fedrift.core.evaluation import (
     Chunk,
     ClientFigures,
@@ -400,7 +401,11 @@ class Engine:
         if clock.plan.late.kind != "partial" or not clients:
             return {}
         gradients = [self.settings.cost(c, exchange.round) for c in clients]
-        up = vectors(exchange.signature.up) * self.problem.w0.nbytes
+        kind, how, w0 = exchange.signature.up, exchange.compression, self.problem.w0
+        up = vectors(kind) * w0.nbytes
+        if how is not None and kind is not None:
+            for packing in rules_of(how, "up", kind).values():
+                up -= w0.nbytes - packed_bytes(packing, len(w0), w0.dtype)
         up += sum(b.nbytes for b in exchange.buffers)
         return clock.part(exchange, clients, gradients, up)
 
