@@ -23,6 +23,7 @@ import torch
 import fedrift as fr
 from fedrift import presets
 from fedrift.config import grid
+from fedrift.conform.problem import GOLDEN_A, GOLDEN_B
 from fedrift.errors import InputError
 from fedrift.presets import preset as reading
 from fedrift.presets.findings import BY_SEED, Findings, Table
@@ -30,7 +31,7 @@ from fedrift.presets.page import Measured, overview, plain, preset_page, section
 from fedrift.presets.preset import Preset, read
 from fedrift.presets.relations import TRENDS, Place, Relation, relation, spoken, value_of
 from fedrift.presets.running import Order, cpu_seconds, folder_of, key_of, run
-from fedrift.presets.variants import FlippedScaffold
+from fedrift.presets.variants import FlippedScaffold, SummedScaffold
 from fedrift.report.statistics.grouping import Setting
 from tests.support.problems import Net, blobs, trajectory
 
@@ -625,6 +626,19 @@ def test_the_flipped_sign_diverges_as_it_should_and_the_ablation_is_fedavg() -> 
     assert last == pytest.approx((36.73, 4.39), abs=5e-3)
     right = trajectory("scaffold", rounds=10, **work)[-1]
     assert right == pytest.approx((-0.200098, 1.333162), abs=2e-6)
+
+
+def test_a_server_that_adds_controls_without_dividing() -> None:
+    """c ← c + Σ Δc_i, step by step on the two quadratics; everything else is SCAFFOLD."""
+    a, b = torch.tensor(GOLDEN_A).double(), torch.tensor(GOLDEN_B).double()
+    w, c, own = torch.zeros(2).double(), torch.zeros(2).double(), torch.zeros(2, 2).double()
+    for found in trajectory(SummedScaffold(), rounds=3, lr=0.1, steps=5, batch_size=None):
+        local = w.repeat(2, 1)
+        for _ in range(5):
+            local = local - 0.1 * (a * (local - b) - own + c)
+        change = (w - local) / 0.5 - c
+        w, c, own = local.mean(0), c + change.sum(0), own + change
+        assert found == pytest.approx(w.tolist(), abs=1e-6)
 
 
 def test_controls_that_stay_equal_are_fedavg_with_uniform_weights_bit_for_bit() -> None:
