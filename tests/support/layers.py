@@ -152,8 +152,8 @@ ALGORITHM_MAY_USE = (
 # `fedrift --help` and wrong input answer without the second that `import torch` takes.
 WITHOUT_TORCH = (
     "version errors rng grammar config config.* figures figures.* report report.* watch "
-    "watch.* cli cli.* core.sampling core.faults core.devices core.plain_files data data.datasets "
-    "data.partition storage storage.jsonl storage.run_folder storage.fork engine "
+    "watch.* cli cli.* core.sampling core.faults core.devices core.phases core.plain_files data "
+    "data.datasets data.partition storage storage.jsonl storage.run_folder storage.fork engine "
     "engine.interrupts engine.prepare engine.callbacks engine.trackers presets presets.preset "
     "presets.page presets.running"
 )

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fedrift.core.phases import EVALUATE
+from fedrift.core.plain_files import replace_text
 from fedrift.errors import InputError
 from fedrift.watch import writer
 from fedrift.watch.folders import Watched
@@ -76,6 +78,30 @@ def test_what_is_new_is_added_and_what_was_cut_is_void(tmp_path: Path) -> None:
     watched.refresh()
     assert run.curves(3, 0) == {"from": 0, "generation": 1, "columns": run.columns}
     assert run.columns["round"] == [1]
+
+
+def test_clients_that_evaluate_are_no_cohort_and_lost_replies_are_counted_once(
+    tmp_path: Path,
+) -> None:
+    path = folder(tmp_path)
+    trained = {"round": 1, "phase": "train", "asked": [7, 2], "nonfinite": [7]}
+    add(path, "ledger.jsonl", trained, {"round": 1, "phase": EVALUATE, "asked": [*range(9)]})
+    watched = Watched(tmp_path)
+    watched.refresh()
+    run = watched.runs["a"]
+    assert (run.cohort, run.left_out) == ([7, 2], 1)
+    (path / "ledger.jsonl").write_text(json.dumps(trained) + "\n")  # resumed
+    watched.refresh()
+    assert run.left_out == 1
+
+
+def test_a_run_that_goes_on_has_more_rounds(tmp_path: Path) -> None:
+    path = folder(tmp_path)
+    watched = Watched(tmp_path)
+    watched.refresh()
+    replace_text(path / "spec.toml", SPEC.replace("rounds = 10", "rounds = 40"))
+    watched.refresh()
+    assert watched.overview()["runs"][0]["rounds"] == 40
 
 
 def test_the_overview_says_how_far_and_how_long(

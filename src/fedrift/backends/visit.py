@@ -22,7 +22,6 @@ from fedrift.core.algorithm import (
     client_start,
     fed_back,
     host_path,
-    is_evaluation,
     local_of,
     owner_of,
     resolve,
@@ -35,6 +34,7 @@ from fedrift.core.faults import Corrupt, RoundFaults
 from fedrift.core.flat import count, is_finite, norm
 from fedrift.core.isolation import seed_all
 from fedrift.core.messages import all_finite, pack, placed, unpack
+from fedrift.core.phases import is_evaluation
 from fedrift.core.problem import Problem
 from fedrift.core.site import Augment, ClientData, Site, TrainTogether, Work
 from fedrift.core.training import Report, no_report

@@ -31,6 +31,7 @@ from fedrift.core.flat import Vec
 from fedrift.core.local import Local
 from fedrift.core.messages import Folding, Reducer
 from fedrift.core.optim import PerStep
+from fedrift.core.phases import is_evaluation
 from fedrift.core.problem import Problem
 from fedrift.core.site import Site, Work
 from fedrift.core.training import Training
@@ -562,15 +563,6 @@ def address(root: Algorithm[Any, Any], fn: Callable[..., Any]) -> str:
     raise InputError(
         f"cohort.ask: '{getattr(fn, '__name__', fn)}' is not a method of the algorithm that runs"
     )
-
-
-EVALUATE = "evaluate at clients"
-"""The phase, behind the path of whoever makes personal models, in which clients evaluate; no
-method can have this name."""
-
-
-def is_evaluation(phase: str) -> bool:
-    return phase.rpartition(".")[2] == EVALUATE
 
 
 def owner_of(phase: str) -> str:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedrift.core import alignment
 from fedrift.core.algorithm import (
-    EVALUATE,
     Algorithm,
     EvaluatedModel,
     Exchange,
@@ -27,6 +26,7 @@ from fedrift.core.alignment import settled
 from fedrift.core.flat import Vec, count, take
 from fedrift.core.isolation import seed_all
 from fedrift.core.messages import Sum, message, shaped
+from fedrift.core.phases import EVALUATE
 from fedrift.core.problem import Problem
 from fedrift.core.training import is_classification
 

@@ -22,7 +22,6 @@ from fedrift.core.algorithm import (
     NoReply,
     Outcome,
     Watch,
-    is_evaluation,
     owner_of,
     state_path,
 )
@@ -38,6 +37,7 @@ from fedrift.core.evaluation import (
 )
 from fedrift.core.faults import Faults, RoundFaults
 from fedrift.core.flat import Vec, is_finite
+from fedrift.core.phases import is_evaluation
 from fedrift.core.problem import Problem
 from fedrift.core.sampling import Participation
 from fedrift.engine.aggregation import Aggregation

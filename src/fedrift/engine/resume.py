@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedrift.core.algorithm import is_evaluation, parts
+from fedrift.core.algorithm import parts
 from fedrift.core.alignment import settled
 from fedrift.core.messages import pack
+from fedrift.core.phases import is_evaluation
 from fedrift.engine import recorder
 from fedrift.engine.history import Progress, is_finite
 from fedrift.engine.identity import differences

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from fedrift.backends.codec import Form, Piece, Pieces, Refused
 from fedrift.core.algorithm import (
-    EVALUATE,
     Algorithm,
     Signature,
     owner_of,
@@ -18,6 +17,7 @@ from fedrift.core.algorithm import (
     signature,
 )
 from fedrift.core.evaluation import evaluation_signature
+from fedrift.core.phases import EVALUATE
 from fedrift.core.problem import Problem
 from fedrift.core.training import Training
 from fedrift.errors import InputError

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrift.config.spec import Spec
+from fedrift.core.phases import is_evaluation
 from fedrift.errors import InputError
 from fedrift.storage import run_folder
 from fedrift.storage.jsonl import Record
@@ -30,6 +31,8 @@ class WatchedRun:
     folder: Path
     name: str
     spec: Spec
+    stamp: tuple[int, int]
+    """Of the file that the spec was read from."""
     rounds: Tail
     ledger: Tail
     clients: Clients
@@ -46,7 +49,8 @@ class WatchedRun:
     def open(cls, folder: Path, name: str) -> WatchedRun:
         rounds, ledger = folder / run_folder.ROUNDS, folder / run_folder.LEDGER
         clients = Clients.of(folder / run_folder.TRAINING)
-        return cls(folder, name, run_folder.read_spec(folder), Tail(rounds), Tail(ledger), clients)
+        stamp, spec = _stamp(folder), run_folder.read_spec(folder)
+        return cls(folder, name, spec, stamp, Tail(rounds), Tail(ledger), clients)
 
     @property
     def rows(self) -> int:
@@ -54,7 +58,10 @@ class WatchedRun:
 
     def refresh(self) -> None:
         """Takes in what has been written since the last time."""
-        exchanges, _ = self.ledger.fresh()
+        self._respell()
+        exchanges, is_void = self.ledger.fresh()
+        if is_void:  # they are told again
+            self.left_out = 0
         for exchange in exchanges:
             self._exchange(exchange)
         self.clients.refresh()
@@ -68,10 +75,16 @@ class WatchedRun:
         except InputError:
             self.summary = {}
 
+    def _respell(self) -> None:
+        """A run that goes on with more rounds has another spec, and so has a folder made anew."""
+        stamp = _stamp(self.folder)
+        if stamp != self.stamp:
+            self.spec, self.stamp = run_folder.read_spec(self.folder), stamp
+
     def _exchange(self, exchange: Record) -> None:
         self.reached = exchange["round"]
         asked, lost = exchange.get("asked"), exchange.get("nonfinite")
-        if isinstance(asked, list) and exchange.get("phase") != "evaluate":
+        if isinstance(asked, list) and not is_evaluation(str(exchange.get("phase"))):
             self.cohort = [client for client in asked if isinstance(client, int)]
         self.left_out += len(lost) if isinstance(lost, list) else 0
 
@@ -126,10 +139,11 @@ class WatchedRun:
     def _pace(self) -> float | None:
         """Seconds per round, lately."""
         seconds, rounds = self.columns.get("seconds", []), self.columns.get("round", [])
-        pairs = [(s, r) for s, r in zip(seconds, rounds, strict=False) if s is not None and r]
+        last = zip(seconds[-PACE:], rounds[-PACE:], strict=False)
+        pairs = [(s, r) for s, r in last if s is not None and r]
         if not pairs:
             return None
-        (s0, r0), (s1, r1) = (0.0, 0) if len(pairs) < 2 else pairs[-PACE:][0], pairs[-1]
+        (s0, r0), (s1, r1) = (0.0, 0) if len(pairs) < 2 else pairs[0], pairs[-1]
         return (s1 - s0) / (r1 - r0) if r1 > r0 and s1 >= s0 else None
 
     def _warnings(self, status: str) -> list[str]:
@@ -147,6 +161,15 @@ class WatchedRun:
         start = since if generation == self.generation else 0
         columns = {key: column[start:] for key, column in self.columns.items()}
         return {"from": start, "generation": self.generation, "columns": columns}
+
+
+def _stamp(folder: Path) -> tuple[int, int]:
+    """Another when the spec is: files of a run are replaced as a whole."""
+    try:
+        there = (folder / run_folder.SPEC).stat()
+    except OSError as error:
+        raise InputError(f"its {run_folder.SPEC}: {error.strerror}") from None
+    return there.st_ino, there.st_mtime_ns
 
 
 def _is_number(value: Any) -> bool:

@@ -72,7 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
             case "runs":
                 with self.server.turn:
                     self.server.watched.refresh()
-                    return self._record(self.server.watched.overview())
+                    overview = self.server.watched.overview()
+                return self._record(overview)
             case "curves" | "clients":
                 return self._news(path, query)
             case _:
@@ -91,14 +92,15 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(HTTPStatus.CONFLICT, str(error))
 
     def _news(self, what: str, query: dict[str, str]) -> None:
-        with self.server.turn:
-            run = self.server.watched.runs.get(query.get("run", ""))
-            numbers = [query.get(key, "0") for key in ("from", "generation")]
-            if run is None or not all(n.isdecimal() and len(n) < 12 for n in numbers):
-                return self._refuse(HTTPStatus.NOT_FOUND, "there is no such run")
-            since, generation = map(int, numbers)
-            news = run.curves if what == "curves" else run.clients.since
-            return self._record(news(since, generation))
+        run = self.server.watched.runs.get(query.get("run", ""))
+        numbers = [query.get(key, "0") for key in ("from", "generation")]
+        if run is None or not all(n.isdecimal() and len(n) < 12 for n in numbers):
+            return self._refuse(HTTPStatus.NOT_FOUND, "there is no such run")
+        since, generation = map(int, numbers)
+        tell = run.curves if what == "curves" else run.clients.since
+        with self.server.turn:  # not while it is sent: a reader that stalls would stop all others
+            news = tell(since, generation)
+        self._record(news)
 
     def _asked(self) -> tuple[str | None, dict[str, str]]:
         """What is asked for below the secret; None for strangers: another name for this machine
