@@ -22,7 +22,7 @@ from fedrift.cli import code_of
 from fedrift.federation import membership, remote
 from fedrift.federation.events import EVENTS
 from tests.federation.test_federation import spec
-from tests.support.federations import Envelope, FederationConfig
+from tests.support.federations import Envelope, FederationConfig, messages
 from tests.support.flower_apps import FLOWER, Grid, as_in_app, written
 from tests.support.product import load_run
 
@@ -94,7 +94,7 @@ def test_the_apps_give_the_same_bits(
     here = api.run_spec(replace(spec(name), workers=0))
     record = load_run(tmp_path / "out" / "run")
     assert record.summary["fingerprint"] == here.fingerprint
-    assert list(record.ledger) == here.ledger.rows()
+    assert messages(record.ledger) == here.ledger.rows()
     events = [json.loads(x) for x in (tmp_path / "out" / EVENTS).read_text().splitlines()]
     assert events[-1]["event"] == "finished"
 

@@ -20,7 +20,7 @@ from fedrift.config.grid import slug
 from fedrift.federation.events import EVENTS
 from fedrift.federation.template import write_app
 from tests.federation.test_federation import spec
-from tests.support.federations import VISIT, Envelope, Federation, FederationConfig
+from tests.support.federations import VISIT, Envelope, Federation, FederationConfig, messages
 from tests.support.flower_apps import FLOWER
 from tests.support.product import Spec, load_run, prepare
 
@@ -95,7 +95,7 @@ def test_a_deployed_federation_gives_the_same_bits(name: str, deployed: Any) -> 
     simulated = api.run_spec(replace(what, workers=0))
     record = load_run(out / "run")
     assert record.summary["fingerprint"] == simulated.fingerprint
-    assert list(record.ledger) == simulated.ledger.rows()
+    assert messages(record.ledger) == simulated.ledger.rows()
 
 
 def test_flowers_simulation_gives_the_same_bits(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_flowers_simulation_gives_the_same_bits(tmp_path: Path) -> None:
     simulated = api.run_spec(replace(what, workers=0))
     record = load_run(out / "run")
     assert record.summary["fingerprint"] == simulated.fingerprint
-    assert list(record.ledger) == simulated.ledger.rows()
+    assert messages(record.ledger) == simulated.ledger.rows()
 
 
 HOLDING = """
@@ -303,7 +303,7 @@ def test_a_killed_server_goes_on_and_ends_as_if_nothing_had_happened(deployed: A
     simulated = api.run_spec(replace(what, workers=0))
     record = load_run(out / "run")
     assert record.summary["fingerprint"] == simulated.fingerprint
-    assert list(record.ledger) == simulated.ledger.rows()
+    assert messages(record.ledger) == simulated.ledger.rows()
 
 
 def test_a_deployed_federation_with_masks(deployed: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,13 @@ from fedrift.federation.server import serve
 from fedrift.federation.task import make_node
 
 __all__ = ["ABOUT", "VISIT", "Envelope", "FederationConfig"]
+
+
+def messages(ledger: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Lines of a federation's ledger without what training reported, which a simulation need not
+    send."""
+    rows = [dict(row) for row in ledger]
+    return [{key: value for key, value in row.items() if key != "reported"} for row in rows]
 
 
 class Normed(nn.Sequential):
