@@ -401,6 +401,10 @@ def test_rates_are_tuned_before_the_comparison_and_rows_keep_their_names(tmp_pat
     assert [one.settings["lr"] for one in made.entrants] == [0.5] * 3
     rows = [row[0] for row in Findings.of(records["main"]["findings"]).tables[0].rows]
     assert rows == ["fedavg", "fedavg:weights=uniform", "ablation"]
+    assert records["main"]["findings"]["notes"] == [
+        "Chosen on held-out training data of seed 0: fedavg lr 0.5; "
+        "fedavg:weights=uniform lr 0.5; ablation lr 0.5."
+    ]
     untuned = replace(found.sizes["laptop"].parts[0], tune=())
     assert key_of(untuned, order) != key_of(found.sizes["laptop"].parts[0], order)
     with pytest.raises(InputError, match="tune 'rho' is an option of no algorithm here"):

@@ -16,6 +16,7 @@ from fedrift.config.backends import starts_workers
 from fedrift.config.grid import COMPARISON, Cell, Grid
 from fedrift.core.plain_files import taken_back, write_file
 from fedrift.errors import InputError, RunError
+from fedrift.grammar import parse
 from fedrift.presets import studies
 from fedrift.presets.findings import Findings, Tell
 from fedrift.presets.preset import Part, Preset, Size
@@ -196,7 +197,20 @@ def _compare(
             f"part '{part.name}': {failed.item.label} failed: {failed.error}; the same command "
             "tries again"
         )
-    return comparison_findings(place, part), grid.seeds
+    findings = comparison_findings(place, part)
+    return replace(findings, notes=[*findings.notes, *_chosen(grid)]), grid.seeds
+
+
+def _chosen(grid: Grid) -> list[str]:
+    """What tuning has given each method; nothing without tuning."""
+    words: list[str] = []
+    for one in grid.entrants:
+        values = {**parse(one.algorithm, "algorithm").options, **one.settings}
+        given = ", ".join(f"{key} {values[key]}" for key in one.tuned if key in values)
+        words += [f"{one.name} {given}"] if given else []
+    if not words:
+        return []
+    return [f"Chosen on held-out training data of seed {grid.seeds[0]}: {'; '.join(words)}."]
 
 
 def _grid(order: Order, part: Part) -> Grid:
