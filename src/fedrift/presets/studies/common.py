@@ -278,6 +278,8 @@ def over_rounds(result: Result) -> Curve:
 
 def dots(figure: Figure, shown: Mapping[str, Mapping[str, float]], y: str) -> None:
     """A panel for each title, a dot for each label: on a logarithmic axis bars have no foot."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     axes = panels(figure, len(shown))
     for axis, (title, values) in zip(axes, shown.items(), strict=True):
         places = range(len(values))
@@ -286,6 +288,11 @@ def dots(figure: Figure, shown: Mapping[str, Mapping[str, float]], y: str) -> No
         axis.set_title(title, fontsize=10, parse_math=False)
         axis.grid(axis="x", visible=False)
         axis.set_yscale("log")
+        low, high = axis.get_ylim()
+        marks = (1, 1.5, 2, 3, 5, 7) if high < 30 * low else (1,)
+        axis.yaxis.set_major_locator(LogLocator(subs=marks))
+        axis.yaxis.set_major_formatter("{x:g}")  # 3, not 3 × 10⁰
+        axis.yaxis.set_minor_formatter(NullFormatter())
     axes[0].set_ylabel(y)
 
 
