@@ -123,8 +123,8 @@ class Silent(Passive):
         """Leaves the terminal as it was; it can be closed twice."""
 
 
-class Lines(Passive):
-    """One line per evaluated round: for logs and pipes."""
+class Telling(Passive):
+    """What tells of a run on standard error has in common."""
 
     def __init__(self, spec: Spec) -> None:
         self.counter = Silent(spec)
@@ -138,6 +138,10 @@ class Lines(Passive):
     @property
     def finished(self) -> int:
         return self.counter.finished
+
+
+class Lines(Telling):
+    """One line per evaluated round: for logs and pipes."""
 
     def on_start(self, plan: Plan) -> None:
         self.counter.on_start(plan)
@@ -161,30 +165,22 @@ class Lines(Passive):
         """Nothing to put back."""
 
 
-class Live(Passive):
+class Live(Telling):
     """A bar with the round, the last accuracy and loss, the time passed and the time left."""
 
     def __init__(self, spec: Spec) -> None:
-        self.counter = Silent(spec)
-        self.screen = console(errors=True)
-        self.measuring = Watch(silent=False, beside=self.screen)
+        super().__init__(spec)
         self.bar: Progress | None = None
-
-    @property
-    def has_started(self) -> bool:
-        return self.counter.has_started
-
-    @property
-    def finished(self) -> int:
-        return self.counter.finished
 
     def on_start(self, plan: Plan) -> None:
         from rich.text import Text
 
+        from fedrift.engine.progress import bar
+
         self.counter.on_start(plan)
         for name, text in described(self.counter.spec, plan):
             self.screen.print(Text.assemble((f"{name:<10} ", "dim"), text))
-        self.bar = _bar(self.screen)
+        self.bar = bar(self.screen, "round")
         rounds = self.counter.spec.rounds
         self.bar.add_task("", total=rounds, completed=plan.resumed_from, said="")
         self.bar.start()
@@ -223,28 +219,6 @@ def dropped(report: RoundReport) -> str:
         return ""
     few = ", ".join(map(str, names[:10])) + (", …" if len(names) > 10 else "")
     return f"round {report.round}: not finite and left out: the replies of clients {few}"
-
-
-def _bar(screen: Any) -> Progress:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    return Progress(
-        TextColumn("round"),
-        MofNCompleteColumn(),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[said]}"),
-        TimeElapsedColumn(),
-        TextColumn("left", style="dim"),
-        TimeRemainingColumn(),
-        console=screen,
-    )
 
 
 SAID = {

@@ -16,6 +16,9 @@ from fedrift.figures.style import COLOURS
 from fedrift.figures.svg import Line, lines_picture, percent, short
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
     from fedrift.engine.callbacks import Plan, RoundReport
     from fedrift.engine.result import Result
 
@@ -181,32 +184,39 @@ class Lines:
         """Nothing to put back."""
 
 
+def bar(screen: Console, counted: str) -> Progress:
+    """A bar whose tasks have a field `said`, the last figures."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn(counted),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[said]}"),
+        TimeElapsedColumn(),
+        TextColumn("left", style="dim"),
+        TimeRemainingColumn(),
+        console=screen,
+        refresh_per_second=4,
+    )
+
+
 class Bar:
     """Rounds, the last figures, the time passed and the time left."""
 
     def open(self, board: Board) -> None:
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
 
-        self._bar = Progress(
-            TextColumn("round" if board.runs == 1 else "rounds of {task.fields[runs]} runs"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[said]}"),
-            TimeElapsedColumn(),
-            TextColumn("left", style="dim"),
-            TimeRemainingColumn(),
-            console=Console(file=sys.stderr, highlight=False, markup=False, emoji=False),
-            refresh_per_second=4,
-        )
-        self._task = self._bar.add_task("", total=board.total, said="", runs=board.runs)
+        screen = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+        self._bar = bar(screen, "round" if board.runs == 1 else f"rounds of {board.runs} runs")
+        self._task = self._bar.add_task("", total=board.total, said="")
         self._bar.start()
 
     def show(self, board: Board, report: RoundReport | None) -> None:
