@@ -335,7 +335,8 @@ def compare(
             shown = "" if label == algorithm else label
             items.append(Item(label, {}, seed, make, place, settings.get("rounds", 0), shown))
     number = backends.cores() if workers == "auto" else int(workers)
-    with showing(progress, [item.rounds for item in items]) as board:
+    labels = [item.label for item in items]
+    with showing(progress, [item.rounds for item in items], labels) as board:
         made = Comparison(Runner(number, _told(callbacks, board), wanted).run(items), folder)
     if not made.results and (cause := made.outcomes[0].cause) is not None:
         raise cause

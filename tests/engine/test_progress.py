@@ -79,13 +79,23 @@ def test_a_notebook_gets_a_growing_curve(pages: list[str], monkeypatch: Any) -> 
     fr.run("fedavg", **TASK)
     points = [page.count(",") for page in pages if "<polyline" in page]
     assert len(points) >= 3 and points == sorted(points) and points[0] < points[-1]
-    assert "round 4 of 4" in pages[-1] and "left" not in pages[-1]
+    assert "<progress" in pages[0] and "<progress" not in pages[-1]
+    assert "4 rounds" in pages[-1] and "left" not in pages[-1]
 
 
 def test_names_in_a_notebook_stay_names(pages: list[str]) -> None:
     fr.compare({"<b>first</b>": "fedavg", "second": "scaffold"}, **TASK)
     assert "&lt;b&gt;first" in pages[-1] and "<b>first" not in pages[-1]
-    assert "round 8 of 8 of 2 runs, 2 done" in pages[-1] and pages[-1].count("<polyline") == 2
+    assert "8 rounds of 2 runs" in pages[-1] and pages[-1].count("<polyline") == 2
+
+
+def test_methods_have_their_colours_in_the_order_asked_for() -> None:
+    board = progress.Board(total=8, runs=2, labels=["first", "second"])
+    report: Any = SimpleNamespace(round=1, metrics={"accuracy": 0.5})
+    for label in ("second", "first"):
+        board.told((label, 0), report)
+    shown = progress.page(board)
+    assert shown.index(">&#9644;</span> first") < shown.index(">&#9644;</span> second")
 
 
 def test_a_comparison_in_a_pipe_has_a_line_per_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,8 +30,10 @@ PAUSE = 0.5  # seconds between two pictures in a notebook
 class Board:
     """How far runs have come, told from several threads."""
 
-    def __init__(self, total: int, runs: int) -> None:
+    def __init__(self, total: int, runs: int, labels: Sequence[str] = ()) -> None:
         self.total, self.runs = total, runs
+        self.labels = tuple(dict.fromkeys(labels))
+        """In the order asked for: runs start in another."""
         self.done = 0
         self.rounds: dict[tuple[str, int], int] = {}
         self.curves: dict[str, dict[tuple[str, int], list[tuple[int, float]]]] = {}
@@ -121,14 +123,16 @@ class Shown:
 
 
 @contextmanager
-def showing(progress: bool | str, runs: Sequence[Any]) -> Generator[Shown | None]:
+def showing(
+    progress: bool | str, runs: Sequence[Any], labels: Sequence[str] = ()
+) -> Generator[Shown | None]:
     """The fitting display for runs of so many rounds; None where nothing is to be shown."""
     display = display_for(progress)
     if display is None:
         yield None
         return
     known = (rounds for rounds in runs if isinstance(rounds, int))  # else the task refuses it
-    board = Board(sum(known), len(runs))
+    board = Board(sum(known), len(runs), labels)
     display.open(board)
     try:
         yield Shown(board, display)
@@ -263,21 +267,28 @@ class Notebook:
 
 def page(board: Board) -> str:
     """What a notebook shows of a board."""
-    of = "" if board.runs == 1 else f" of {board.runs} runs, {board.done} done"
-    words = [f"round {board.reached} of {board.total}{of}", board.said if board.runs == 1 else ""]
-    words += [f"{board.seconds:.0f} s"]
-    if board.left is not None and board.reached < board.total:
+    of = "" if board.runs == 1 else f" of {board.runs} runs"
+    is_over = board.done == board.runs
+    now = f"round {board.reached} of {board.total}{of}" + f", {board.done} done" * bool(of)
+    words = [f"{board.total} rounds{of}" if is_over else now]
+    words += [board.said if board.runs == 1 else "", f"{board.seconds:.0f} s"]
+    if board.left is not None and not is_over:
         words.append(f"about {board.left:.0f} s left")
+    bar = f'<progress max="{board.total}" value="{board.reached}"></progress>'
     measure = next((name for name in MEASURES if name in board.curves), None)
-    drawn = "" if measure is None else _picture(measure, board.curves[measure])
+    drawn = "" if measure is None else _picture(measure, board.curves[measure], board.labels)
     return (
-        f'{STYLE}<div class="fedrift-now"><progress max="{board.total}" value="{board.reached}">'
-        f"</progress><div>{escape(' · '.join(filter(None, words)))}</div>{drawn}</div>"
+        f'{STYLE}<div class="fedrift-now">{"" if is_over else bar}'
+        f"<div>{escape(' · '.join(filter(None, words)))}</div>{drawn}</div>"
     )
 
 
-def _picture(measure: str, curves: Mapping[tuple[str, int], Sequence[tuple[int, float]]]) -> str:
-    labels = list(dict.fromkeys(label for label, _ in curves))
+def _picture(
+    measure: str,
+    curves: Mapping[tuple[str, int], Sequence[tuple[int, float]]],
+    order: Sequence[str],
+) -> str:
+    labels = list(dict.fromkeys((*order, *(label for label, _ in curves))))
     lines = [
         Line(
             label, COLOURS[labels.index(label) % 6], [r for r, _ in points], [v for _, v in points]
