@@ -45,9 +45,8 @@ def tensors(value: Any, dtype: torch.dtype | None, field: str, *, has_masks: boo
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(_writable(value))
     except (TypeError, ValueError) as error:
-        raise InputError(
-            f"{field}: {type(value).__name__} cannot become a tensor: {error}"
-        ) from None
+        why = _ragged([(item,) for item in value], error) if isinstance(value, list) else error  # type: ignore[reportUnknownArgumentType]
+        raise InputError(f"{field}: {type(value).__name__} cannot become a tensor: {why}") from None
     if tensor.is_complex():
         raise InputError(
             f"{field}: holds complex numbers; give real and imaginary parts as two columns "
@@ -165,7 +164,10 @@ def _read(data: Any, field: str) -> tuple[Any, Any]:
 
 def _ragged(items: Sequence[Any], error: Exception) -> str:
     """Which of the items has another shape than the first; what torch says if none has."""
-    shapes = [[tuple(np.shape(leaf)) for leaf in _flat(tuple(item))] for item in items]
+    try:
+        shapes = [[tuple(np.shape(leaf)) for leaf in _flat(tuple(item))] for item in items]
+    except ValueError:  # lists inside an item that are ragged themselves
+        return str(error)
     other = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
     if other is None:
         return str(error)

@@ -217,11 +217,14 @@ function ledger(chart, width) {
   const groups = data.groups.filter((group) => group.s === setting && group.fields.length);
   if (!groups.length) return missing(chart, "No ledger was recorded.");
   const names = groups.map((group) => safe(data.methods[group.m]));
-  const kinds = [...new Map(groups.flatMap((group) => group.fields.map(([, way, field]) => [`${way} ${field}`, [way, field]]))).values()];
+  const sizeOf = (group, way, field) => group.fields.filter(([, w, f]) => w === way && f === field).reduce((sum, [, , , size]) => sum + size, 0);
+  const whole = Math.max(...groups.map((group) => group.fields.reduce((sum, [, , , size]) => sum + size, 0)));
+  const kinds = [...new Map(groups.flatMap((group) => group.fields.map(([, way, field]) => [`${way} ${field}`, [way, field]]))).values()]
+    .filter(([way, field]) => groups.some((group) => sizeOf(group, way, field) >= data.seen * whole));
   const colours = data.colours.filter((colour) => colour !== "#000000");
   const traces = kinds.map(([way, field], i) => ({
     type: "bar", orientation: "h", y: names, name: safe(`${way}: ${field}`),
-    x: groups.map((group) => group.fields.filter(([, w, f]) => w === way && f === field).reduce((sum, [, , , size]) => sum + size, 0)),
+    x: groups.map((group) => sizeOf(group, way, field)),
     marker: { color: colours[i % colours.length], line: { color: css("--paper"), width: 1 }, pattern: { fillmode: "overlay", shape: way === "up" ? "/" : "", fgcolor: css("--paper"), fgopacity: 0.6, size: 7 } },
     hovertemplate: `%{x:.3~s}B`,
   }));

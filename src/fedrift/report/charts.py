@@ -17,7 +17,7 @@ from fedrift.report.statistics.costs import AXES, client_accuracy
 from fedrift.report.statistics.findings import Finding, Findings
 from fedrift.report.statistics.grouping import Setting
 from fedrift.report.statistics.measured import Clients, Floats, Measured, takes_part
-from fedrift.report.tables import traffic_per_round
+from fedrift.report.tables import SEEN, traffic_per_round
 
 ACCURACY = 10_000
 PERCENT = 100
@@ -50,6 +50,7 @@ def payload(findings: Findings) -> dict[str, Any]:
         "axes": {**AXES, "seconds": "time (s)"},
         "clock": all(run.has_clock for run in findings.grouped.runs),
         "colours": COLOURS,
+        "seen": SEEN,
         "scales": {"accuracy": ACCURACY, "percent": PERCENT, "ms": MILLISECONDS},
         "groups": groups,
         "cohorts": pools.cohorts,

@@ -35,7 +35,7 @@ def markdown(tables: Sequence[Table]) -> str:
 
 def _markdown(table: Table) -> str:
     headings = [_plain(h) for h in full_headings(table)]
-    marks = ["---" if i < table.texts else "---:" for i in range(len(headings))]
+    marks = ["---" if table.is_word(i) else "---:" for i in range(len(headings))]
     lines = [headings, marks, *([_strong(cell) for cell in row] for row in table.rows)]
     rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{_plain(table.caption)}\n\n{rows}\n"
@@ -63,7 +63,7 @@ def latex(tables: Sequence[Table]) -> str:
 
 
 def _latex(table: Table) -> str:
-    columns = "l" * table.texts + "r" * (len(table.columns) - table.texts)
+    columns = "".join("l" if table.is_word(i) else "r" for i in range(len(table.columns)))
     lines = [
         r"\begin{table}",
         r"  \centering",

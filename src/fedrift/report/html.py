@@ -110,7 +110,7 @@ def _caption(findings: Findings, setting: Setting) -> str:
     return f"<figcaption>{escape(setting.label)}</figcaption>" if several else ""
 
 
-SMOOTHING = {"1": "not", "3": "3 rounds", "5": "5 rounds", "10": "10 rounds", "25": "25 rounds"}
+SMOOTHING = {"1": "1 round", "3": "3 rounds", "5": "5 rounds", "10": "10 rounds", "25": "25 rounds"}
 
 
 def _curves(findings: Findings) -> str:
@@ -263,6 +263,7 @@ def _ledger(findings: Findings) -> str:
     return section(
         "ledger",
         "Communication",
+        paragraph(f"Fields below {100 * tables.SEEN:g} % are only in the table."),
         control,
         f"<figure>{place}</figure>",
         folded("All fields as a table", html_table(table)),

@@ -200,7 +200,14 @@ def models_section(findings: Findings, analyses: Sequence[Analysis]) -> str:
         "client or a seed, the mark beside it the mean; a line is the mean of the seeds, the band "
         "their range."
     )
-    legend = methods_legend(findings.methods, pictures.colour, pictures.dash, switches=False)
+    looked_at = {one.method for one in analyses}
+    places = [i for i, method in enumerate(findings.methods) if method in looked_at]
+    legend = methods_legend(
+        [findings.methods[i] for i in places],
+        lambda i: pictures.colour(places[i]),
+        lambda i: pictures.dash(places[i]),
+        switches=False,
+    )
     return section("inside", "Inside the models", paragraph(about), legend, *parts)
 
 

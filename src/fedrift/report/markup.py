@@ -162,14 +162,14 @@ def _over(table: Table) -> str:
 
 
 def _heading(table: Table, column: int, is_fixed: bool) -> str:
-    kinds = [*(["word"] if column < table.texts else []), *(["fix"] if is_fixed else [])]
+    kinds = [*(["word"] if table.is_word(column) else []), *(["fix"] if is_fixed else [])]
     button = f'<button type="button">{escape(table.columns[column])}</button>'
     hidden = "" if _is_usual(table, column) else " hidden"
     return f'<th scope="col" class="{" ".join(kinds)}"{hidden}>{button}</th>'
 
 
 def _cell(cell: Cell, column: int, is_fixed: bool, table: Table) -> str:
-    kinds = [*(["word"] if column < table.texts else []), *(["best"] if cell.is_bold else [])]
+    kinds = [*(["word"] if table.is_word(column) else []), *(["best"] if cell.is_bold else [])]
     kind = f' class="{" ".join(kinds)}"' if kinds else ""
     value = "" if cell.value is None else f' data-v="{escape(str(cell.value))}"'
     hint = f' title="{escape(cell.hint)}"' if cell.hint else ""

@@ -14,7 +14,7 @@ from fedrift.report.statistics.estimates import quality_series
 from fedrift.report.statistics.findings import Finding, Findings
 from fedrift.report.statistics.grouping import Setting
 from fedrift.report.statistics.measured import Floats, Measured
-from fedrift.report.tables import traffic_per_round
+from fedrift.report.tables import SEEN, traffic_per_round
 
 DASHES = ("", "8 4", "2 3", "8 3 2 3")
 SHARES = np.linspace(0, 1, 51)
@@ -169,17 +169,24 @@ def classes(run: Measured) -> str:
 
 def ledger(findings: Findings, setting: Setting) -> str:
     """Bytes of a round, one bar per method, one piece per field."""
-    rows: dict[str, list[tuple[float, str, str]]] = {}
-    kinds: list[tuple[str, str]] = []
-    for one in findings.by_setting[setting]:
-        pieces: Sequence[tuple[str, str, str, float]] = traffic_per_round(one.group.runs[0])
-        for _, way, field, _ in pieces:
-            kinds += [] if (way, field) in kinds else [(way, field)]
-        if pieces:
-            rows[one.method] = [
-                (size, f"var(--m{kinds.index((way, field)) % 6})", way)
-                for _, way, field, size in pieces
-            ]
+    sent: dict[str, Sequence[tuple[str, str, str, float]]] = {
+        one.method: traffic_per_round(one.group.runs[0]) for one in findings.by_setting[setting]
+    }
+    whole = max((sum(size for *_, size in pieces) for pieces in sent.values()), default=0)
+    seen: dict[str, list[tuple[str, str, float]]] = {}
+    for method, pieces in sent.items():
+        sizes: dict[tuple[str, str], float] = {}  # over all exchanges of a round
+        for _, way, field, size in pieces:
+            sizes[way, field] = sizes.get((way, field), 0.0) + size
+        if sizes:
+            seen[method] = [(*kind, size) for kind, size in sizes.items() if size >= SEEN * whole]
+    kinds = list(dict.fromkeys((way, field) for own in seen.values() for way, field, _ in own))
+    rows = {
+        method: [
+            (size, f"var(--m{kinds.index((way, field)) % 6})", way) for way, field, size in own
+        ]
+        for method, own in seen.items()
+    }
     if not rows:
         return ""
     about = "bytes of one round, all its clients"

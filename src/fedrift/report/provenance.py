@@ -84,7 +84,8 @@ def runs_table(findings: Findings) -> Table:
     columns = (*headings, *VERSIONS, "folder")
     hidden = (*VERSIONS, *(["setting"] if len(findings.settings) == 1 else []))
     usual = tuple(i for i, name in enumerate(columns) if name not in hidden)
-    return Table("runs", about, columns, tuple(rows), texts=2, usual=usual)
+    words = tuple(range(4, len(columns)))
+    return Table("runs", about, columns, tuple(rows), texts=2, words=words, usual=usual)
 
 
 def _value(figure: float) -> float | None:

@@ -40,10 +40,16 @@ class Table:
     over: tuple[tuple[str, int], ...] = ()
     texts: int = 1
     """How many columns from the left hold words."""
+    words: tuple[int, ...] = ()
+    """Other columns that do."""
     usual: tuple[int, ...] = ()
     """The columns a page shows before others are chosen; empty: all."""
 
+    def is_word(self, column: int) -> bool:
+        return column < self.texts or column in self.words
 
+
+SEEN = 0.005  # of the most that a method sends: the least field that a chart shows
 MOST_COLUMNS = 7  # of a leaderboard, so that it fits a page
 
 
