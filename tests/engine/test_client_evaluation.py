@@ -113,6 +113,58 @@ def test_it_costs_what_the_ledger_says() -> None:
     assert tests is not None and entries[0].forwards == tests.sizes.sum()
 
 
+class Headed(torch.nn.Module):
+    """Three parameters that may be kept: the body 5 → 6 with BatchNorm, the head 6 → 3."""
+
+    head = "out"
+
+    def __init__(self) -> None:
+        super().__init__()
+        inputs, classes = X.shape[1], int(Y.max()) + 1
+        self.body, self.norm = torch.nn.Linear(inputs, 6), torch.nn.BatchNorm1d(6)
+        self.out = torch.nn.Linear(6, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(F.relu(self.norm(self.body(x))))
+
+
+@pytest.mark.parametrize("place", [{}, {"backend": "wire"}, {"workers": 2}])
+@pytest.mark.parametrize(
+    ("name", "kept", "statistics"),
+    [
+        ("fedavg", (), 3),
+        ("fedper", ("out.",), 3),
+        ("fedbn", ("norm.",), 0),
+        ("localonly", ("body.", "norm.", "out."), 0),
+        ("keep(scaffold):what=norm+head", ("norm.", "out."), 0),
+    ],
+)
+def test_what_clients_hold_is_not_sent_for_an_evaluation(
+    name: str, kept: tuple[str, ...], statistics: int, place: dict[str, Any]
+) -> None:
+    result = run(name, model=Headed, **place)
+    entry = next(e for e in result.ledger.entries if e.phase.endswith("evaluate at clients"))
+    sent = [p for n, p in Headed().named_parameters() if not n.startswith(kept or "?")]
+    assert entry.down["w"].total == 9 * 4 * sum(p.numel() for p in sent)
+    moved = {0: 0, 3: 4 * (6 + 6) + 8}[statistics]  # mean, variance and the number of batches
+    found = entry.down.get("buffers")
+    assert (0 if found is None else found.total) == 9 * moved
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedbn", "localonly"])
+def test_a_client_is_evaluated_with_its_whole_model_all_the_same(name: str) -> None:
+    result = run(name, model=Headed)
+    tests = CLIENTS.test
+    assert tests is not None
+    last = result.client_rounds[-1]
+    for client in (0, 4, 8):
+        module = result.client(client).module().eval()
+        x, y = tests[client]
+        with torch.no_grad():
+            right = float((module(x).argmax(1) == y).float().mean())
+        assert last["accuracy"][client] == pytest.approx(right)
+
+
 def test_a_sample_is_the_same_few_every_time() -> None:
     result = run(eval_clients="every=3,sample=4")
     first, last = (row["client"] for row in result.client_rounds)

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import fedrift as fr
+from fedrift.core import pack
+from fedrift.engine.client_models import ClientModels, in_folder
 from fedrift.engine.result import Result
 from tests.support.problems import Net, blobs
 
@@ -80,6 +82,56 @@ def test_the_same_bits_in_memory_in_a_folder_and_read_again(algorithm: str, tmp_
             same = other.client(client)
             assert torch.equal(one.weights, same.weights)
             assert one.rounds == same.rounds
+
+
+class Normed(torch.nn.Module):
+    """With a layer for FedBN to keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width, classes = X.shape[1], int(Y.max()) + 1
+        self.norm, self.out = torch.nn.BatchNorm1d(width), torch.nn.Linear(width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(x))
+
+
+def states_of(result: Result, folder: Path) -> list[dict[str, Any]]:
+    """What every client keeps, as the folder of a run has it."""
+    assert isinstance(result.personal, ClientModels)
+    end = in_folder(result.personal._task, folder)
+    try:
+        tables = end.states.tables
+        return [pack(end.states.read(path, c)) for path in sorted(tables) for c in range(6)]
+    finally:
+        end.states.close()
+
+
+@pytest.mark.parametrize("algorithm", [*PERSONAL, "fedbn", "keep(scaffold):what=head"])
+def test_what_clients_keep_is_the_same_after_an_interruption(
+    algorithm: str, tmp_path: Path
+) -> None:
+    """Client by client and bit by bit, and so are the models that are made of it."""
+
+    def crash(report: fr.RoundReport) -> None:
+        if report.round == 2:
+            raise RuntimeError("power cut")
+
+    given: dict[str, Any] = {"model": Normed if algorithm == "fedbn" else Net}
+    whole = run(algorithm, out=tmp_path / "whole", **given)
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(algorithm, out=tmp_path / "cut", on_round=crash, **given)
+    again = run(algorithm, out=tmp_path / "cut", **given)
+    assert again.fingerprint == whole.fingerprint
+    one, other = states_of(whole, tmp_path / "whole"), states_of(again, tmp_path / "cut")
+    assert len(one) == len(other) == (0 if algorithm.startswith("finetune") else 6)
+    for mine, same in zip(one, other, strict=True):
+        assert mine.keys() == same.keys()
+        for name, value in mine.items():
+            is_tensor = isinstance(value, torch.Tensor)
+            assert torch.equal(value, same[name]) if is_tensor else value == same[name]
+    for client in range(6):
+        assert torch.equal(whole.client(client).weights, again.client(client).weights)
 
 
 def test_it_is_loaded_from_a_folder(tmp_path: Path) -> None:

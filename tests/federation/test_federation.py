@@ -72,7 +72,9 @@ def test_the_same_bits_as_a_simulation(name: str, tmp_path: Path) -> None:
     assert not any(e.reported for e in here.ledger.entries)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "tests.backends.test_personal:Tuned"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "scaffold", "tests.backends.test_personal:Tuned", "fedper", "localonly"]
+)
 def test_nodes_evaluate_on_test_data_of_their_own(name: str, tmp_path: Path) -> None:
     what = spec(name, client_test=0.3, eval_clients="every=2")
     here = simulated(what)

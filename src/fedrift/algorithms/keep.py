@@ -92,6 +92,9 @@ class Keep(Wrapper):
         w = p.layout.placed(shown.w, own, mine.own)
         return replace(shown, w=w, buffers=tuple(moved[name] for name in p.moving))
 
+    def kept(self) -> tuple[str, ...]:
+        return self.names
+
     def has_global_model(self) -> bool:
         return not self.names  # it lacks what was kept
 

@@ -29,7 +29,14 @@ from fedrift.core.algorithm import (
 )
 from fedrift.core.alignment import settled
 from fedrift.core.codecs import Payload, Unsent, packed_message
-from fedrift.core.evaluation import ClientSums, Evaluator, client_sums, evaluate_chunk
+from fedrift.core.evaluation import (
+    ClientSums,
+    Evaluator,
+    client_sums,
+    evaluate_chunk,
+    received,
+    sent_for_evaluation,
+)
 from fedrift.core.faults import Corrupt, RoundFaults
 from fedrift.core.flat import count, is_finite, norm
 from fedrift.core.isolation import seed_all
@@ -118,6 +125,7 @@ class Visitor:
         self.root, self.problem, self.clients, self.augment = root, problem, clients, augment
         self.site = site
         self._resolved: dict[str, tuple[Algorithm[Any, Any], Problem]] = {}
+        self._evaluated: dict[str, Problem] = {}
         self._initial: dict[str, Any] = {}
         self._fed_back: dict[str, tuple[tuple[str, str], ...]] = {}
         self._stacks: dict[str, StackScheduler | None] = {}
@@ -127,6 +135,16 @@ class Visitor:
         if path not in self._resolved:
             self._resolved[path] = resolve(self.root, self.problem, path)
         return self._resolved[path]
+
+    def sent(self, phase: str) -> tuple[Algorithm[Any, Any], Problem]:
+        """Whose method a phase is, and the task of what is sent for it."""
+        path = owner_of(phase)
+        node, problem = self.owner(path)
+        if not is_evaluation(phase):
+            return node, problem
+        if path not in self._evaluated:
+            self._evaluated[path] = sent_for_evaluation(self.root, self.problem, path)
+        return node, self._evaluated[path]
 
     def state_path(self, phase: str) -> str:
         """Where the state is kept that the visits of a phase read and write."""
@@ -200,7 +218,8 @@ class Visitor:
         down = settled(down)
         visit: Callable[[VisitInput, TrainTogether | None], Reply]
         if is_evaluation(call.phase):
-            shown = EvaluatedModel(down.w, tuple(buffers), down.allowed, call.temperature, frozen)
+            w, buffers = received(self.sent(call.phase)[1], problem, down, buffers)
+            shown = EvaluatedModel(w, buffers, down.allowed, call.temperature, frozen)
             visit = partial(self._evaluate, call, shown)
         else:
             method = self._method(call.phase, path)

@@ -25,7 +25,8 @@ class Wire:
     def __call__(self, visit: Visit, exchange: Exchange, given: VisitInput) -> Reply:
         kinds, owner = exchange.signature, self._visitor.owner(owner_of(exchange.phase))
         state = self._visitor.initial(self._visitor.state_path(exchange.phase))
-        down = through(kinds.down, exchange.down, *owner, side="down", payload=exchange.payload)
+        sent = self._visitor.sent(exchange.phase)
+        down = through(kinds.down, exchange.down, *sent, side="down", payload=exchange.payload)
         private = through(kinds.private, given.private, *owner)
         mine = through(type(state), given.mine, *owner, like=state)
         before = _digest(down, private, mine)

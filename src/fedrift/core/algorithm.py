@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import (
@@ -168,6 +168,11 @@ class Algorithm(ABC, Generic[S, C]):
         was never visited is the initial state. Random numbers are of streams that no visit uses.
         """
         return None
+
+    def kept(self) -> Collection[str]:
+        """Names of the parameters and buffers that clients hold themselves of the model that they
+        are evaluated with: it is sent to them without these, which `personal` puts in."""
+        return ()
 
     def has_global_model(self) -> bool:
         """Whether the server's model means something without what stays at the clients."""

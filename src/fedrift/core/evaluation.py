@@ -23,7 +23,7 @@ from fedrift.core.algorithm import (
     resolve,
 )
 from fedrift.core.alignment import settled
-from fedrift.core.flat import Vec, count, take
+from fedrift.core.flat import Vec, count, flatten, take
 from fedrift.core.isolation import seed_all
 from fedrift.core.messages import Sum, message, shaped
 from fedrift.core.phases import EVALUATE
@@ -169,18 +169,42 @@ def evaluation_exchange(
 ) -> Exchange:
     """Asks clients to evaluate the model, or their own, on test data of their own."""
     path = personal_path(root, p) or ""
+    sent, named = sent_for_evaluation(root, p, path), p.layout.named(shown.w)
+    w = shown.w
+    if sent.layout.names != p.layout.names:
+        w = flatten([named[name] for name in sent.layout.names]) if sent.layout.names else w[:0]
+    moving = dict(zip(p.moving, shown.buffers, strict=True))
     return Exchange(
         phase=f"{path}.{EVALUATE}" if path else EVALUATE,
         signature=evaluation_signature(root, p, path),
         round=round,
         seed=seed,
-        down=ModelDown(w=shown.w, allowed=shown.allowed),
+        down=ModelDown(w=w, allowed=shown.allowed),
         private={},
-        buffers=shown.buffers,
+        buffers=tuple(moving[name] for name in sent.moving),
         weights="uniform",
         temperature=shown.temperature,
         frozen=shown.frozen,
     )
+
+
+def sent_for_evaluation(root: Algorithm[Any, Any], p: Problem, path: str) -> Problem:
+    """The task of what is sent: the model without that which clients keep."""
+    node, view = resolve(root, p, path)
+    return view.keeping(node.kept())
+
+
+def received(sent: Problem, whole: Problem, down: ModelDown, buffers: Sequence[Tensor]) -> Received:
+    """The model that was sent, whole again: what clients keep is as it was in the beginning."""
+    w = down.w
+    if sent.layout.names != whole.layout.names:
+        w = whole.layout.placed(whole.w0, sent.layout, w)
+    moving = dict(zip(sent.moving, buffers, strict=True))
+    return w, tuple(moving.get(name, whole.rest[name]) for name in whole.moving)
+
+
+Received = tuple[Vec, tuple[Tensor, ...]]
+"""Parameters and buffers."""
 
 
 def evaluation_signature(root: Algorithm[Any, Any], p: Problem, path: str) -> Signature:

@@ -97,11 +97,14 @@ class Node:
         kinds = declared_signature(self._visitor.root, phase, self._visitor.problem)
         path = self._visitor.state_path(phase)
         owner, problem = self._visitor.owner(owner_of(phase))
-        down = Codec(kinds.down, owner, problem, side="down").decode(envelope.part("down"))
+        sent = self._visitor.sent(phase)
+        down = Codec(kinds.down, *sent, side="down").decode(envelope.part("down"))
         private = None
         if kinds.private is not None and envelope.part("private"):
             private = Codec(kinds.private, owner, problem).decode(envelope.part("private"))
-        buffers = tensors(envelope.part("buffers"), buffer_forms(problem))
+        buffers = tensors(envelope.part("buffers"), buffer_forms(sent[1]))
+        if len(buffers) != len(sent[1].moving):
+            raise Refused("some of the buffers are missing")
         call = Call(
             phase,
             read_header(envelope, "round", int),

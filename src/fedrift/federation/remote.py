@@ -185,10 +185,11 @@ class Remote:
         """The version that the visits will make, and what each client is sent."""
         version, table = secrets.randbits(62), self.table(exchange)
         kinds, owner = exchange.signature, self.owner(exchange)
+        sent = self._visitor.sent(exchange.phase)
         frozen = {name: piece(value) for name, value in exchange.frozen.items()}
         hashed = digest(frozen)
         common = {
-            "down": Codec(kinds.down, *owner).encode(exchange.down, exchange.payload),
+            "down": Codec(kinds.down, *sent).encode(exchange.down, exchange.payload),
             "buffers": {str(i): piece(b) for i, b in enumerate(exchange.buffers)},
         }
         envelopes: dict[int, Envelope] = {}
