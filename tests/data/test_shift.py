@@ -95,6 +95,7 @@ def test_one_client_stands_in_the_middle_and_an_empty_one_is_passed_over() -> No
         ("rotation:30,domains=3,unseen=3", "at most 2, not '3'"),
         ("rotation:30,domains=3,unseen=1|1", "twice"),
         ("rotation:30,domains=2,unseen=0|1", "leaves no domain"),
+        ("rotation:30,domains=3,unseen=0,1", "joined by |"),
         ("rotation:30,domains=5,unseen=1", "4 domains are to be seen, but there are only 3"),
         ("rotation:181", "at most 180, not '181'"),
         ("contrast:1.5", "at most 1"),

@@ -202,6 +202,8 @@ def domains_of(text: str, clients: int | None) -> Domains:
     said, unseen = options.pop("domains", None), options.pop("unseen", None)
     if options:
         raise unknown(f"option of shift '{text}'", next(iter(options)), ("domains", "unseen"))
+    if unseen is not None and "," in (whole.value or ""):
+        raise InputError(f"shift '{text}': unseen domains are joined by |, such as unseen=1|2")
     steps = tuple(_step(piece) for piece in str(replace(whole, options={})).split("+"))
     number = _number(said, text, clients)
     held = () if unseen is None else _unseen(unseen, text, said, number)
