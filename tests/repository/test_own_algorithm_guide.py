@@ -23,7 +23,7 @@ from tests.support.problems import Net, blobs
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "own-algorithm.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", GUIDE, flags=re.MULTILINE | re.DOTALL)
-SHOWN, WHOLE, TWICE, PERSONAL, RUNNING = BLOCKS
+SHOWN, WHOLE, TWICE, PERSONAL, KEPT, RUNNING = BLOCKS
 
 
 @pytest.fixture
@@ -55,6 +55,31 @@ def test_a_second_training_sees_other_batches(folder: Path) -> None:
         (folder / f"{name}.py").write_text(head + method, encoding="utf-8")
     ends = [fr.run(f"{name}:FedAvg", **task(), batch_size=4).weights for name in ("twice", "same")]
     assert not torch.equal(*ends)
+
+
+class Normed(torch.nn.Module):
+    head = "out"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.body = torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 6)
+        self.out = torch.nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.relu(self.body(self.norm(x))))
+
+
+@pytest.mark.parametrize(("what", "shipped"), [("head", "fedper"), ("norm", "fedbn")])
+def test_parts_kept_by_hand_are_those_of_the_package(what: str, shipped: str, folder: Path) -> None:
+    (folder / "by_hand.py").write_text(KEPT, encoding="utf-8")
+    given = task() | {"model": Normed, "client_test": 0.3, "lr": 0.1, "per_round": 3}
+    mine, theirs = fr.run(f"by_hand:Kept,what={what}", **given), fr.run(shipped, **given)
+    assert mine.accuracy == theirs.accuracy and mine.loss == theirs.loss
+    for client in range(5):
+        one, other = mine.client(client), theirs.client(client)
+        assert torch.equal(one.weights, other.weights)
+        for name, value in one.module().state_dict().items():
+            assert torch.equal(value, other.module().state_dict()[name]), name
 
 
 def test_one_import_is_enough() -> None:
