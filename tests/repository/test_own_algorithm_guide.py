@@ -72,7 +72,12 @@ class Normed(torch.nn.Module):
 @pytest.mark.parametrize(("what", "shipped"), [("head", "fedper"), ("norm", "fedbn")])
 def test_parts_kept_by_hand_are_those_of_the_package(what: str, shipped: str, folder: Path) -> None:
     (folder / "by_hand.py").write_text(KEPT, encoding="utf-8")
-    given = task() | {"model": Normed, "client_test": 0.3, "lr": 0.1, "per_round": 3}
+    given: dict[str, Any] = task() | {
+        "model": Normed,
+        "client_test": 0.3,
+        "lr": 0.1,
+        "per_round": 3,
+    }
     mine, theirs = fr.run(f"by_hand:Kept,what={what}", **given), fr.run(shipped, **given)
     assert mine.accuracy == theirs.accuracy and mine.loss == theirs.loss
     for client in range(5):
