@@ -86,6 +86,14 @@ def test_data_sets_are_read_by_their_length() -> None:
         run(clients=[(Endless(), Endless())])
 
 
+def test_a_ragged_list_is_told_where() -> None:
+    lists = [[1.0, 2.0], [3.0, 4.0], [5.0]]
+    with pytest.raises(
+        fr.InputError, match=r"item 2 has shapes \[\(1,\)\], item 0 \[\(2,\)\]; pad"
+    ):
+        fr.run("fedavg", model=lambda: nn.Linear(2, 2), clients=[(lists, [0, 1, 0])], rounds=1)
+
+
 def test_a_ragged_data_set_is_told_where() -> None:
     with pytest.raises(fr.InputError, match=r"item 7 has shapes .*, item 0 .*; pad them to one"):
         run(clients=[Endless(ragged=True)])
