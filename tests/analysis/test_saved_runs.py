@@ -190,6 +190,18 @@ def test_a_changed_run_is_told_of(folder: Path, tmp_path: Path) -> None:
     assert "not exactly" in Loader().case(other).notes[0]
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [("fedavg", {"sampling": "power:4"}), ("fedbuff:buffer=2", {"devices": "lognormal:1"})],
+)
+def test_a_cohort_that_only_the_run_would_know_is_said_to_be_drawn_at_random(
+    algorithm: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = kept(tmp_path / "run", algorithm, rounds=2, per_round=2, **options)
+    case = Loader().case(folder)
+    assert len(case.cohort) == 2 and "drawn at random stand for them" in case.notes[0]
+
+
 def test_runs_with_other_losses_do_not_share_their_targets(tmp_path: Path) -> None:
     how: dict[str, Any] = {"partition": "iid", "rounds": 1}
     labels, values = kept(tmp_path / "a", "fedavg", **how), kept(tmp_path / "b", loss="mse", **how)

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from fedrift.analysis.case import Case
 from fedrift.config.own_code import IN_PYTHON
-from fedrift.core.algorithm import EvaluatedModel
+from fedrift.core.algorithm import EvaluatedModel, arrivals_of
 from fedrift.core.flat import Vec
 from fedrift.core.plain_files import write_file
 from fedrift.core.problem import Problem
+from fedrift.core.sampling import LOOKS
 from fedrift.engine.identity import differences
 from fedrift.engine.ledger import Ledger
 from fedrift.engine.plan import Task
@@ -166,12 +167,17 @@ def _store(task: Task, folder: Path, point: Checkpoint) -> Store | None:
 
 
 def _notes(task: Task, record: RunRecord) -> tuple[str, ...]:
-    if not record.environment.get("identity"):
-        return ()
-    others = [name for name in differences(record.environment, task) if "origin" not in name]
-    if not others:
-        return ()
-    return (f"not exactly what the run was made with: {', '.join(others)} differ",)
+    notes: list[str] = []
+    if record.environment.get("identity"):
+        others = [name for name in differences(record.environment, task) if "origin" not in name]
+        if others:
+            notes.append(f"not exactly what the run was made with: {', '.join(others)} differ")
+    if task.participation.kind in LOOKS or arrivals_of(task.algorithm) is not None:
+        notes.append(
+            "whom the run would ask next depends on how it went on: where local models are looked "
+            "at, as many clients drawn at random stand for them"
+        )
+    return tuple(notes)
 
 
 # The folder `analysis`.
