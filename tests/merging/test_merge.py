@@ -54,6 +54,30 @@ def test_every_rule(specialists: list[fr.Result], how: str) -> None:
     assert merged.line[0] > 0 and len(merged.line) == 11
 
 
+def test_the_plane_goes_through_three_models(specialists: list[fr.Result], tmp_path: Path) -> None:
+    three = [*specialists, fr.run("fedavg", model=net, clients=TASKS, rounds=3, lr=0.1, workers=0)]
+    tests = [*TASKS, TASKS[0]]
+    merged = fr.merge(three, tests=tests)
+    plane = merged.plane
+    assert plane is not None
+    models, x, y, loss = (np.array(plane[key]) for key in ("models", "x", "y", "loss"))
+    assert loss.shape == np.shape(plane["accuracy"]) == (9, 9)
+    weights = [one.weights.double().numpy() for one in three]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        apart = np.linalg.norm(weights[i] - weights[j])
+        assert np.linalg.norm(models[i] - models[j]) == pytest.approx(apart)
+    assert models[3] == pytest.approx(models[:3].mean(0), abs=1e-5)
+    # a point of the grid as the combination of the three models that has its coordinates
+    sides = models[1:3] - models[0]
+    share = np.linalg.solve(sides.T, [x[2], y[7]])
+    there = weights[0] + share @ np.stack([w - weights[0] for w in weights[1:]])
+    module = three[0].problem.module(torch.from_numpy(there).float(), {}).eval()
+    losses = [nn.functional.cross_entropy(module(a), b).item() for a, b in tests]
+    assert loss[7, 2] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert merged.plot(tmp_path / "three.png").stat().st_size > 10_000
+    assert fr.merge([three[0], three[0], three[2]], tests=tests).plane is None, "one line"
+
+
 def test_what_evolves_is_no_worse_than_the_mean_on_its_samples(
     specialists: list[fr.Result],
 ) -> None:

@@ -136,7 +136,11 @@ class Plane:
 
 def plane(layout: Layout, origin: Vec, first: Vec, second: Vec) -> Plane:
     """The plane through three models; the first lies to the right of the origin, the second up."""
-    scale = filter_scale(layout, origin)
+    return plane_by(filter_scale(layout, origin), origin, first, second)
+
+
+def plane_by(scale: Vec, origin: Vec, first: Vec, second: Vec) -> Plane:
+    """The same with another metric; ones are the distances of weights."""
     right = _unit(first - origin, scale, None)
     up = _unit(second - origin, scale, right)
     return Plane(origin, right, up, scale)

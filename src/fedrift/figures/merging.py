@@ -1,4 +1,4 @@
-"""The picture of a merge: every model on every task, and the line between the first two."""
+"""The picture of a merge: every model on every task, the line and the plane between models."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from fedrift.storage.jsonl import Record
 
 def save_picture(merge: Record, path: Path) -> Path:
     """From the record of a merge: scores and interference as tables of colours, loss between two
-    models."""
+    models, and over the plane through three."""
     scores, line = np.array(merge["scores"], np.float64), merge["line"]
+    plane = merge.get("plane")
     pairs = np.array(merge["pairs"], np.float64)
     names = [Path(name).name for name in merge["models"]]
-    figure, axes = new_figure(3 if line else 2, sharey=False)
+    figure, axes = new_figure(2 + bool(line) + bool(plane), sharey=False)
     _table(axes[0], scores, [*names, f"merged: {merge['how']}"], names)
     axes[0].set_title(f"{merge['measure']} on each task")
     _table(axes[1], pairs, names, names)
@@ -27,7 +28,27 @@ def save_picture(merge: Record, path: Path) -> Path:
         axes[2].set_xlabel(f"from {names[0]} to {names[1]}")
         axes[2].set_ylabel("mean loss over all tasks")
         axes[2].set_title("between the first two models")
+    if plane:
+        _plane(axes[3], plane, names)
     return save(figure, path)
+
+
+def _plane(axis: Any, plane: Record, names: list[str]) -> None:
+    """Loss as levels, the models and the foot of the merged one as points."""
+    from matplotlib.patheffects import withStroke
+
+    x, y, loss = (np.array(plane[key], np.float64) for key in ("x", "y", "loss"))
+    filled = axis.contourf(x, y, loss, levels=15, cmap="viridis")
+    axis.contour(x, y, loss, levels=15, colors="white", linewidths=0.3, alpha=0.5)
+    axis.figure.colorbar(filled, ax=axis)
+    for (a, b), name in zip(plane["models"], [*names[:3], "merged"], strict=True):
+        mark = "*" if name == "merged" else "o"
+        axis.plot(a, b, mark, color="white", mec="black", ms=11 if mark == "*" else 7)
+        axis.annotate(name, (a, b), xytext=(6, 5), textcoords="offset points", color="white",
+                      path_effects=[withStroke(linewidth=2, foreground="black")])  # fmt: skip
+    axis.set_aspect("equal")
+    axis.set_xlabel("distance of weights")
+    axis.set_title("mean loss on the plane of three")
 
 
 def _table(axis: Any, values: np.ndarray, rows: list[str], columns: list[str]) -> None:

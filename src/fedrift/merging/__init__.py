@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedrift.analysis.landscape import grid_around, measure_surface, plane_by
 from fedrift.analysis.matching import Chain, align_all
 from fedrift.analysis.saved import Loader
 from fedrift.config.merging import RULES, check_rule
@@ -34,6 +36,7 @@ SAMPLES = {"fisher": 200, "regmean": 2000, "evolve": 200}
 """Of each model's own data, where a rule looks at any."""
 PENALTY = 0.05  # of the coefficients' absolute values, in `evolve`
 POINTS = 11  # on the line between two models
+GRID = 9  # points on each side of the plane through three
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +79,10 @@ class Merged:
     measure: str
     line: tuple[float, ...]
     """Mean loss over all tasks on the straight line from the first model to the second."""
+    plane: Mapping[str, Any] | None
+    """The plane through the first three models: mean loss and accuracy over all tasks (a row for
+    every `y`, a column for every `x`), and where in it the models and the merged one stand; None
+    if there are fewer, or if they stand on one line."""
     pairs: np.ndarray
     """Row i, column j: what task j loses when its model is merged with model i alone."""
     ledger: Ledger
@@ -113,12 +120,14 @@ class Merged:
             "interference": self.interference.tolist(),
             "pairs": self.pairs.tolist(),
             "line": list(self.line),
+            "plane": self.plane,
             "bytes_up": self.bytes_up,
             "ledger": self.ledger.rows(),
         }
 
     def plot(self, path: str | Path) -> Path:
-        """Every model on every task, and the line between the first two, as a picture."""
+        """Every model on every task, the line between the first two and the plane through the
+        first three, as a picture."""
         from fedrift.figures.merging import save_picture
 
         return save_picture(self.record(), Path(path))
@@ -291,6 +300,7 @@ class _Merger:
             scores=scores,
             measure=key,
             line=_line(models, tasks, whole),
+            plane=_plane(models, tasks, whole),
             pairs=self._pairs(known, tasks, scores, key),
             ledger=Ledger([self._exchange(known)]),
         )
@@ -415,6 +425,32 @@ def _line(
     if len(specialists) < 2 or any(s.test is None for s in specialists):
         return ()
     a, b = specialists[0].w.double(), specialists[1].w.double()
-    points = [(a + t * (b - a)).to(whole.w.dtype) for t in np.linspace(0, 1, POINTS)]
-    losses = [[score(replace(whole, w=w))["loss"] for score in tasks] for w in points]
-    return tuple(float(np.mean(row)) for row in losses)
+    points = (a + t * (b - a) for t in np.linspace(0, 1, POINTS))
+    return tuple(_mean_score(w, tasks, whole)[0] for w in points)
+
+
+def _mean_score(
+    w: Vec, tasks: Sequence[Score], whole: EvaluatedModel
+) -> tuple[float, float | None]:
+    """Loss and accuracy over all tasks, of weights with the merged model's running statistics."""
+    shown = [score(replace(whole, w=w.to(whole.w.dtype))) for score in tasks]
+    loss = float(np.mean([one["loss"] for one in shown]))
+    is_right = all("accuracy" in one for one in shown)
+    return loss, float(np.mean([one["accuracy"] for one in shown])) if is_right else None
+
+
+def _plane(
+    specialists: Sequence[Specialist], tasks: Sequence[Score], whole: EvaluatedModel
+) -> Mapping[str, Any] | None:
+    if len(specialists) < 3 or any(s.test is None for s in specialists):
+        return None
+    models = [one.w.double() for one in specialists[:3]]
+    try:
+        through = plane_by(torch.ones_like(models[0]), *models)
+    except InputError:  # they stand on one line
+        return None
+    places = [through.place(w.double())[:2] for w in (*models, whole.w)]
+    x, y = grid_around(places[:3], GRID)
+    score = partial(_mean_score, tasks=tasks, whole=whole)
+    surface = measure_surface(score, through.point, x.tolist(), y.tolist())
+    return {**asdict(surface), "models": places}
