@@ -51,6 +51,13 @@ def test_the_same_bits_on_ray(name: str) -> None:
 
 
 @pytest.mark.usefixtures("local")
+@pytest.mark.parametrize("how", ["separate", "freeze-A", "exact"])
+def test_adapters_are_the_same_on_ray(how: str) -> None:
+    settings: dict[str, Any] = {"rounds": 3, "adapter": f"lora:rank=2,alpha=4,how={how}"}
+    assert same(small_run("scaffold", **settings), on_ray("scaffold", **settings))
+
+
+@pytest.mark.usefixtures("local")
 def test_images_metrics_and_augmentation_are_the_same_on_ray() -> None:
     x = blobs(96)[0].reshape(12, 1, 8, 8)
     how: dict[str, Any] = {
