@@ -22,7 +22,7 @@ from fedrift.cli import code_of
 from fedrift.federation import membership, remote
 from fedrift.federation.events import EVENTS
 from tests.federation.test_federation import spec
-from tests.support.federations import Envelope, FederationConfig, messages
+from tests.support.federations import Envelope, FederationConfig
 from tests.support.flower_apps import FLOWER, Grid, as_in_app, written
 from tests.support.product import load_run
 
@@ -74,15 +74,18 @@ def in_app(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("in_app")
-@pytest.mark.parametrize("name", ["scaffold", "mimemom"])
+@pytest.mark.parametrize(
+    ("name", "adapter"),
+    [("scaffold", None), ("mimemom", None), ("scaffold", "lora:rank=2,how=exact")],
+)
 def test_the_apps_give_the_same_bits(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, adapter: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from flwr.app import Context, RecordDict
 
     monkeypatch.setattr(membership, "PAUSE", 0.0)
     monkeypatch.setattr(remote, "PAUSE", 0.0)
-    client, server = written(tmp_path / "app", spec("fedavg"))
+    client, server = written(tmp_path / "app", replace(spec("fedavg"), adapter=adapter))
     config: dict[str, Any] = {"algorithm": name, "rounds": 3, "out": str(tmp_path / "out")}
     config |= {"min-nodes": 0, "deadline": 100.0, "test": ""}
     nodes = {
@@ -91,10 +94,12 @@ def test_the_apps_give_the_same_bits(
     }
     grid = Grid(client.app, config, nodes)
     server.app(grid, Context(1, 1, {}, RecordDict(), config))
-    here = api.run_spec(replace(spec(name), workers=0))
+    here = api.run_spec(replace(spec(name), adapter=adapter, workers=0))
     record = load_run(tmp_path / "out" / "run")
     assert record.summary["fingerprint"] == here.fingerprint
-    assert messages(record.ledger) == here.ledger.rows()
+    rows = [dict(row) for row in record.ledger]
+    assert all(row.pop("reported") > 0 for row in rows), "what training reports travels beside"
+    assert rows == here.ledger.rows()
     events = [json.loads(x) for x in (tmp_path / "out" / EVENTS).read_text().splitlines()]
     assert events[-1]["event"] == "finished"
 
