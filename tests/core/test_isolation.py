@@ -203,7 +203,7 @@ def test_what_moves_late_is_named() -> None:
                 self.passes.add_(1)
             return self.layer(x)
 
-    with pytest.raises((fr.InputError, fr.RunError), match="'passes' of Late changes while"):
+    with pytest.raises(fr.InputError, match="'passes' of Late changes while"):
         run(Late, rounds=20, lr=0.2)
 
 

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrift.core import Gather, Mean, Sum, Vec, derived, message, pack, state
+from fedrift.core.algorithm import signature
 from fedrift.core.messages import Reducer, Size, all_finite, nbytes, unpack
+from fedrift.errors import InputError
 
 
 @state
@@ -232,3 +234,18 @@ def test_one_bad_number_spoils_a_reply(bad: float) -> None:
     assert not all_finite({"x": bad})
     assert not all_finite({"a#": 1, "a.0": torch.tensor(bad)})
     assert all_finite({"k": 2**70, "none": None, "flag": True})
+
+
+@message
+class Forgotten:
+    delta: Vec
+    n: Sum[float]
+
+
+class Forgets:
+    def train(self, site: Any, down: Up, mine: None) -> tuple[Forgotten, None]: ...
+
+
+def test_a_field_of_a_reply_that_nothing_is_made_of_is_refused() -> None:
+    with pytest.raises(InputError, match=r"Forgotten.delta does not say .* delta: Mean\[…\], Sum"):
+        signature(Forgets().train)

@@ -159,7 +159,7 @@ def test_another_task_is_refused_and_the_same_is_not(what: str, tmp_path: Path) 
 
 def test_the_difference_is_named(tmp_path: Path) -> None:
     go(tmp_path / "run", {"loss": Weighted(1, 1, 1, 1)})
-    with pytest.raises(fr.InputError, match=r"\(the loss differ"):
+    with pytest.raises(fr.InputError, match=r"\(the loss differs\)"):
         go(tmp_path / "run", {"loss": Weighted(1, 1, 1, 2)})
     with pytest.raises(fr.InputError, match="the clients' data"):
         go(tmp_path / "run", {"loss": Weighted(1, 1, 1, 1), **changed("y", 3)})
@@ -318,3 +318,16 @@ def test_values_of_every_kind() -> None:
     for i, a in enumerate(values):
         same = [b for j, b in enumerate(values) if digests[i] == digests[j] and j != i]
         assert not same, (a, same)
+
+
+def test_the_setting_that_differs_is_named_with_what_to_do(tmp_path: Path) -> None:
+    go(tmp_path / "run", {"rounds": 2})
+    says = (
+        r"another run \(rounds was 2, is 1\); set rounds=2 to have that one, or name a new folder"
+    )
+    with pytest.raises(fr.InputError, match=says):
+        go(tmp_path / "run", {"rounds": 1})
+    with pytest.raises(fr.InputError, match=r"rounds was 2, is 1, seed was 0, is 3\); name a new"):
+        go(tmp_path / "run", {"rounds": 1, "seed": 3})
+    with pytest.raises(fr.InputError, match=r"\(the loss differs.*, seed was 0, is 3\); name"):
+        go(tmp_path / "run", {"rounds": 2, "seed": 3, "loss": Weighted(1, 1, 1, 2)})

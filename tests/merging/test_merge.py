@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 import fedrift as fr
 from fedrift import InputError
 from fedrift.api import run_spec
+from fedrift.cli import code_of
 from fedrift.config.merging import RULES
 from fedrift.config.spec import Spec
 from fedrift.merging.statistics import fisher_information, gram_matrices
@@ -187,3 +189,23 @@ def test_texts_of_other_alphabets_are_refused(tmp_path: Path) -> None:
         run_spec(spec, out=folders[-1])
     with pytest.raises(InputError, match=r"texts of other alphabets.*alphabet=bytes"):
         fr.merge(folders)
+
+
+def test_the_command_refuses_what_it_would_write_over_and_a_single_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = Spec(data="digits:train=100", model="logistic", clients=2, rounds=1, workers=0)
+    for seed in (0, 1):
+        run_spec(replace(spec, seed=seed), out=tmp_path / f"run{seed}")
+    runs = [str(tmp_path / f"run{seed}") for seed in (0, 1)]
+    assert code_of(["merge", runs[0], "--out", str(tmp_path / "new")]) == 2
+    assert "merge: one model is given; name two or more" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("mine")
+    for out in ("file", "run1"):
+        before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+        assert code_of(["merge", *runs, "--out", str(tmp_path / out)]) == 2
+        assert "name a new folder" in capsys.readouterr().err
+        assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert code_of(["merge", *runs, "--out", str(tmp_path / "new")]) == 0
+    assert code_of(["merge", *runs, "--out", str(tmp_path / "new")]) == 2

@@ -52,3 +52,14 @@ def test_the_command_says_and_draws(tmp_path: Path, capsys: pytest.CaptureFixtur
     small_run("fedavg", rounds=1, out=tmp_path / "plain")
     assert code_of(["timeline", str(tmp_path / "plain")]) == 2
     assert "has no clock" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("rounds", ["9", "4-9", "6-7"])
+def test_rounds_beyond_the_end_are_refused(
+    rounds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_run("fedavg", devices="lognormal", rounds=5, out=tmp_path / "run")
+    assert code_of(["timeline", str(tmp_path / "run"), "--rounds", rounds]) == 2
+    said = capsys.readouterr()
+    assert f"rounds '{rounds}' are beyond the end: the run has 5 rounds" in said.err
+    assert not said.out

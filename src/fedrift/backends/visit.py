@@ -40,12 +40,12 @@ from fedrift.core.evaluation import (
 from fedrift.core.faults import Corrupt, RoundFaults
 from fedrift.core.flat import count, is_finite, norm
 from fedrift.core.isolation import seed_all
-from fedrift.core.messages import all_finite, pack, placed, unpack
+from fedrift.core.messages import all_finite, leaves, pack, placed, unpack
 from fedrift.core.phases import is_evaluation
 from fedrift.core.problem import Problem
 from fedrift.core.site import Augment, ClientData, Site, TrainTogether, Work
 from fedrift.core.training import Report, no_report
-from fedrift.errors import is_overflow
+from fedrift.errors import InputError, is_overflow
 from fedrift.rng import torch_seed
 
 
@@ -104,6 +104,33 @@ class Reply:
     """The bytes that travel in place of the fields of `up` that are packed."""
     training: Report = no_report
     """Says what training reports of itself."""
+
+
+class Lent(NamedTuple):
+    """What a visit is given, with torch's counts of writes: others may be given the same memory."""
+
+    tensors: list[tuple[str, Tensor]]
+    counts: list[int]
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Lent:
+        found = [
+            (path, leaf)
+            for name, value in given.items()
+            if value is not None
+            for path, leaf in leaves(value, name)
+            if isinstance(leaf, Tensor)
+        ]
+        return cls(found, [tensor._version for _, tensor in found])
+
+    def check(self, method: str) -> None:
+        """Refuses a method that has written into any of it."""
+        for (name, tensor), before in zip(self.tensors, self.counts, strict=True):
+            if tensor._version != before:
+                raise InputError(
+                    f"{method} writes into '{name}', which is not its own: other clients are given "
+                    f"the same numbers; work on a copy, such as {name}.clone()"
+                )
 
 
 ClientVisit = Callable[[Site, Any, Any, tuple[Any, ...]], tuple[Any, Any]]
@@ -262,10 +289,13 @@ class Visitor:
         problem.model.begin(shown.buffers, shown.frozen, shown.temperature)
         seed_all(call.seed, "personal", call.round, client)
         site = self._site(call, problem, client, meet, streams="personal ")
-        own = settled(mine.inner if isinstance(mine, Unsent) else mine)
+        own, shown = settled(mine.inner if isinstance(mine, Unsent) else mine), settled(shown)
         if problem.device != "cpu":
             own = placed(own, problem.device)
-        return node.personal(site, settled(shown), own) or shown, site.work
+        lent = Lent.of({"shown.w": shown.w, "mine": own})
+        made = node.personal(site, shown, own) or shown
+        lent.check(f"{type(node).__name__}.personal")
+        return made, site.work
 
     def _site(
         self, call: Call, problem: Problem, client: int, meet: TrainTogether | None, **more: Any
@@ -322,12 +352,14 @@ class Visitor:
             down, private, mine = (placed(v, problem.device) for v in (down, private, mine))
         if alignment.CHECKS:
             alignment.check_settled(call.phase, down, private, mine)
+        lent = Lent.of({"down": down, "private": private, "mine": mine})
         try:
             up, new = method(site, down, mine, () if private is None else (private,))
         except (RuntimeError, OverflowError) as error:
             if not is_overflow(error):
                 raise
             return Reply(None, caller.mine, (), site.work, is_finite=False)
+        lent.check(call.phase)
         if is_away:
             up, new = placed(up, "cpu"), placed(new, "cpu")
         if trouble is not None and trouble.how is not None and client in trouble.corrupted:

@@ -38,7 +38,7 @@ from fedrift.core.problem import TRIED, Problem
 from fedrift.core.site import Augment, Site, Work
 from fedrift.core.training import Training
 from fedrift.data.split import Make, Split
-from fedrift.errors import RunError, is_out_of_memory, sentence
+from fedrift.errors import InputError, RunError, is_out_of_memory, sentence
 from fedrift.storage.client_state import RowLayout, StateRows
 from fedrift.storage.shared_memory import Base, Block, packed_to_tree, skeleton
 
@@ -472,14 +472,17 @@ class Failure(NamedTuple):
 
     said: str
     lines: str
+    is_refusal: bool
 
     @classmethod
     def of(cls, what: str, error: Exception) -> Failure:
-        return cls(f"{what}: {sentence(error)}", traceback.format_exc())
+        if isinstance(error, InputError) and what != UNTOLD:  # as it is raised without workers
+            return cls(str(error), traceback.format_exc(), True)
+        return cls(f"{what}: {sentence(error)}", traceback.format_exc(), False)
 
-    def error(self) -> RunError:
+    def error(self) -> InputError | RunError:
         """As the parent raises it; the lines are for those who ask."""
-        error = RunError(self.said)
+        error = InputError(self.said) if self.is_refusal else RunError(self.said)
         error.add_note(self.lines)
         return error
 

@@ -12,6 +12,7 @@ from fedrift.cli.console import console
 from fedrift.cli.launch import check_trust
 from fedrift.cli.resume import TRUST
 from fedrift.config.merging import RULES, check_rule
+from fedrift.storage.run_folder import check_free
 
 if TYPE_CHECKING:
     from fedrift.merging import Merged
@@ -32,6 +33,8 @@ def merge(
 ) -> None:
     """Make one model of those of several runs, and measure it on the task of each."""
     check_rule(how)
+    if out is not None:
+        check_free(out)
     for folder in runs:
         check_trust(folder, trust_code)
     from fedrift.merging import merge as merge_models

@@ -14,19 +14,27 @@ if TYPE_CHECKING:
     from fedrift.report.timeline import Pace
 
 
+USUAL = "1-3"
+
+
 def timeline(
     run: Annotated[Path, typer.Argument(help="A run folder made with --devices.")],
-    rounds: Annotated[str, typer.Option(help="Which rounds to draw.")] = "1-3",
+    rounds: Annotated[str, typer.Option(help="Which rounds to draw.")] = USUAL,
     out: Annotated[
         Path | None, typer.Option(help="The picture: who received, computed, sent, came too late.")
     ] = None,
 ) -> None:
     """Say how long clients took and how often they counted; draw a few rounds."""
-    from fedrift.report.numbers import seconds_text
+    from fedrift.report.numbers import plural, seconds_text
     from fedrift.storage.run_folder import load
 
     first, last = _rounds(rounds)
     record = load(run)
+    made = max((row["round"] for row in record.ledger), default=0)
+    if last > made and rounds != USUAL:
+        raise InputError(
+            f"rounds '{rounds}' are beyond the end: the run has {plural(made, 'round')}"
+        )
     from fedrift.report.timeline import gantt, pace_of
 
     pace = pace_of(record.ledger, record.clients.get("sizes") or ())

@@ -29,7 +29,7 @@ from fedrift.core.compression import Compression
 from fedrift.core.faults import RoundFaults
 from fedrift.core.flat import Vec
 from fedrift.core.local import Local
-from fedrift.core.messages import Folding, Reducer
+from fedrift.core.messages import Folding, Reducer, check_reduced
 from fedrift.core.optim import PerStep
 from fedrift.core.phases import is_evaluation
 from fedrift.core.problem import Problem
@@ -432,7 +432,9 @@ def _signature(function: Any) -> Signature:
             f"{function.__qualname__}: a client method is annotated as (site: Site, down: Down, "
             "mine: State) -> tuple[Up, State]; the hints are the wire format"
         ) from None
-    return Signature(down, _bare(up), _bare(state), private and _bare(private))  # type: ignore[arg-type]
+    found = Signature(down, _bare(up), _bare(state), private and _bare(private))  # type: ignore[arg-type]
+    check_reduced(found.up)
+    return found
 
 
 def _bare(hint: Any) -> Any:

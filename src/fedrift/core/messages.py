@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fedrift.core.flat import is_finite, sent
+from fedrift.errors import InputError
 
 T = TypeVar("T")
 Mean: TypeAlias = Annotated[T, "mean"]
@@ -228,6 +229,18 @@ def all_finite(packed: Mapping[str, Any]) -> bool:
 @cache
 def _derivations(cls: type) -> dict[str, Callable[[Any], Any]]:
     return {f.name: f.metadata["derived"] for f in fields(cls) if "derived" in f.metadata}
+
+
+def check_reduced(cls: Any) -> None:
+    """Refuses a reply with a field that nothing is made of."""
+    if not isinstance(cls, type) or not is_dataclass(cls) or _derivations(cls):
+        return
+    for f in fields(cls):
+        if f.name not in reductions(cls):
+            raise InputError(
+                f"{cls.__qualname__}.{f.name} does not say what becomes of the replies of several "
+                f"clients; write {f.name}: Mean[…], Sum[…] or Gather[…] around its type"
+            )
 
 
 def reduced_values(cls: type, up: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from fedrift.config.models import choose_model
 from fedrift.config.own_code import IN_PYTHON
 from fedrift.engine.content import Content
 from fedrift.engine.plan import Task
+from fedrift.engine.recorder import SETTINGS
 from fedrift.storage.shared_memory import tensor_digest, tree_to_packed
 
 VERSION = 2
@@ -30,7 +31,7 @@ NAMES = {
     "clients": "the clients' data",
     "test": "the test data",
     "client_test": "the clients' test data",
-    "settings": "rounds, seed, participants or other settings",
+    "settings": SETTINGS,
     "origin": "the run it comes from",
 }
 

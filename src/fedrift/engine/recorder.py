@@ -15,16 +15,19 @@ import torch
 from torch import Tensor
 
 from fedrift.config import own_code
-from fedrift.config.spec import Spec
+from fedrift.config.spec import FIELDS, Spec
 from fedrift.data.split import Split
 from fedrift.engine import domains
 from fedrift.errors import InputError
 from fedrift.storage import checkpoint
 from fedrift.storage.checkpoint import Checkpoint
-from fedrift.storage.run_folder import RunFolder, holds_run, read_environment
+from fedrift.storage.run_folder import RunFolder, holds_run, read_environment, read_spec
 from fedrift.version import VERSION
 
 SHORTEST = 10.0  # seconds between checkpoints
+SETTINGS = "rounds, seed, participants or other settings"
+"""What the part of a run's identity is called whose values its spec tells."""
+ELSEWHERE = ("out", "workers", "backend", "data_dir")  # settings that do not decide a result
 SHARE = 0.02  # of a run's time that checkpoints may take
 
 
@@ -82,10 +85,38 @@ def open_folder(
     known = read_environment(path)
     others = differences(known)
     if others and not is_longer(known):
-        raise InputError(
-            f"out '{path}' holds another run ({', '.join(others)} differ); name a new folder"
-        )
+        raise InputError(_another(path, spec, others))
     return RunFolder.reopen(path), True
+
+
+def _another(path: Path, spec: Spec, others: Sequence[str]) -> str:
+    """What of a run is not what the folder holds, and what to do about it."""
+    there, here = read_spec(path).to_dict(), spec.to_dict()
+    changed = [
+        (key, there.get(key), here.get(key))
+        for key in FIELDS
+        if key not in ELSEWHERE and _is_other(there.get(key), here.get(key))
+    ]
+    words = [f"{name} differ{'' if ' or ' in name else 's'}" for name in others if name != SETTINGS]
+    if SETTINGS in others and not changed:
+        words.append(f"{SETTINGS} differ")
+    fix = ""
+    if len(changed) == 1 and not words:
+        key, before, _ = changed[0]
+        fix = f"leave {key} out" if before is None else f"set {key}={before}"
+        fix += " to have that one, or "
+    words += [f"{key} was {_shown(before)}, is {_shown(now)}" for key, before, now in changed]
+    return f"out '{path}' holds another run ({', '.join(words)}); {fix}name a new folder"
+
+
+def _is_other(one: Any, other: Any) -> bool:
+    """Whether two plain values of a setting differ; objects belong to the named parts."""
+    plain = (int, float, str, bool, type(None))
+    return isinstance(one, plain) and isinstance(other, plain) and one != other
+
+
+def _shown(value: Any) -> str:
+    return "not given" if value is None else str(value)
 
 
 def find(

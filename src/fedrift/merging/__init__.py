@@ -165,6 +165,8 @@ def merge(
         seed: of everything that is drawn.
     """
     named, options = check_rule(how)
+    if len(models) == 1:
+        raise InputError("merge: one model is given; name two or more")
     specialists = specialists_of(models, data, tests, data_dir)
     check_alike(specialists)
     if RULES[named.name].needs_start:
