@@ -462,6 +462,9 @@ def test_adapters_of_one_base_are_merged() -> None:
     assert merged.weights.numel() == 88 and not list(layers.adapted_layers(merged.module()))
     with pytest.raises(InputError, match="stand on other frozen parameters"):
         fr.merge(runs([LORA, LORA], [0, 1]), tests=tests)
+    exact = f"{LORA},how=exact"  # whose base moves, in each run by its own
+    with pytest.raises(InputError, match="stand on other frozen parameters"):
+        fr.merge(runs([exact, exact], [0, 0]), tests=tests)
 
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,6 +114,46 @@ def test_gram_matrices_are_of_what_enters_each_layer(specialists: list[fr.Result
     np.testing.assert_allclose(grams["2.weight"], second.T @ second, rtol=1e-4)
 
 
+class Reader(nn.Module):
+    """Says of every position of a text what comes next."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.known, self.out = nn.Embedding(4, 3), nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.known(x).cumsum(1)).transpose(1, 2)
+
+
+def test_fisher_information_adds_up_over_the_positions_of_a_text() -> None:
+    x = torch.randint(0, 4, (6, 5), generator=torch.Generator().manual_seed(3))
+    one = fr.run("fedavg", model=Reader, clients=[(x, x.roll(-1, 1))], rounds=1, lr=1, workers=0)
+    given = fisher_information(one.problem, one.weights, x[:2])
+    module = one.module().double()
+    total = torch.zeros(given.numel(), dtype=torch.float64)
+    for text in x[:2]:
+        for position, c in np.ndindex(5, 4):
+            module.zero_grad()
+            log = torch.log_softmax(module(text[None]), 1)[0, c, position]
+            log.backward()
+            g = torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])
+            total += float(log.detach().exp()) * g**2
+    torch.testing.assert_close(given, total / 2, rtol=1e-4, atol=1e-9)
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+@pytest.mark.parametrize("how", ["fisher", "regmean", "evolve:steps=5"])
+def test_a_rule_looks_at_models_with_their_running_statistics(how: str) -> None:
+    made = [fr.run("fedavg", model=normalised, clients=[t], rounds=3, workers=0) for t in TASKS]
+    first = fr.merge(made, how, data=TASKS, tests=TASKS).weights
+    for one in made:  # whoever has used the model before
+        one.problem.model.begin((), {}, 1.0)
+    assert torch.equal(first, fr.merge(made, how, data=TASKS, tests=TASKS).weights)
+
+
 def test_saved(specialists: list[fr.Result], tmp_path: Path) -> None:
     merged = fr.merge(specialists, tests=TASKS)
     folder = merged.save(tmp_path / "merged")

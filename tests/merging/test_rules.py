@@ -104,6 +104,23 @@ def test_one_model_alone_gives_itself_and_equal_models_give_themselves() -> None
             torch.testing.assert_close(merged, one, rtol=1e-9, atol=1e-12)
 
 
+def test_an_input_that_never_occurs_takes_the_mean() -> None:
+    layout = Layout(("fc.weight", "fc.bias"), ((3, 4), (3,)))
+    models = [torch.tensor(RANDOM.normal(size=15)) for _ in range(2)]
+    grams: list[dict[str, Tensor]] = []
+    for _ in models:
+        x = np.c_[RANDOM.normal(size=(20, 4)), np.ones(20)]
+        x[:, 1] = 0.0
+        grams.append({"fc.weight": torch.tensor(x.T @ x)})
+    for shrink in (0.9, 1.0):
+        alone = rules.regmean(layout, models[:1], grams[:1], shrink)
+        torch.testing.assert_close(alone, models[0], rtol=1e-9, atol=1e-12)
+        both = layout.named(rules.regmean(layout, models, grams, shrink))["fc.weight"]
+        mean = layout.named(rules.mean(models))["fc.weight"]
+        torch.testing.assert_close(both[:, 1], mean[:, 1], rtol=1e-9, atol=1e-12)
+        assert not torch.allclose(both[:, 0], mean[:, 0])
+
+
 def test_search_finds_coefficients_without_gradients() -> None:
     wanted = torch.tensor([[0.7], [-0.2]], dtype=torch.float64)
     found = rules.search(lambda c: float((c - wanted).square().sum()), 2, 1, 400)

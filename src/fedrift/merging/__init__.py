@@ -240,17 +240,18 @@ def check_alike(specialists: Sequence[Specialist]) -> None:
                 f"merge: '{first.name}' and '{other.name}' are models of different architectures "
                 f"({first.w.numel():,} and {other.w.numel():,} parameters); merge runs of one model"
             )
-        if not _same_base(first.problem, other.problem):
+        if not _same_base(first, other):
             raise InputError(
                 f"merge: '{first.name}' and '{other.name}' stand on other frozen parameters; merge "
                 "adapters of one base (the same model and seed)"
             )
 
 
-def _same_base(one: Problem, other: Problem) -> bool:
+def _same_base(one: Specialist, other: Specialist) -> bool:
     """The frozen parameters are the same numbers; buffers are what training made of them."""
-    names = [name for name, _ in one.model.module.named_parameters() if name in one.rest]
-    return all(torch.equal(one.rest[name], other.rest[name]) for name in names)
+    mine, theirs = ({**s.problem.rest, **(s.frozen or {})} for s in (one, other))
+    named = one.problem.model.module.named_parameters()
+    return all(torch.equal(mine[name], theirs[name]) for name, _ in named if name in mine)
 
 
 def check_start(specialists: Sequence[Specialist], rule: str) -> None:
@@ -312,6 +313,7 @@ class _Merger:
         if self.rule not in ("fisher", "regmean"):
             return {}
         x, problem = one.some(self._samples, self.seed)[0], one.problem
+        _settle(problem, _evaluated(one))
         if self.rule == "fisher":
             return {"fisher": fisher_information(problem, one.w, x)}
         return gram_matrices(problem, one.w, x)
@@ -320,7 +322,12 @@ class _Merger:
     def _samples(self) -> int:
         return int(self.options.get("samples", SAMPLES.get(self.rule, 0)))
 
-    def _weights(self, those: Sequence[Specialist], known: Sequence[Mapping[str, Tensor]]) -> Vec:
+    def _weights(
+        self,
+        those: Sequence[Specialist],
+        known: Sequence[Mapping[str, Tensor]],
+        around: EvaluatedModel,
+    ) -> Vec:
         models, problem, options = [one.w for one in those], those[0].problem, self.options
         start = problem.w0
         if self.rule == "task":
@@ -338,7 +345,8 @@ class _Merger:
         if self.rule == "aligned":
             return rules.mean(align_all(Chain.of(problem.layout), models, seed=self.seed))
         if self.rule == "evolve":
-            return _evolved(those, int(options.get("steps", 200)), self._samples, self.seed)
+            steps = int(options.get("steps", 200))
+            return _evolved(those, around, steps, self._samples, self.seed)
         return rules.mean(models)
 
     def _model(
@@ -349,8 +357,8 @@ class _Merger:
             torch.stack([b.double() for b in same]).mean(0).to(same[0].dtype)
             for same in zip(*(one.buffers for one in those), strict=True)
         )
-        weights = self._weights(those, known)
-        return EvaluatedModel(weights, buffers, frozen=dict(those[0].frozen or {}))
+        around = EvaluatedModel(those[0].w, buffers, frozen=dict(those[0].frozen or {}))
+        return replace(around, w=self._weights(those, known, around))
 
     def _pairs(
         self,
@@ -399,8 +407,17 @@ def _evaluated(one: Specialist) -> EvaluatedModel:
     return EvaluatedModel(one.w, one.buffers, frozen=dict(one.frozen or {}))
 
 
-def _evolved(specialists: Sequence[Specialist], steps: int, samples: int, seed: int) -> Vec:
+def _settle(problem: Problem, shown: EvaluatedModel) -> None:
+    """Put the running statistics and what was decided during the run into the bound model."""
+    problem.model.begin(shown.buffers, shown.frozen, shown.temperature)
+
+
+def _evolved(
+    specialists: Sequence[Specialist], around: EvaluatedModel, steps: int, samples: int, seed: int
+) -> Vec:
+    """`around` has the running statistics of what is made."""
     models, problem = [one.w for one in specialists], specialists[0].problem
+    _settle(problem, around)
     batches = [one.some(samples, seed) for one in specialists]
     groups = [slice(0, problem.w0.numel())]
 

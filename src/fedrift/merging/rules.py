@@ -55,6 +55,9 @@ def regmean(
     """Linear layers W = (Σ G_t)⁻¹ Σ G_t W_t with G_t = XᵀX of what enters the layer, the rest the
     mean (Jin et al. 2023). `grams` has G_t by the name of the layer's weight; a bias is the
     weight of an input that is always 1, so G_t has one row more where there is one.
+
+    What is solved for is the difference from the mean of the W_t, so that where the inputs leave a
+    weight open, such as that of an input that never occurs, it is the mean.
     """
     merged = layout.named(mean(models).clone())
     tensors = [layout.named(w) for w in models]
@@ -62,16 +65,10 @@ def regmean(
         bias = f"{name.removesuffix('weight')}bias"
         has_bias = bias in merged
         scaled = [_shrunk(gram[name], shrink) for gram in grams]
-        solved = _solve(
-            sum(scaled[1:], scaled[0]),
-            sum(
-                (
-                    g @ _columns(t, name, bias, has_bias)
-                    for g, t in zip(scaled, tensors, strict=True)
-                ),
-                torch.zeros((), dtype=torch.float64),
-            ),
-        )
+        weights = [_columns(t, name, bias, has_bias) for t in tensors]
+        middle = torch.stack(weights).mean(0)
+        right = [g @ (w - middle) for g, w in zip(scaled, weights, strict=True)]
+        solved = middle + _solve(sum(scaled[1:], scaled[0]), sum(right[1:], right[0]))
         if has_bias:
             merged[bias].copy_(solved[-1])
             solved = solved[:-1]

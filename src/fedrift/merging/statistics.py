@@ -17,7 +17,8 @@ CHUNK = 250
 def fisher_information(problem: Problem, w: Vec, x: Inputs) -> Vec:
     """The mean over inputs of E over y ∼ p(y|x) of (∂ log p(y|x) / ∂w)², entry by entry.
 
-    The expectation over classes is taken exactly, so no label is needed.
+    The expectation over classes is taken exactly, so no label is needed. Labels at the positions of
+    a sequence are independent given the input, so that their information adds up.
     """
     if problem.classes is None:
         raise InputError("merge rule 'fisher' needs a model with classes")
@@ -29,13 +30,14 @@ def fisher_information(problem: Problem, w: Vec, x: Inputs) -> Vec:
             logits = model.output(take(x, slice(i, i + 1)))
             logs = torch.log_softmax(logits, 1)
             shares = logs.detach().exp()
-            for place in torch.nonzero(shares[0] > 0).unbind(1)[0].tolist():
+            for place in torch.nonzero(shares > 0).tolist():  # a class, of a position if there are
+                at = tuple(place)
                 gradient = torch.autograd.grad(
-                    logs[0, place].sum(), model.parameters, retain_graph=True, allow_unused=True,
+                    logs[at], model.parameters, retain_graph=True, allow_unused=True,
                     materialize_grads=True,
                 )  # fmt: skip
                 square = flatten(gradient).double().square_()
-                total.add_(square, alpha=float(shares[0, place].mean()))
+                total.add_(square, alpha=float(shares[at]))
     return total / count(x)
 
 
