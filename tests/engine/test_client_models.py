@@ -222,6 +222,23 @@ def test_a_global_model_that_means_something_stands_beside_it(algorithm: str) ->
     assert [row["global_loss"] for row in result.metrics] == plain.loss
 
 
+def test_fine_tuning_makes_plain_steps_whatever_is_inside() -> None:
+    """A spring does nothing in the one local step of a visit, so both fine-tune the same model."""
+    plain, spring = (
+        run(f"finetune({inner}):steps=3", steps=1, epochs=None)
+        for inner in ("fedavg", "fedprox:mu=5")
+    )
+    assert torch.equal(plain.weights, spring.weights)
+    for client in range(6):
+        assert torch.equal(plain.client(client).weights, spring.client(client).weights)
+    sharp = run("finetune(fedsam):steps=3", steps=1, epochs=None)
+    spent = [
+        sum(e.gradients for e in r.ledger.entries if e.phase.endswith("evaluate at clients"))
+        for r in (plain, sharp)
+    ]
+    assert spent[0] == spent[1] > 0
+
+
 def test_keep_nothing_is_judged_by_its_own_model() -> None:
     result, plain = run("keep(fedavg):what=none"), run("fedavg")
     assert [row["global_accuracy"] for row in result.metrics] == plain.accuracy

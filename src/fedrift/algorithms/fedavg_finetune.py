@@ -1,7 +1,7 @@
 """FedAvg + fine-tuning: Cheng, Chadha, Duchi, arXiv:2108.07313, 2021: hard to beat, and simple.
 
-Training is untouched. A client makes a few local steps from the model it is to be evaluated with;
-what they give is evaluated and dropped.
+Training is untouched. A client makes a few plain local steps from the model it is to be evaluated
+with; what they give is evaluated and dropped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fedrift.algorithms.wrappers import AtClients
-from fedrift.core import Algorithm, EvaluatedModel, Site, local_of
+from fedrift.core import Algorithm, EvaluatedModel, Plain, Site, local_of
 
 
 @dataclass(frozen=True)
@@ -26,5 +26,6 @@ class FineTuned(AtClients):
     def personal(self, site: Site, shown: EvaluatedModel, mine: None) -> EvaluatedModel:
         local = local_of(self.inner)
         assert local is not None  # checked
-        run = site.train(replace(local, epochs=None, steps=self.steps), shown.w)
+        local = replace(local, epochs=None, steps=self.steps, gradient=Plain(), correct=())
+        run = site.train(local, shown.w)
         return replace(shown, w=run.w, buffers=site.statistics())
