@@ -21,7 +21,9 @@ one number for each trained parameter.
 
 The server receives each client's values one by one. Of those in the column "to add up" its rule
 needs only the mean or the sum over the cohort, so that masking could hide the single values; the
-others it needs as they are. What a client keeps never leaves its node.
+others it needs as they are. `fedasync` and `fedbuff` take replies in one by one, as they arrive on
+the simulated clock, weighted by their age; a federation refuses both. What a client keeps never
+leaves its node.
 
 Besides, in every federation: the server tells a node the experiment's hash, its client id, phase,
 round, seed, temperature and versions of its state; the node tells, once, its client id and its

@@ -51,12 +51,20 @@ def test_scaffold_shows_two_vectors_and_keeps_one() -> None:
         ("fed3r", "statistics", True),
         ("mime", "gradient", True),
         ("mimelite", "train", False),  # a gradient that only some replies have
+        ("fedasync", "train", False),  # taken in one by one, as they arrive
+        ("swa(fedbuff)", "inner.train", False),
     ],
 )
 def test_what_could_be_masked(text: str, phase: str, masked: bool) -> None:
     root = build(text, {}, 8)
     assert phase in phases(root), list(phases(root))
     assert can_be_masked(root, phase) is masked
+
+
+@pytest.mark.parametrize("text", ["fedasync", "fedbuff"])
+def test_replies_that_are_taken_in_as_they_arrive_are_seen_one_by_one(text: str) -> None:
+    uses = {r.use for r in visible_fields(build(text, {}, 1)) if r.who == "server"}
+    assert uses == {"each client's, when it arrives"}
 
 
 def test_no_method_of_the_server_is_a_phase() -> None:

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 from fedrift.backends.codec import Refused, plain, unfit
-from fedrift.core.algorithm import Algorithm, Signature, host_path, owner_of, parts
+from fedrift.core.algorithm import Algorithm, Signature, arrivals_of, host_path, owner_of, parts
 from fedrift.core.messages import hints, reductions
 from fedrift.federation.protocol import declared_signature
 
@@ -57,6 +57,8 @@ def visible_fields(root: Algorithm[Any, Any]) -> list[VisibleField]:
             use = REDUCED_TO.get(
                 rule, "each client's value" if rule else "each client's, to fold others"
             )
+            if arrivals_of(root) is not None:
+                use = "each client's, when it arrives"
             rows.append(VisibleField(phase, "server", name, kind, use))
         stays = "never leaves the node"
         around, inside = _around(root, phase), kinds.state
@@ -75,8 +77,9 @@ def _around(root: Algorithm[Any, Any], phase: str) -> Any:
 
 
 def can_be_masked(root: Algorithm[Any, Any], phase: str) -> bool:
-    """All that goes up is a mean or a sum: the server needs no single client's value."""
-    return not unfit(declared_signature(root, phase).up)
+    """All that goes up is a mean or a sum over a cohort that is known before it starts: the server
+    needs no single client's value."""
+    return arrivals_of(root) is None and not unfit(declared_signature(root, phase).up)
 
 
 def _leaves(cls: Any, path: str = "") -> Iterator[tuple[str, str]]:
