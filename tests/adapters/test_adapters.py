@@ -315,6 +315,7 @@ def test_a_wrong_adapter_is_refused(adapter: str, words: str) -> None:
     ("algorithm", "options", "words"),
     [
         ("mime", {}, "how=exact needs clients that send nothing but the change"),
+        ("fedbuff:buffer=2", {}, "stand on bases of different rounds"),
         ("fedavg", {"aggregate": "median", "weights": "uniform"}, "aggregate hides or changes"),
         ("fedavg", {"privacy": "gaussian:1,clip=1,delta=1e-5"}, "privacy hides or changes"),
     ],

@@ -16,7 +16,15 @@ from torch import Tensor
 
 from fedrift.adapters.layers import A, B, product
 from fedrift.algorithms.wrappers import Wrapper
-from fedrift.core.algorithm import Algorithm, Cohort, Exchange, client_methods, owner_of, resolve
+from fedrift.core.algorithm import (
+    Algorithm,
+    Cohort,
+    Exchange,
+    arrivals_of,
+    client_methods,
+    owner_of,
+    resolve,
+)
 from fedrift.core.flat import Layout, Vec
 from fedrift.core.messages import hints, state
 from fedrift.core.problem import Problem
@@ -67,6 +75,12 @@ class LoraAveraging(Wrapper):
     def check(self, p: Problem) -> None:
         self.inner.check(p)
         methods = client_methods(self.inner)
+        if self.exact and arrivals_of(self.inner) is not None:
+            raise InputError(
+                "adapter how=exact needs clients that stand on one base, and those of an "
+                "asynchronous algorithm stand on bases of different rounds; use how=separate or "
+                "how=freeze-A"
+            )
         if self.exact and not all(_sends_change(m.signature.up) for m in methods):
             raise InputError(
                 "adapter how=exact needs clients that send nothing but the change of their model "
