@@ -55,6 +55,11 @@ def test_topk_keeps_the_largest_and_of_equal_ones_the_first(share: float) -> Non
     assert there_and_back(v, f"topk:{share}").tolist() == expected.tolist()
 
 
+def test_topk_keeps_one_entry_however_small_the_share() -> None:
+    v = torch.tensor([1.0, -3.0, 2.0])
+    assert there_and_back(v, "topk:1e-12").tolist() == [0.0, -3.0, 0.0]
+
+
 def test_places_are_numbers_or_bits_whichever_is_shorter() -> None:
     few, many = how("topk:0.01"), how("topk:0.2")
     assert packed_bytes(few, 1000, torch.float32) == 10 * 4 + 10 * 4

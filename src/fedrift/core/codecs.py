@@ -78,7 +78,7 @@ def largest(v: Vec, number: int) -> Tensor:
 
 
 def _kept(how: Packing, size: int) -> int:
-    return min(size, math.ceil(how.value * size - 1e-9))
+    return min(size, max(1, math.ceil(how.value * size - 1e-9)))
 
 
 def _where(chosen: Tensor, size: int) -> Tensor:
