@@ -13,10 +13,8 @@ import pytest
 import torch
 
 import fedrift as fr
-from fedrift.backends.in_process import InProcess
 from fedrift.conform.golden import AFTER, ROWS, Row
 from fedrift.conform.problem import GOLDEN_A, GOLDEN_B, equal_sizes
-from fedrift.engine.loop import Engine
 from tests.support.problems import small_run
 from tests.support.product import classifier, golden_trial, path, run_trial, uneven_quadratic
 
@@ -146,45 +144,6 @@ def test_the_same_bits_with_workers_and_after_every_interruption(text: str, tmp_
         again = small_run(text, out=folder, **SLOW)
         assert again.fingerprint == whole.fingerprint, f"after round {stop}"
         assert again.ledger.rows() == whole.ledger.rows()
-
-
-@pytest.mark.parametrize("compress", ["none", "up=qsgd:4", "up=topk:0.5"])
-def test_who_leaves_in_a_round_is_visited_together_and_to_the_same_bits(
-    compress: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As one by one, also where the cost of visits is foreseen wrongly; what clients keep of a
-    visit, here what topk has not sent, is never foreseen."""
-    asked: list[int] = []
-    deliver = InProcess.deliver
-
-    def counted(self: InProcess, exchange: Any, clients: Any) -> Any:
-        asked.append(len(clients))
-        return deliver(self, exchange, clients)
-
-    monkeypatch.setattr(InProcess, "deliver", counted)
-
-    def visits(**changed: Any) -> tuple[fr.Result, int]:
-        with monkeypatch.context() as patch:
-            for name, value in changed.items():
-                patch.setattr(Engine, name, value)
-            asked.clear()
-            made = small_run("fedbuff:buffer=6", compress=compress, **SLOW | {"rounds": 6})
-            return made, len(asked)
-
-    def dearer(self: Engine, exchange: Any, clients: Any) -> tuple[list[float], int]:
-        gradients, up = costs(self, exchange, clients)
-        return [2 * one for one in gradients], up
-
-    costs = Engine._costs  # pyright: ignore[reportPrivateUsage]
-    together, few = visits()
-    alone, many = visits(_foresees=lambda self, exchange: False)  # pyright: ignore[reportUnknownLambdaType]
-    wrong, most = visits(_costs=dearer)
-    assert together.fingerprint == alone.fingerprint == wrong.fingerprint
-    assert together.ledger.rows() == alone.ledger.rows() == wrong.ledger.rows()
-    if "topk" in compress:
-        assert few == many == most
-    else:
-        assert few <= 18 < many < most, "a delivery a round, and one more if somebody left again"
 
 
 def _interrupt(stop: int) -> Callable[[fr.RoundReport], None]:

@@ -139,11 +139,6 @@ class Local:
         epochs = amount_of(1 if self.epochs is None else self.epochs, seed, round, client)
         return epochs * steps_per_epoch(n, self.batch_size, pairs)
 
-    def examples(self, n: int, steps: int, pairs: bool = False) -> int:
-        """How many samples of n are in the minibatches of so many steps."""
-        passes, rest = divmod(steps, steps_per_epoch(n, self.batch_size, pairs))
-        return passes * n + rest * min(n, self.batch_size or n)
-
     @property
     def has_memory(self) -> bool:
         """A step's size depends on earlier steps: momentum or an adaptive optimizer."""

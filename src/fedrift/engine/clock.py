@@ -6,7 +6,7 @@ import math
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,7 @@ import numpy as np
 from fedrift.backends.backend import Fold, Held
 from fedrift.backends.visit import Reply
 from fedrift.config.spec import Spec
-from fedrift.core.algorithm import (
-    Algorithm,
-    Exchange,
-    Outcome,
-    VisitCost,
-    arrivals_of,
-    local_of,
-)
+from fedrift.core.algorithm import Algorithm, Exchange, Outcome, arrivals_of, local_of
 from fedrift.core.arrivals import ClockState, Out
 from fedrift.core.codecs import sizes_of
 from fedrift.core.devices import (
@@ -86,22 +79,6 @@ class Sent:
     """Bytes of what was frozen before the run, sent once."""
     once: Mapping[int, int]
     """Client → bytes that it was sent besides the message."""
-
-
-Foresee = Callable[[Exchange, Sequence[int]], tuple[Sequence[float], int]]
-"""Clients → the gradients of each and the bytes of a reply, before they are visited."""
-
-
-@dataclass
-class Leaving:
-    """Who has left in a round of an asynchronous algorithm."""
-
-    foresee: Foresee | None
-    again: Counter[int] = field(default_factory=Counter[int])
-    out: dict[int, list[tuple[Out, tuple[float, int]]]] = field(default_factory=dict[int, Any])
-    """Not visited yet: by how often it left before in this round, and with its expected cost."""
-    is_wrong: bool = False
-    """A visit has cost something else than was expected."""
 
 
 def _order(one: Out) -> tuple[float, int]:
@@ -203,66 +180,34 @@ class Clock:
             clients,
             began,
             self._down(exchange, clients, sent.once),
-            np.array([_gradients(v) for v in visits]),
+            np.array([v.work.gradients + FORWARD * v.work.forwards for v in visits]),
             np.array([float(v.up) for v in visits]),
         )
 
     # Somebody is always out: a round is made by those who arrive.
 
     def arrivals(
-        self,
-        exchange: Exchange,
-        size: int,
-        population: int,
-        draw: Draw,
-        send: Send,
-        foresee: Foresee | None = None,
+        self, exchange: Exchange, size: int, population: int, draw: Draw, send: Send
     ) -> Taken:
         """Send clients out and take in replies until there are enough of them for a round.
 
-        Everything that arrives at one instant is taken in before anybody is sent out. Where the
-        cost of visits is foreseen, so is who arrives when: all who leave in a round, with the same
-        model, are then visited together when it ends. If it was foreseen wrongly, the round is made
-        again, one departure after another.
+        Everything that arrives at one instant is taken in before anybody is sent out.
         """
-        before = self.time, self._departures, list(self._out)
-        leaving = Leaving(foresee)
-        taken = self._arrivals(exchange, size, population, draw, send, leaving)
-        if leaving.is_wrong:
-            self.time, self._departures, self._out = before
-            taken = self._arrivals(exchange, size, population, draw, send, Leaving(None))
-        return taken
-
-    def _arrivals(
-        self,
-        exchange: Exchange,
-        size: int,
-        population: int,
-        draw: Draw,
-        send: Send,
-        leaving: Leaving,
-    ) -> Taken:
-        wanted, came, tries = self.plan.arrivals or 1, list[Out](), 0
-        fold, trips = Fold(exchange), list[Trip]()
+        wanted, fold, trips = self.plan.arrivals or 1, Fold(exchange), list[Trip]()
         total = Taken(fold.outcome(), trips)
-        while len(came) < wanted:
+        again, tries = Counter[int](), 0
+        while len(trips) < wanted:
             if self._out and self._out[0].trip.arrives <= self.time:
-                came.append(self._out.pop(0))
+                one = self._out.pop(0)
+                self._take(fold, exchange, one)
+                trips.append(one.trip)
                 continue
             if len(self._out) < size:
-                some = self._drawn(size, population, draw)
-                total.asked += tuple(some)
-                self._depart(exchange, some, send, leaving, total)
+                self._depart(exchange, size, population, draw, send, again, total)
             if self._out:
                 self.time = max(self.time, self._out[0].trip.arrives)
             elif (tries := tries + 1) == TRIES:
                 break  # nobody works
-        back = self._visit(exchange, send, leaving, total)
-        self._out = [back.get(id(one), one) for one in self._out]
-        for one in came:
-            one = back.get(id(one), one)
-            self._take(fold, exchange, one)
-            trips.append(one.trip)
         total.outcome = fold.outcome()
         return total
 
@@ -272,87 +217,54 @@ class Clock:
         staleness = exchange.round - one.round
         fold.add(one.trip.client, one.n, reply, one.size, staleness)
 
-    def _drawn(self, size: int, population: int, draw: Draw) -> Sequence[int]:
-        """Who leaves for the free places."""
+    def _depart(
+        self,
+        exchange: Exchange,
+        size: int,
+        population: int,
+        draw: Draw,
+        send: Send,
+        again: Counter[int],
+        total: Taken,
+    ) -> None:
+        """Fill the free places: who leaves is visited now, and arrives when it arrives."""
         number, self._departures = self._departures, self._departures + 1
         away = [one.trip.client for one in self._out]
         is_here = np.ones(population, dtype=bool)
         is_here[away] = False
-        return draw(number, np.flatnonzero(is_here), size - len(away))
-
-    def _depart(
-        self, exchange: Exchange, clients: Sequence[int], send: Send, leaving: Leaving, total: Taken
-    ) -> None:
-        """Clients leave and will arrive when they arrive; they are visited now, or with others."""
+        able = np.flatnonzero(is_here)
+        leaving = draw(number, able, size - len(away))
+        total.asked += tuple(leaving)
         turns: dict[int, list[int]] = {}
-        for client in clients:
-            turns.setdefault(leaving.again[client], []).append(client)
-            leaving.again[client] += 1
+        for client in leaving:
+            turns.setdefault(again[client], []).append(client)
+            again[client] += 1
         for turn, some in sorted(turns.items()):
-            asked = _again(exchange, turn)
-            if leaving.foresee is None:
-                sent = self._sent(asked, some, send, total)
-                trips = {trip.client: trip for trip in self._trips(asked, sent, self.time)}
-                made = [_out(asked, held, trips[held.client]) for held in sent.outcome.held]
-            else:
-                gradients, up = leaving.foresee(asked, some)
-                costs = np.array(gradients), np.full(len(some), float(up))
-                trips = self.devices.trips(some, self.time, self._down(asked, some, {}), *costs)
-                made = [Out(t, exchange.round, 0, None, (), Work(), {}, True) for t in trips]
-                expected = zip(made, gradients, strict=True)
-                leaving.out.setdefault(turn, []).extend((one, (g, up)) for one, g in expected)
-            for one in made:
-                insort(self._out, one, key=_order)
-
-    def _visit(
-        self, exchange: Exchange, send: Send, leaving: Leaving, total: Taken
-    ) -> dict[int, Out]:
-        """Those who were not visited when they left: each as it was expected → as it is."""
-        back: dict[int, Out] = {}
-        for turn, expected in sorted(leaving.out.items()):
-            asked = _again(exchange, turn)
-            by_client = {one.trip.client: (one, cost) for one, cost in expected}
-            sent = self._sent(asked, list(by_client), send, total)
-            costs = {v.client: (_gradients(v), v.up) for v in sent.outcome.visits}
-            leaving.is_wrong |= costs != {c: cost for c, (_, cost) in by_client.items()}
+            asked = replace(exchange, holds=True, streams=f"again {turn} " if turn else "")
+            sent = send(asked, some)
+            total.given += sent.given
+            total.base += sent.base
+            total.dropped += sent.dropped
+            trips = self._trips(asked, sent, self.time)
+            by_client = {trip.client: trip for trip in trips}
             for held in sent.outcome.held:
-                one, _ = by_client[held.client]
-                back[id(one)] = _out(asked, held, one.trip)
-        return back
+                insort(self._out, self._leaving(exchange, held, by_client), key=_order)
 
     @staticmethod
-    def _sent(asked: Exchange, clients: Sequence[int], send: Send, total: Taken) -> Sent:
-        sent = send(asked, clients)
-        total.given += sent.given
-        total.base += sent.base
-        total.dropped += sent.dropped
-        return sent
-
-
-def _again(exchange: Exchange, turn: int) -> Exchange:
-    """A client that leaves again in a round draws other batches."""
-    return replace(exchange, holds=True, streams=f"again {turn} " if turn else "")
-
-
-def _gradients(visit: VisitCost) -> float:
-    return visit.work.gradients + FORWARD * visit.work.forwards
-
-
-def _out(exchange: Exchange, held: Held, trip: Trip) -> Out:
-    reply = held.reply
-    up: Any = None if reply.up is None else pack(reply.up)
-    work = Work(reply.work.gradients, reply.work.forwards, reply.work.steps)
-    return Out(
-        trip,
-        exchange.round,
-        held.n,
-        up,
-        reply.buffers,
-        work,
-        held.size,
-        reply.is_finite,
-        reply.training(),
-    )
+    def _leaving(exchange: Exchange, held: Held, trips: dict[int, Trip]) -> Out:
+        reply = held.reply
+        up: Any = None if reply.up is None else pack(reply.up)
+        return Out(
+            trips[held.client],
+            exchange.round,
+            held.n,
+            up,
+            reply.buffers,
+            Work(reply.work.gradients, reply.work.forwards, reply.work.steps),
+            held.size,
+            reply.is_finite,
+            reply.training(),
+        )
 
 
 # Settles the options `devices` and `late`, and refuses what would have no meaning.

@@ -256,7 +256,6 @@ def _settings(task: Task) -> Settings:
         at_clients=task.at_clients,
         clock=task.clock,
         cost=gradients_of(task),
-        gradients=gradients_of(task, exact=True),
     )
 
 

@@ -86,9 +86,7 @@ class Settings:
     """Clients that can be asked now; None: all of them, always."""
     clock: ClockPlan | None = None
     cost: Callable[[int, int], float] = lambda client, round: 0.0
-    """Examples that a client would differentiate in a round if all its minibatches were full."""
-    gradients: Callable[[int, int], float] = lambda client, round: 0.0
-    """Examples that it would differentiate."""
+    """Examples that a client would differentiate in a round."""
 
     @property
     def last(self) -> int:
@@ -355,8 +353,7 @@ class Engine:
                 self._forget(exchange, client)
         else:
             draw = partial(self._leaving, exchange.round)
-            foresee = self._costs if self._foresees(exchange) else None
-            taken = clock.arrivals(exchange, who.size, who.population, draw, self._send, foresee)
+            taken = clock.arrivals(exchange, who.size, who.population, draw, self._send)
         entry = entry_of(
             exchange,
             taken.asked,
@@ -404,27 +401,13 @@ class Engine:
         if clock.plan.late.kind != "partial" or not clients:
             return {}
         gradients = [self.settings.cost(c, exchange.round) for c in clients]
-        return clock.part(exchange, clients, gradients, self._reply_bytes(exchange))
-
-    def _foresees(self, exchange: Exchange) -> bool:
-        """Whether visits can be costed beforehand, and made twice if that was wrong: nothing is
-        kept of them, and everybody is sent the same."""
-        is_plain = self.settings.faults is None and not exchange.frozen and not exchange.private
-        return is_plain and not self.problem.sent_once and not self.store.tables
-
-    def _costs(self, exchange: Exchange, clients: Sequence[int]) -> tuple[list[float], int]:
-        """What a visit of each is expected to differentiate, and the bytes of a reply."""
-        gradients = [self.settings.gradients(c, exchange.round) for c in clients]
-        return gradients, self._reply_bytes(exchange)
-
-    def _reply_bytes(self, exchange: Exchange) -> int:
-        """As far as they are known before."""
         kind, how, w0 = exchange.signature.up, exchange.compression, self.problem.w0
         up = vectors(kind) * w0.nbytes
         if how is not None and kind is not None:
             for packing in rules_of(how, "up", kind).values():
                 up -= w0.nbytes - packed_bytes(packing, len(w0), w0.dtype)
-        return up + sum(b.nbytes for b in exchange.buffers)
+        up += sum(b.nbytes for b in exchange.buffers)
+        return clock.part(exchange, clients, gradients, up)
 
     def _forget(self, exchange: Exchange, client: int) -> None:
         """Its reply does not count, so neither does what it has kept of it."""

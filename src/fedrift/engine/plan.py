@@ -324,20 +324,11 @@ def cost_of(task: Task) -> Callable[[int, int], float]:
     return cost
 
 
-def gradients_of(task: Task, exact: bool = False) -> Callable[[int, int], float]:
-    """Examples a visit will differentiate, each as often as the gradient rule asks; unless it is
-    to be exact, as many in every step as in a full minibatch."""
-    cost, local, sizes = cost_of(task), local_of(task.algorithm), task.split.sizes
-    if local is None:
-        return cost
-    passes, pairs = passes_of(local.gradient), task.problem.model.has_batch_norm
-
-    def count(client: int, round: int) -> float:
-        n = int(sizes[client])
-        steps = local.steps_for(n, task.seed, round, client, pairs)
-        return passes * (local.examples(n, steps, pairs) if steps else 0)
-
-    return count if exact else lambda client, round: passes * cost(client, round)
+def gradients_of(task: Task) -> Callable[[int, int], float]:
+    """Examples a visit will differentiate, each as often as the gradient rule asks."""
+    cost, local = cost_of(task), local_of(task.algorithm)
+    passes = 1 if local is None else passes_of(local.gradient)
+    return lambda client, round: passes * cost(client, round)
 
 
 def plan(
