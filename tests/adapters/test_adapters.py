@@ -244,7 +244,7 @@ def test_the_same_bits_in_workers_and_resumed(algorithm: str, how: str, tmp_path
         small_run(algorithm, out=tmp_path / "run", callbacks=[Enough()], **settings)
     again = small_run(algorithm, out=tmp_path / "run", **settings)
     assert again.fingerprint == here.fingerprint and again.ledger.rows() == here.ledger.rows()
-    with pytest.raises(InputError, match=r"\(adapter was lora.*, is lora.*on=out"):
+    with pytest.raises(InputError, match=r"adapter was lora.*, is lora.*on=out"):
         small_run(algorithm, out=tmp_path / "run", **{**settings, "adapter": LORA + ",on=out"})
 
 

@@ -248,7 +248,7 @@ def detached_linear(monkeypatch: Patch) -> None:
 
 def decaying_momentum(monkeypatch: Patch) -> None:
     def wrong(self: Blend, g: Any, step: Any) -> None:
-        g.mul_(self.alpha).add_(self.m.mul_(1.0 - self.alpha))
+        g.mul_(self.alpha).add_(self.m.data.mul_(1.0 - self.alpha))
 
     monkeypatch.setattr(Blend, "__call__", wrong)
 

@@ -68,7 +68,7 @@ CAUGHT: list[tuple[Any, str, str]] = [
     (cheats.Unhinted, "form", "the hints are the wire format"),
     (cheats.Unpackable, "form", "field 'notes' holds a dict"),
     (cheats.Rounder, "form", "field 'shift' holds a complex"),
-    (cheats.Unreduced, "form", "write Mean[Vec], Sum[Vec] or Gather[Vec]"),
+    (cheats.Unreduced, "form", "write delta: Mean[…], Sum[…] or Gather[…]"),
     (cheats.Silent, "form", "call cohort.ask in round"),
     (cheats.Scribbler, "payload", "'train' wrote to down.w"),
     (cheats.Eraser, "payload", "'train' wrote to mine.last"),

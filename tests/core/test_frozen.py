@@ -108,9 +108,9 @@ class Careless(Algorithm[Server, Client]):
     def train(self, site: Site, down: Down, mine: Client) -> tuple[Up, Client]:
         run = site.train(self.local, down.w)
         if self.writes == "down":
-            down.w.add_(1.0)
+            down.w.data.add_(1.0)  # where no count of writes tells
         if self.writes == "mine":
-            mine.v.add_(1.0)
+            mine.v.data.add_(1.0)
         return Up(delta=run.delta), Client(v=mine.v + 1.0)
 
 

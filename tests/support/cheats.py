@@ -7,7 +7,19 @@ from typing import Any
 
 import torch
 
-from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Sum, Vec, message, state
+from fedrift.core import (
+    Algorithm,
+    Cohort,
+    Gather,
+    Local,
+    Mean,
+    Problem,
+    Site,
+    Sum,
+    Vec,
+    message,
+    state,
+)
 
 LEFT_BEHIND: dict[str, Any] = {}
 
@@ -108,7 +120,7 @@ class Unhinted(Plain):
 @message
 class UpDict:
     delta: Mean[Vec]
-    notes: dict[str, int]
+    notes: Gather[dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -157,25 +169,25 @@ class Silent(Plain):
 
 @dataclass(frozen=True)
 class Scribbler(Plain):
-    """Writes to the message it was sent."""
+    """Writes to the message it was sent, where no count of writes tells."""
 
     local: Local = Local()
 
     def train(self, site: Site, down: Down, mine: Client) -> tuple[Up, Client]:
         run = site.train(self.local, down.w)
-        down.w.copy_(run.w)
+        down.w.data.copy_(run.w)
         return Up(delta=run.delta), Client(last=run.delta)
 
 
 @dataclass(frozen=True)
 class Eraser(Plain):
-    """Writes to its old state."""
+    """Writes to its old state, where no count of writes tells."""
 
     local: Local = Local()
 
     def train(self, site: Site, down: Down, mine: Client) -> tuple[Up, Client]:
         run = site.train(self.local, down.w)
-        mine.last.copy_(run.delta)
+        mine.last.data.copy_(run.delta)
         return Up(delta=run.delta), mine
 
 

@@ -21,7 +21,7 @@ from fedrift.conform.runs import run
 from fedrift.conform.subject import Subject
 from fedrift.conform.watched_run import Inside, Seen, backwards, differing_fields
 from fedrift.core.algorithm import Algorithm, owner_of, parts, signature
-from fedrift.core.messages import Packed, hints, pack, reductions, unpack
+from fedrift.core.messages import Packed, hints, pack, unpack
 from fedrift.engine.callbacks import RoundReport
 
 PURE = "messages and states belong to nobody: return new ones"
@@ -46,11 +46,6 @@ def form(subject: Subject, bench: Bench) -> Cell:
         kinds = signature(getattr(node, name))
         for side, kind in (("down", kinds.down), ("up", kinds.up), ("state", kinds.state)):
             form_faults += _declared(kind, f"{side} of '{phase}'")
-        if kinds.up is not None and not reductions(kinds.up):
-            form_faults.append(
-                f"{kinds.up.__name__}, the reply of '{phase}', says of no field how it is "
-                "reduced: write Mean[Vec], Sum[Vec] or Gather[Vec]"
-            )
     return sum_up(form_faults, len(phases), "client method")
 
 
