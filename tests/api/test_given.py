@@ -99,6 +99,20 @@ def test_a_ragged_data_set_is_told_where() -> None:
         run(clients=[Endless(ragged=True)])
 
 
+def test_clients_of_different_lengths_are_named() -> None:
+    clients = [(torch.zeros(3, n), [0, 1, 0]) for n in (4, 4, 6)]
+    said = r"clients\[2\] has shapes \[\(6,\), \(\)\], clients\[0\] .*; pad them to one length"
+    with pytest.raises(fr.InputError, match=said):
+        fr.run("fedavg", model=lambda: nn.Linear(4, 2), clients=clients, rounds=1)
+
+
+def test_own_metrics_without_a_test_set_of_the_server_are_told() -> None:
+    halves = [(X[:20], Y[:20]), (X[20:40], Y[20:40])]
+    result = run(clients=halves, test=halves, rounds=1, metrics={"exact": lambda z, y: 1.0})
+    [note] = [note for note in result.notes if note.startswith("metrics: exact would be")]
+    assert note.endswith("give test=(x, y), and theirs as client_test")
+
+
 class Answer(Net):
     """Gives an object with logits, as models of Hugging Face do."""
 

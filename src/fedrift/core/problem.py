@@ -168,8 +168,10 @@ class Problem:
         """Names of the head's weight and bias."""
         if self.head is None or self.classes is None:
             raise InputError(
-                "this algorithm needs a classifier head whose input are the features, and the "
-                "model's output is not that of its last Linear: name the layer with head='…'"
+                "this algorithm needs a classifier head whose input are the features of a sample, "
+                "and the model's output is not that of its last Linear, one row for each sample: "
+                "name the layer with head='…'; what stays at clients can be said by its "
+                "parameters' names instead, such as keep(fedavg):what=fc.*"
             )
         prefix = f"{self.head}." if self.head else ""  # the module itself may be the layer
         return f"{prefix}weight", f"{prefix}bias"

@@ -162,7 +162,7 @@ def _read(data: Any, field: str) -> tuple[Any, Any]:
     return (tuple(x) if isinstance(x, list) else x), y
 
 
-def _ragged(items: Sequence[Any], error: Exception) -> str:
+def _ragged(items: Sequence[Any], error: Exception, names: Sequence[str] = ()) -> str:
     """Which of the items has another shape than the first; what torch says if none has."""
     try:
         shapes = [[tuple(np.shape(leaf)) for leaf in _flat(tuple(item))] for item in items]
@@ -171,8 +171,9 @@ def _ragged(items: Sequence[Any], error: Exception) -> str:
     other = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
     if other is None:
         return str(error)
+    first, odd = (names[i] if names else f"item {i}" for i in (0, other))
     return (
-        f"item {other} has shapes {shapes[other]}, item 0 {shapes[0]}; pad them to one length "
+        f"{odd} has shapes {shapes[other]}, {first} {shapes[0]}; pad them to one length "
         "(labels of padding: -100), and give the model a mask as a second input if it needs one"
     )
 
@@ -215,8 +216,11 @@ def gather(clients: Any, dtype: torch.dtype, field: str = "clients") -> Split:
     try:
         x, y = (map_tree(lambda *ts: torch.cat(ts), *side) for side in zip(*full, strict=True))
     except (RuntimeError, KeyError, ValueError, TypeError) as error:
+        names = [f"{field}[{i}]" for i, n in enumerate(sizes) if n]
+        ones = [map_tree(lambda t: t[0], one) for one in full]
         raise InputError(
-            f"{field}: the samples of different clients differ in shape: {error}"
+            f"{field}: the samples of different clients differ in shape: "
+            f"{_ragged(ones, error, names)}"
         ) from None
     return Split(x, y, parts)
 

@@ -80,7 +80,16 @@ UNTESTED = (
     "the server's model lacks what stays at the clients, so its accuracy says little; give "
     "client_test=0.2 to evaluate the clients' own"
 )
+
 UNSEEN = "nothing is evaluated: give test=(x, y), or look at RoundReport.weights in on_round"
+
+
+def unmeasured(metrics: Mapping[str, Any]) -> str:
+    """Clients answer with sums of their own, which no function of the reader's can be made of."""
+    return (
+        f"metrics: {', '.join(metrics)} would be computed on the server's test set, and there is "
+        "none: clients report loss and accuracy only; give test=(x, y), and theirs as client_test"
+    )
 
 
 def gaps(y: np.ndarray, classes: int) -> tuple[str, ...]:

@@ -372,6 +372,8 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
         notes = (*notes, check_objects.UNTESTED)
     if split.test is not None:
         notes = (*notes, *remark(split.test.sizes))
+        if objects.metrics and test is None:
+            notes = (*notes, check_objects.unmeasured(objects.metrics))
         if looks is not None and promise is not None:
             notes = (*notes, check_objects.UNACCOUNTED)
     if objects.algorithm is not None:
