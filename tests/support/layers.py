@@ -90,7 +90,7 @@ LAYERS = (
     ),
     Layer(
         "merging",
-        "errors rng core config storage figures engine analysis",
+        "errors rng core data config storage figures engine report analysis",
         "Several trained models made one, without training.",
     ),
     Layer(

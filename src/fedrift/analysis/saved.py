@@ -73,7 +73,7 @@ def _case(task: Task, record: RunRecord, name: str) -> Case:
     point = checkpoint.read_newest(folder, algorithm.server(problem))
     store = _store(task, folder, point) if point is not None else None
     if (folder / run_folder.MODEL).is_file():
-        shown, round = _final(problem, record.weights(), folder), _rounds(record)
+        shown, round = final_model(problem, record.weights(), folder), _rounds(record)
     elif point is not None:
         shown, round = algorithm.shown(point.server, problem, point.buffers)[""], point.round
     else:
@@ -134,7 +134,8 @@ def _rounds(record: RunRecord) -> int:
     return int(record.rounds[-1]["round"]) if record.rounds else record.spec.rounds
 
 
-def _final(problem: Problem, saved: Mapping[str, object], folder: Path) -> EvaluatedModel:
+def final_model(problem: Problem, saved: Mapping[str, object], folder: Path) -> EvaluatedModel:
+    """What a finished run has written, as the model of its problem."""
     tensors = {name: torch.from_numpy(value) for name, value in saved.items()}
     try:
         named = [tensors[name].reshape(-1) for name in problem.layout.names]

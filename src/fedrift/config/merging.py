@@ -71,6 +71,8 @@ DEFAULTS = {"task": {"scale": 0.3}, "ties": {"keep": 0.2, "scale": 1.0}, "dare":
 
 def check_rule(text: str) -> tuple[Named, dict[str, float]]:
     """Reads a rule and its options; refuses what names none."""
+    if not isinstance(text, str):  # type: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"merge rule {text!r} must be a text, such as 'mean' or 'ties:0.2'")
     named = parse(text, "merge rule")
     if named.name not in RULES:
         raise unknown("merge rule", named.name, RULES)

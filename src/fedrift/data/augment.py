@@ -184,6 +184,11 @@ def _blended(loss: Callable[[Any, Any], Tensor], output: Any, target: Any) -> Te
     return target.share * first + (1.0 - target.share) * second
 
 
+def plain_loss(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+    """The loss that `mixed_loss` was given; any other as it is."""
+    return loss.args[0] if isinstance(loss, partial) and loss.func is _blended else loss
+
+
 def parse_augment(texts: str | Sequence[str] | None) -> Augment:
     """`["crop:4", "flip", "mixup:alpha=1", "cutout:length=16"]`, in any order."""
     parts: dict[str, Any] = {}

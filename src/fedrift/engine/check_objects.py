@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -166,6 +166,13 @@ def check_labels(
             "loss: the model has one output, whose cross-entropy is always 0; give the model one "
             "output per class, or loss=… for regression or a yes-or-no answer"
         )
+    check_range(problem, sides, split.x, split)
+
+
+def check_range(
+    problem: Problem, sides: Sequence[tuple[str, Any]], x: Any, split: Split | None = None
+) -> None:
+    """Refuses labels that are no class of the model; those of a split are named by client."""
     if problem.classes is None:
         return
     for name, y in sides:
@@ -173,12 +180,12 @@ def check_labels(
             bad = ((y >= problem.classes) | ((y < 0) & (y != -100))).nonzero()
             if len(bad):
                 sample, wrong = int(bad[0, 0]), int(y[tuple(bad[0])])
-                whose = name if y is not split.y else _owner(split, sample)
+                whose = _owner(split, sample) if split is not None and y is split.y else name
                 top = max(int(one.max()) for _, one in sides if isinstance(one, Tensor))
                 more = f", or the model {top + 1} outputs" if wrong > 0 else ""
                 raise InputError(
                     f"{whose}: label {wrong} is outside the model's {problem.classes} classes "
-                    f"(0 to {problem.classes - 1}){classes_axis(problem, split.x)}; give labels "
+                    f"(0 to {problem.classes - 1}){classes_axis(problem, x)}; give labels "
                     f"that count from 0{more}"
                 )
 

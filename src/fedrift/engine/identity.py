@@ -17,6 +17,7 @@ import torch
 
 from fedrift.config.models import choose_model
 from fedrift.config.own_code import IN_PYTHON
+from fedrift.core.problem import Problem
 from fedrift.engine.content import Content
 from fedrift.engine.plan import Task
 from fedrift.engine.recorder import SETTINGS
@@ -57,12 +58,18 @@ def differences(
         return () if now == there else ("its model, data or settings",)
     if not isinstance(there, dict):
         return ("what it was made from is not known",)
-    record = cast("dict[str, Any]", there)
-    parts = record.get("parts")
-    if record.get("version") != VERSION or not isinstance(parts, dict):
+    if not (parts := known_parts(known)):
         return ("it is of a version that is not known",)
     now = identity_of(task, origin)["parts"]
-    return tuple(_differing(cast("dict[str, Any]", parts), now, _sees_code(known)))
+    return tuple(_differing(parts, now, _sees_code(known)))
+
+
+def known_parts(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The digests that an environment (of a folder) holds; empty if it is of another version."""
+    there: Any = environment.get("identity")
+    parts = there.get("parts") if isinstance(there, dict) else None  # type: ignore[reportUnknownMemberType]
+    is_known = isinstance(parts, dict) and there.get("version") == VERSION
+    return cast("dict[str, Any]", parts) if is_known else {}
 
 
 def _sees_code(known: Mapping[str, Any]) -> bool:
@@ -98,7 +105,7 @@ def _parts(task: Task) -> dict[str, Part]:
     tests = {} if own is None else {"client_test": Content.of(own.sizes, own.x, own.y, own.parts)}
     return tests | {
         "algorithm": Content.of(task.algorithm),
-        "model": _model(task),
+        "model": model_part(task.problem, task.spec.model),
         "loss": Content.of(problem.loss),
         "metrics": Content.of(dict(task.metrics)),
         "clients": Content.of(*clients),
@@ -107,12 +114,11 @@ def _parts(task: Task) -> dict[str, Part]:
     }
 
 
-def _model(task: Task) -> Part:
+def model_part(problem: Problem, name: str | None) -> Part:
     """Weights, buffers and frozen parameters; of the reader's own model its layers and code."""
-    problem, content = task.problem, Content()
+    content = Content()
     content.add({name: tuple(t.shape) for name, t in problem.layout.named(problem.w0).items()})
     content.add((problem.w0, dict(problem.rest), problem.moving, problem.head))
-    name = task.spec.model
     if name is None or name == IN_PYTHON or choose_model(name).attribute is not None:
         problem.model.memory.put_back()  # it has been tried on a few samples
         content.add_model(problem.model.module)

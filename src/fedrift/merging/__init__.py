@@ -12,24 +12,33 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from fedrift.analysis.landscape import grid_around, measure_surface, plane_by
 from fedrift.analysis.matching import Chain, align_all
-from fedrift.analysis.saved import Loader
+from fedrift.analysis.saved import Loader, final_model
+from fedrift.config.fields import whole
 from fedrift.config.merging import RULES, check_rule
+from fedrift.config.own_code import IN_PYTHON
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.evaluation import Evaluator, combine, evaluate_chunk
 from fedrift.core.flat import Batch, Vec, count, take
-from fedrift.core.isolation import one_thread
+from fedrift.core.isolation import drawing_alone, one_thread
 from fedrift.core.messages import Size
 from fedrift.core.plain_files import write_file
 from fedrift.core.problem import Problem
+from fedrift.data import arrays
+from fedrift.data.augment import plain_loss
+from fedrift.engine import check_objects
+from fedrift.engine.identity import known_parts, model_part
 from fedrift.engine.ledger import Entry, Ledger
 from fedrift.engine.result import Result
 from fedrift.errors import InputError
 from fedrift.merging import rules
 from fedrift.merging.statistics import fisher_information, gram_matrices
+from fedrift.report.saved import SavedRun
 from fedrift.rng import generator
+from fedrift.storage import run_folder
 from fedrift.storage.jsonl import dump
 
 SAMPLES = {"fisher": 200, "regmean": 2000, "evolve": 200}
@@ -52,6 +61,8 @@ class Specialist:
     test: Batch | None = None
     alphabet: tuple[str, ...] = ()
     """What the tokens of its text stand for; empty for other data."""
+    is_start_known: bool = True
+    """Whether it began with the start of its problem, which may be that of a result beside it."""
 
     def some(self, samples: int, seed: int) -> Batch:
         """Some of its data, drawn once."""
@@ -64,7 +75,7 @@ class Specialist:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Merged:
     """One model made of several, and how well it does what they did."""
 
@@ -89,6 +100,12 @@ class Merged:
     """One exchange: the holders of the models send weights, and the statistics that the rule asks
     for."""
 
+    def __repr__(self) -> str:
+        """One line: what was merged by which rule, and how well it does."""
+        known = self.scores[-1][~np.isnan(self.scores[-1])]
+        told = f"{self.measure} {known.mean():.4f}" if len(known) else "not evaluated: no test data"
+        return f"<Merged: {self.how} of {len(self.names)} models, {told}>"
+
     @property
     def interference(self) -> np.ndarray:
         """What merging costs every task: the score of its own model minus the merged one's; of a
@@ -104,7 +121,9 @@ class Merged:
         return self.problem.module(self.weights, self.buffers)
 
     def frame(self) -> Any:
-        """One row per model, the merged one last: its score on every task."""
+        """One row per model, the merged one last: its score on every task; NaN where a task has
+        no test. Refused where none has."""
+        self._check_evaluated("frame")
         from fedrift.storage.run_folder import as_frame
 
         rows = zip((*self.names, "merged"), self.scores.tolist(), strict=True)
@@ -130,7 +149,15 @@ class Merged:
         first three, as a picture."""
         from fedrift.figures.merging import save_picture
 
+        self._check_evaluated("plot")
         return save_picture(self.record(), Path(path))
+
+    def _check_evaluated(self, what: str) -> None:
+        if np.isnan(self.scores).all():
+            raise InputError(
+                f"{what}: nothing was evaluated, so there are no scores; give fr.merge tests=[…], "
+                "an (x, y) or Dataset per model"
+            )
 
     def save(self, folder: str | Path) -> Path:
         """`model.safetensors` and `merge.json` in a folder."""
@@ -145,26 +172,30 @@ class Merged:
 
 
 def merge(
-    models: Sequence[str | Path | Result],
+    models: Sequence[str | Path | Result | SavedRun],
     how: str = "mean",
     *,
-    data: Sequence[Batch] | None = None,
-    tests: Sequence[Batch] | None = None,
+    data: Sequence[Any] | None = None,
+    tests: Sequence[Any] | None = None,
     data_dir: str | None = None,
     seed: int = 0,
 ) -> Merged:
     """One model made of several trained ones, without training.
 
     Args:
-        models: run folders, or results of `run`.
+        models: run folders, what `load` returns of them, or results of `run`. A run that was made
+            in Python does not hold its model: it needs a result of the same model beside it.
         how: the rule: mean, task:0.3, ties:0.2, dare:0.9, fisher, regmean, aligned or evolve.
-        data: for results, an (x, y) each that fisher, regmean and evolve may look at; folders of
-            named data bring their training data.
-        tests: for results, the test of each one's task.
+        data: an (x, y) or Dataset per model that fisher, regmean and evolve may look at; folders
+            of named data bring their training data, so None stands for these.
+        tests: an (x, y) or Dataset per model, the test of its task; folders of named data bring
+            theirs. Without any, there are weights but no scores.
         data_dir: where data files are looked for.
         seed: of everything that is drawn.
     """
     named, options = check_rule(how)
+    whole(0).read(seed, "seed")
+    check_models(models, "merge")
     if len(models) == 1:
         raise InputError("merge: one model is given; name two or more")
     specialists = specialists_of(models, data, tests, data_dir)
@@ -175,44 +206,128 @@ def merge(
         return _Merger(how, named.name, options, specialists, seed).merged()
 
 
+def check_models(models: Any, who: str) -> None:
+    """Refuses what is no list of models."""
+    kinds = "run folders, results of fr.run or what fr.load returns"
+    if isinstance(models, str) or not isinstance(models, Sequence):
+        raise InputError(
+            f"{who}: models must be a list of {kinds}, such as [one, two], not one "
+            f"{type(models).__name__}"
+        )
+    if len(models) < 1:  # type: ignore[reportUnknownArgumentType]
+        raise InputError(f"{who}: no model is given; name run folders or give results")
+    for i, model in enumerate(models):  # type: ignore[reportUnknownArgumentType]
+        if not isinstance(model, (str, Path, Result, SavedRun)):
+            name = type(model).__name__  # type: ignore[reportUnknownArgumentType]
+            raise InputError(f"{who}: models[{i}] is a {name}; give {kinds}")
+
+
 def specialists_of(
-    models: Sequence[str | Path | Result],
-    data: Sequence[Batch] | None,
-    tests: Sequence[Batch] | None,
+    models: Sequence[str | Path | Result | SavedRun],
+    data: Sequence[Any] | None,
+    tests: Sequence[Any] | None,
     data_dir: str | None,
+    who: str = "merge",
 ) -> list[Specialist]:
     """Run folders and results as models with their data and tests."""
-    if len(models) < 1:
-        raise InputError("merge: no model is given; name run folders or give results")
-    loader = Loader(data_dir)
-    return [
-        _of_result(model, i, data, tests)
+    check_models(models, who)
+    given = _each(data, len(models), f"{who}: data"), _each(tests, len(models), f"{who}: tests")
+    loader, results = Loader(data_dir), [one for one in models if isinstance(one, Result)]
+    made = [
+        _of_result(model, i)
         if isinstance(model, Result)
-        else _of_folder(model, loader)
+        else _of_folder(model, loader, results, who)
         for i, model in enumerate(models)
+    ]
+    return [
+        with_data(one, own, test, f"{who}: data[{i}]", f"{who}: tests[{i}]")
+        for i, (one, own, test) in enumerate(zip(made, *given, strict=True))
     ]
 
 
-def _of_folder(folder: str | Path, loader: Loader) -> Specialist:
-    case = loader.case(folder, str(folder))
+def _each(value: Any, models: int, field: str) -> Sequence[Any]:
+    """What is given for every model; None where there is nothing."""
+    if value is None:
+        return [None] * models
+    kinds = (Dataset, tuple, list, type(None))
+    fix = "give a list with an (x, y) or Dataset per model, None where there is none"
+    if not isinstance(value, Sequence) or not all(isinstance(one, kinds) for one in value):  # type: ignore[reportUnknownVariableType]
+        raise InputError(f"{field} is one {type(value).__name__} for {models} models; {fix}")  # type: ignore[reportUnknownArgumentType]
+    if len(value) != models:  # type: ignore[reportUnknownArgumentType]
+        raise InputError(f"{field} has {len(value)} entries for {models} models; {fix}")  # type: ignore[reportUnknownArgumentType]
+    return value  # type: ignore[reportUnknownVariableType]
+
+
+def with_data(one: Specialist, data: Any, test: Any, *fields: str) -> Specialist:
+    """With the data and the test that are given; else those it brings. Errors name the fields."""
+    seen = one.data if data is None else _batch(one.problem, data, fields[0])
+    return replace(
+        one, data=seen, test=one.test if test is None else _batch(one.problem, test, fields[1])
+    )
+
+
+@drawing_alone()
+def _batch(problem: Problem, value: Any, field: str) -> Batch:
+    """What the reader gave, as `run` reads it, tried on the model."""
+    x, y = arrays.pair(value, problem.w0.dtype, field)
+    if not count(y):
+        raise InputError(f"{field} has no samples; give some, or None")
+    if plain_loss(problem.loss) is nn.functional.cross_entropy:
+        check_objects.check_range(problem, [(field, y)], x)
+    few = slice(2)
+    check_objects.try_loss(problem, (take(x, few), take(y, few)), field)
+    return x, y
+
+
+def _of_folder(
+    model: str | Path | SavedRun, loader: Loader, results: Sequence[Result], who: str
+) -> Specialist:
+    run = model if isinstance(model, SavedRun) else SavedRun(run_folder.load(model))
+    if run.config.data == IN_PYTHON:
+        return _made_in_python(run, results, who)
+    case = loader.case(run.folder, str(run.folder))
     split = case.task.split
-    whole = None if split.make is not None else (split.x, split.y)
+    own = None if split.make is not None else (split.x, split.y)
     shown = case.shown
     return Specialist(
-        str(folder),
+        str(run.folder),
         case.task.problem,
         shown.w,
         shown.buffers,
         shown.frozen,
-        whole,
+        own,
         case.task.test,
         case.task.alphabet,
     )
 
 
-def _of_result(
-    result: Result, i: int, data: Sequence[Batch] | None, tests: Sequence[Batch] | None
-) -> Specialist:
+def _made_in_python(run: SavedRun, results: Sequence[Result], who: str) -> Specialist:
+    """Its weights are in its folder; its model is that of a result beside it."""
+    shapes = {name: t.shape for name, t in run.tensors().items()}
+    alike = [
+        one for one in results if {name: t.shape for name, t in one.tensors().items()} == shapes
+    ]
+    if not alike:
+        raise InputError(
+            f"'{run.folder}' was made in Python, and its model is not in it; in Python, give "
+            f"fr.{who} its result, which the same call of fr.run with out='{run.folder}' returns, "
+            "or a result of the same model beside it"
+        )
+    problem = alike[0].problem
+    shown = final_model(problem, run.record.weights(), run.folder)
+    begun = known_parts(run.record.environment).get("model")
+    mine = model_part(problem, run.config.model)
+    return Specialist(
+        str(run.folder),
+        problem,
+        shown.w,
+        shown.buffers,
+        shown.frozen,
+        is_start_known=isinstance(begun, list) and begun[:1] == [mine[0]],
+    )
+
+
+def _of_result(result: Result, i: int) -> Specialist:
     problem = result.problem
     buffers = tuple(result.buffers[name] for name in problem.moving)
     return Specialist(
@@ -221,8 +336,6 @@ def _of_result(
         result.weights,
         buffers,
         {n: t for n, t in result.buffers.items() if n not in problem.moving},
-        None if data is None else data[i],
-        None if tests is None else tests[i],
     )
 
 
@@ -257,6 +370,12 @@ def _same_base(one: Specialist, other: Specialist) -> bool:
 def check_start(specialists: Sequence[Specialist], rule: str) -> None:
     """Refuses models that did not begin with the same weights."""
     first = specialists[0]
+    for one in specialists:
+        if not one.is_start_known:
+            raise InputError(
+                f"'{rule}' needs a common start, and that of '{one.name}' is not known to be the "
+                "results'; give the result that its call of fr.run returns, or use mean or aligned"
+            )
     for other in specialists[1:]:
         if not torch.equal(other.problem.w0, first.problem.w0):
             raise InputError(

@@ -17,14 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from fedrift.core.evaluation import combine, evaluate_chunk
-from fedrift.core.flat import Batch, Inputs, Loss, call, count, take
+from fedrift.core.flat import Inputs, Loss, call, count, take
 from fedrift.core.messages import Size
 from fedrift.core.problem import Problem
 from fedrift.engine.execute import one_thread
 from fedrift.engine.ledger import Entry, Ledger
 from fedrift.engine.result import Result
 from fedrift.errors import InputError
-from fedrift.merging import Specialist, check_alike, check_start, specialists_of
+from fedrift.merging import Specialist, check_alike, check_start, specialists_of, with_data
+from fedrift.report.saved import SavedRun
 
 Router = Literal["ridge", "prototype"]
 Mix = Literal["top-1", "soft"]
@@ -197,16 +198,15 @@ class Experts:
 
     def add(
         self,
-        model: str | Path | Result,
+        model: str | Path | Result | SavedRun,
         *,
-        data: Batch | None = None,
-        test: Batch | None = None,
+        data: Any = None,
+        test: Any = None,
         data_dir: str | None = None,
     ) -> Experts:
         """With one expert more; the others, and what they have sent, stay as they are."""
-        given = None if data is None else [data]
-        tested = None if test is None else [test]
-        (new,) = specialists_of([model], given, tested, data_dir)
+        (new,) = specialists_of([model], None, None, data_dir, "experts")
+        new = with_data(new, data, test, "experts: data", "experts: test")
         with one_thread():
             return _measured((*self.specialists, new), self.sums, self.router, self.mix)
 
@@ -228,29 +228,31 @@ class Experts:
 
 
 def experts(
-    models: Sequence[str | Path | Result],
+    models: Sequence[str | Path | Result | SavedRun],
     router: str = "ridge",
     mix: str = "top-1",
     *,
-    data: Sequence[Batch] | None = None,
-    tests: Sequence[Batch] | None = None,
+    data: Sequence[Any] | None = None,
+    tests: Sequence[Any] | None = None,
     data_dir: str | None = None,
 ) -> Experts:
     """Several trained models side by side, with a router in front of them.
 
     Args:
-        models: run folders, or results of `run`, from a common start.
+        models: run folders, what `load` returns of them, or results of `run`, from a common start.
         router: `"ridge"` (ridge regression on the start's features, from sums) or `"prototype"`
             (the nearest mean).
         mix: `"top-1"`, where one expert computes, or `"soft"`, where all do.
-        data: for results, an (x, y) each; folders of named data bring their training data.
-        tests: for results, the test of each one's task.
+        data: an (x, y) or Dataset per model; folders of named data bring their training data, so
+            None stands for these.
+        tests: an (x, y) or Dataset per model, the test of its task; folders of named data bring
+            theirs.
         data_dir: where data files are looked for.
     """
     for name, value, known in (("router", router, ROUTERS), ("mix", mix, MIXES)):
         if value not in known:
             raise InputError(f"experts: {name} must be {' or '.join(known)}, not '{value}'")
-    specialists = specialists_of(models, data, tests, data_dir)
+    specialists = specialists_of(models, data, tests, data_dir, "experts")
     with one_thread():
         return _measured(tuple(specialists), (), router, mix)
 
