@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import fedrift as fr
 from fedrift.algorithms.fed3r import RandomFeatures
 from fedrift.conform.closed_form import Given, golden_trial, head_of, ridge, splits
 from tests.support.product import Inside, Trial, classifier, pooled, run_trial
@@ -120,6 +121,12 @@ def test_fine_tuning_starts_from_fed3r(part: str, temperature: str) -> None:
     x, _ = pooled(classifier()).clients[0]
     logits = closed.module()(x)
     assert torch.equal(logits.argmax(1), (logits / 0.05).argmax(1))
+
+
+def test_a_model_that_is_its_head_has_no_features_to_train() -> None:
+    x, y = torch.randn(20, 4), torch.arange(20) % 2
+    with pytest.raises(fr.InputError, match="train=features: nothing of the model is trained"):
+        fr.run("fed3rft(fedavg):train=features", model="logistic", clients=[(x, y)], rounds=2)
 
 
 @pytest.mark.parametrize(

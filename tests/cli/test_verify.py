@@ -84,6 +84,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], None], str]] = {
     "fewer bytes": (summary(bytes_up=1), "bytes_up 1"),
     "another seed": (summary(seed=7), "seed 7"),
     "no status": (summary(status="perfect"), "status"),
+    "a prize": (summary(prize=1), "prize was there"),
     "no summary": (text("summary.json", "{"), "summary.json"),
     "exchanges": (line("ledger.jsonl", gradients=1), "gradient_evaluations"),
     "who replied": (line("ledger.jsonl", replied=[0]), "checkpoint"),

@@ -273,6 +273,8 @@ def _ends(record: RunRecord, result: Result) -> tuple[str, ...]:
     if result.fingerprint != record.summary["fingerprint"]:
         return (f"the fingerprint is {result.fingerprint} now",)
     new = json_of(result.summary())
+    if added := sorted(record.summary.keys() - new.keys()):
+        return (f"{SUMMARY}: {added[0]!s:.40} was there, and is not now",)
     for name in sorted(record.summary.keys() & new.keys() - {UNTIMED, "folder", "instructions"}):
         if str(record.summary[name]) != str(new[name]):
             return (

@@ -189,7 +189,13 @@ class Problem:
 
     def view(self, part: Part) -> Problem:
         """The same task with only a part of the model trained."""
-        return replace(self.cut(lambda name: self._belongs(name, part)), part=part)
+        seen = self.cut(lambda name: self._belongs(name, part))
+        if not seen.layout.names:
+            raise InputError(
+                f"train={part}: nothing of the model is trained there, which has its head alone; "
+                "use train=all, or a model with layers before its head"
+            )
+        return replace(seen, part=part)
 
     def keeping(self, names: Collection[str]) -> Problem:
         """The same task with some parameters and buffers that stay at the client."""
