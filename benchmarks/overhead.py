@@ -1,6 +1,6 @@
 """What fedrift adds to the gradient steps themselves: ratios measured side by side in one run.
 
-    python benchmarks/overhead.py [rounds|start|population ...]
+    python benchmarks/overhead.py [rounds|diloco|start|population ...]
 
 The bare limit is the same minibatch steps and the same evaluation in a plain PyTorch loop,
 channels-last, one thread, divided by the number of workers. Run nothing else meanwhile.
@@ -9,23 +9,26 @@ channels-last, one thread, divided by the number of workers. Run nothing else me
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedrift as fr
 from fedrift import models
 from fedrift.core.evaluation import EVALUATION_CHUNK
-from fedrift.engine.callbacks import Passive, Plan, RoundReport
+from fedrift.engine.callbacks import Callback, Passive, Plan, RoundReport
 from peers import bare
 
 WORKERS = 2
@@ -114,6 +117,117 @@ def measure_rounds() -> Table:
     return table
 
 
+GPT = "gpt:layers=2,width=64,heads=4,context=128"
+SYMBOLS, CONTEXT, WINDOWS, STEPS, WINDOW_BATCH = 64, 128, 160, 20, 16
+
+
+def windows(n: int) -> tuple[Tensor, Tensor]:
+    """Texts of no meaning, and each one's next symbols."""
+    drawn = torch.randint(0, SYMBOLS, (n, CONTEXT + 1), generator=torch.Generator().manual_seed(0))
+    return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+
+
+def bare_text(turns: Any) -> None:
+    """A worker's loop in plain PyTorch: whenever it is its turn, as many AdamW steps as a visit
+    has. Sends the processor's seconds of each."""
+    torch.set_num_threads(1)
+    module = models.factory(GPT, (CONTEXT,), SYMBOLS)()
+    adamw = torch.optim.AdamW(  # as DiLoCo's inner one, in torch's fastest form
+        module.parameters(), lr=4e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
+    x, y = windows(WINDOWS)
+    module.train()
+    while turns.recv():
+        start = time.process_time()
+        order = torch.cat([torch.randperm(WINDOWS) for _ in range(2)])[: STEPS * WINDOW_BATCH]
+        for some in order.split(WINDOW_BATCH):
+            adamw.zero_grad()
+            nn.functional.cross_entropy(module(x[some]), y[some]).backward()
+            adamw.step()
+        turns.send(time.process_time() - start)
+
+
+@dataclass
+class Spent:
+    """Seconds of each round, by the clock and of the processors."""
+
+    clock: list[float] = field(default_factory=list[float])
+    processor: list[float] = field(default_factory=list[float])
+
+
+class Interleaved(Callback):
+    """After every round of ours, as many bare loops as there are workers make theirs, so that both
+    meet the same moods of the machine."""
+
+    def __init__(self) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        pipes = [spawn.Pipe() for _ in range(WORKERS)]
+        self._turns = [here for here, _ in pipes]
+        self._loops = [
+            spawn.Process(target=bare_text, args=(there,), daemon=True) for _, there in pipes
+        ]
+        for loop in self._loops:
+            loop.start()
+        self.bare, self.ours = Spent(), Spent()
+        self._since = 0.0, 0.0
+
+    def on_start(self, plan: Plan) -> None:
+        self._since = self._now()
+
+    def on_round(self, report: RoundReport) -> None:
+        clock, processor = self._now()
+        self.ours.clock.append(clock - self._since[0])
+        self.ours.processor.append(processor - self._since[1])
+        start = time.perf_counter()
+        for turn in self._turns:
+            turn.send(True)
+        self.bare.processor.append(sum(turn.recv() for turn in self._turns))
+        self.bare.clock.append(time.perf_counter() - start)
+        self._since = self._now()
+
+    def on_end(self, result: fr.Result) -> None:
+        for turn in self._turns:
+            turn.send(False)
+
+    def _now(self) -> tuple[float, float]:
+        workers = [p for p in multiprocessing.active_children() if p not in self._loops]
+        spent = time.process_time() + sum(processor_seconds(p.pid) for p in workers)
+        return time.perf_counter(), spent
+
+
+def processor_seconds(process: int | None) -> float:
+    """Of another process of this machine (Linux)."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure_diloco(rounds: int = 30) -> Table:
+    """Rounds of DiLoCo against the same steps alone, in turns; the first round warms up."""
+    turns = Interleaved()
+    x, y = windows(WORKERS * WINDOWS)
+    fr.run(
+        "diloco",
+        model=GPT,
+        clients=fr.split(x, y, "iid", clients=WORKERS),
+        rounds=rounds + 1,
+        steps=STEPS,
+        batch_size=WINDOW_BATCH,
+        workers=WORKERS,
+        callbacks=[turns],
+    )
+    table = Table(
+        "seconds of a round", "bare, side by side", "fedrift", "ratio", "target",
+        title=f"DiLoCo, {GPT}\n{STEPS} steps of {WINDOW_BATCH} windows, {WORKERS} workers",
+    )  # fmt: skip
+    for name, alone, ours, target in (
+        ("by the clock", turns.bare.clock, turns.ours.clock, "≤ 1.05"),
+        ("of the processors", turns.bare.processor, turns.ours.processor, ""),
+    ):
+        b, o = statistics.median(alone[1:]), statistics.median(ours[1:])
+        table.add_row(name, f"{b:.3f}", f"{o:.3f}", f"{o / b:.3f}", target)
+    return table
+
+
 def seconds_of(command: list[str]) -> float:
     start = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
@@ -176,7 +290,12 @@ def population_round(population: int) -> tuple[float, float]:
     return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-MEASURES = {"rounds": measure_rounds, "start": measure_start, "population": measure_population}
+MEASURES = {
+    "rounds": measure_rounds,
+    "diloco": measure_diloco,
+    "start": measure_start,
+    "population": measure_population,
+}
 
 if __name__ == "__main__":
     for chosen in sys.argv[1:] or MEASURES:
