@@ -22,7 +22,7 @@ from fedrift.core.problem import Problem
 from fedrift.errors import InputError
 from fedrift.storage.shared_memory import Base
 from tests.support.federations import Federation
-from tests.support.problems import Net, blobs, small_run, uneven_clients
+from tests.support.problems import Net, Wide, blobs, own_bytes, small_run, uneven_clients
 
 X, Y = blobs(40)
 LORA = "lora:rank=2,alpha=4"
@@ -205,6 +205,19 @@ def test_the_ledger_counts_the_adapter() -> None:
     moved = 4 * (8 * 16 + 16 * 4)
     assert [e.cost.bytes_down - 3 * size for e in exact.ledger.entries] == [0, 3 * moved, 3 * moved]
     assert exact.ledger.bytes_up == 3 * 3 * size
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", "ditto(fedavg)", "diloco"])
+def test_what_is_kept_grows_with_the_adapter(algorithm: str, tmp_path: Path) -> None:
+    """A base a thousand times larger: the same bytes for every parameter of the adapter."""
+    sizes: dict[int, tuple[int, int]] = {}
+    for width in (16, 512):
+        folder = tmp_path / str(width)
+        made = small_run(algorithm, model=partial(Wide, width), adapter=LORA, rounds=2, out=folder)
+        files = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+        sizes[width] = made.weights.nbytes, files
+    (few, small), (many, large) = sizes[16], sizes[512]
+    assert large - small < 20 * (many - few) < 48 * 512**2 / 4  # of server, clients, checkpoint
 
 
 NAMES = [
@@ -521,20 +534,6 @@ def test_workers_share_the_base() -> None:
     assert torch.equal(made.problem.model.module.get_submodule("2").weight, before)  # type: ignore[arg-type]
     problem.model.memory.put_back()
     assert torch.equal(weight, before)  # type: ignore[arg-type]
-
-
-class Wide(nn.Sequential):
-    """A base of 48 · width² bytes: twelve matrices, since products copy parts of a large one."""
-
-    def __init__(self, width: int) -> None:
-        many = (nn.Linear(width, width) for _ in range(12))
-        super().__init__(nn.Linear(8, width), nn.ReLU(), *many, nn.Linear(width, 4))
-
-
-def own_bytes(pid: int) -> int:
-    """Memory that a process has written itself; no file's, and no block's."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous")) * 1024
 
 
 class Neighbours(fr.Callback):

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import fedrift as fr
-from tests.support.problems import Net, blobs, small_run
+from tests.support.problems import Net, Wide, blobs, own_bytes, small_run
 
 ray = pytest.importorskip("ray", reason="needs fedrift[ray]")
 # Ray leaves its own processes to be collected by whoever comes later.
@@ -55,6 +56,38 @@ def test_the_same_bits_on_ray(name: str) -> None:
 def test_adapters_are_the_same_on_ray(how: str) -> None:
     settings: dict[str, Any] = {"rounds": 3, "adapter": f"lora:rank=2,alpha=4,how={how}"}
     assert same(small_run("scaffold", **settings), on_ray("scaffold", **settings))
+
+
+class Telling(Wide):
+    """Writes down, at every pass, how much memory its process has written itself."""
+
+    def __init__(self, width: int, folder: str) -> None:
+        super().__init__(width)
+        self.folder = folder
+
+    def forward(self, input: Tensor) -> Tensor:
+        with (Path(self.folder) / str(os.getpid())).open("a") as file:
+            file.write(f"{own_bytes(os.getpid())}\n")
+        return super().forward(input)
+
+
+@pytest.mark.usefixtures("local")
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="no smaps here")
+def test_a_worker_on_ray_holds_the_base_once(tmp_path: Path) -> None:
+    base, held = 48 * 1024**2, {}
+    for width in (8, 1024):
+        folder = tmp_path / str(width)
+        folder.mkdir()
+        model = partial(Telling, width, str(folder))
+        on_ray("fedavg", model=model, adapter="lora:rank=2,alpha=4", rounds=4)
+        told = [
+            file.read_text().split() for file in folder.iterdir() if file.name != str(os.getpid())
+        ]
+        held[width] = [(int(first), int(last)) for first, *_, last in told]
+    few, many = held[8], held[1024]
+    assert few and many
+    assert all(last - first < base / 2 for first, last in many), "no visit brings another"
+    assert max(last for _, last in many) - min(last for _, last in few) < 1.5 * base
 
 
 @pytest.mark.usefixtures("local")
