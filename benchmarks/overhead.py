@@ -1,6 +1,6 @@
 """What fedrift adds to the gradient steps themselves: ratios measured side by side in one run.
 
-    python benchmarks/overhead.py [rounds|diloco|start|population ...]
+    python benchmarks/overhead.py [rounds|diloco|population ...]
 
 The bare limit is the same minibatch steps and the same evaluation in a plain PyTorch loop,
 channels-last, one thread, divided by the number of workers. Run nothing else meanwhile.
@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -228,31 +227,6 @@ def measure_diloco(rounds: int = 30) -> Table:
     return table
 
 
-def seconds_of(command: list[str]) -> float:
-    start = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
-    return time.perf_counter() - start
-
-
-def measure_start() -> Table:
-    """Whole command with one round of one tiny client: an upper bound of the first gradient."""
-    table = Table("start", "seconds", "÷ import torch", "target", title="From command to result")
-    run = [sys.executable, "-m", "fedrift", "run", "fedavg", "--data", "digits", "--model", "mlp",
-           "--rounds", "1", "--steps", "1", "--per-round", "2", "--quiet"]  # fmt: skip
-    cases = {
-        "import torch": [sys.executable, "-c", "import torch"],
-        "in-process": [*run, "--workers", "0"],
-        "two workers": [*run, "--workers", "2"],
-        "--help": [sys.executable, "-m", "fedrift", "--help"],
-    }
-    best = {name: min(seconds_of(command) for _ in range(5)) for name, command in cases.items()}
-    targets = {"in-process": "≤ 2", "two workers": "≤ 3"}
-    for name, seconds in best.items():
-        ratio = seconds / best["import torch"]
-        table.add_row(name, f"{seconds:.2f}", f"{ratio:.2f}", targets.get(name, ""))
-    return table
-
-
 def measure_population() -> Table:
     """Rounds of 100 clients out of 100 and of 10,000: nothing may grow with the population.
 
@@ -293,7 +267,6 @@ def population_round(population: int) -> tuple[float, float]:
 MEASURES = {
     "rounds": measure_rounds,
     "diloco": measure_diloco,
-    "start": measure_start,
     "population": measure_population,
 }
 

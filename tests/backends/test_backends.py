@@ -244,3 +244,39 @@ def test_the_start_method_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None
     assert start_method() == "spawn"
     monkeypatch.setenv("FEDRIFT_START", "fork")  # unsafe with threads: never
     assert start_method() == "forkserver"
+
+
+# Imports, which make no garbage.
+
+IMPORTED = """
+import gc
+from fedrift.backends import importing
+with importing():
+    assert not gc.isenabled()
+    import torch
+frozen = gc.get_freeze_count()
+assert gc.isenabled() and frozen > 10_000
+kept = [[] for _ in range(1000)]
+with importing():  # nothing is left to import: what others made stays theirs
+    assert gc.isenabled()
+assert gc.get_freeze_count() == frozen
+"""
+WORKER = (
+    "import gc, sys; print('torch' in sys.modules, gc.isenabled(), gc.get_freeze_count() > 10_000)"
+)
+STARTED = f"""
+from fedrift.backends import context, hidden_main
+child = context().Process(target=exec, args=({WORKER!r},))
+with hidden_main():
+    child.start()
+child.join()
+"""
+
+
+def test_while_torch_is_imported_nobody_looks_for_garbage_and_later_somebody_does() -> None:
+    subprocess.run([sys.executable, "-c", IMPORTED], check=True)
+
+
+def test_workers_find_torch_imported_and_look_for_their_own_garbage() -> None:
+    done = subprocess.run([sys.executable, "-c", STARTED], check=True, capture_output=True)
+    assert done.stdout.split() == [b"True", b"True", b"True"]

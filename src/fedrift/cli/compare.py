@@ -104,14 +104,15 @@ def _made(
     silent: bool,
 ) -> Comparison:
     """The runs, with what they show while they are made."""
-    from fedrift.backends import prestart
+    from fedrift.backends import importing, prestart
     from fedrift.cli.compare_view import watcher
 
     if starts_workers(grid.base.backend, grid.base.workers):
         prestart()
     watch = watcher(cells, silent=silent)
     try:
-        from fedrift import comparison
+        with importing():
+            from fedrift import comparison
 
         if tune:
             grid = comparison.tuned(grid, tune, folder, watch.callbacks, most, begins=watch.restart)

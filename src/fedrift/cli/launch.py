@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from fedrift.backends import cores
+from fedrift.backends import cores, importing
 from fedrift.cli.console import console, loss_text, visible
 from fedrift.cli.progress import Watcher, watcher
 from fedrift.config.analyses import LivePlan, parse_live_plan
@@ -188,7 +188,8 @@ def execute(
     spec = replace(spec, model=prepared.model)
     watch = watcher(spec, silent=as_json or quiet)
     try:
-        from fedrift import api
+        with importing():
+            from fedrift import api
 
         result = api.run_spec(
             spec,

@@ -171,8 +171,10 @@ def _added(before: float | None, start: float | None, end: float | None) -> floa
 def _compare(
     order: Order, part: Part, place: Path, watching: Watching
 ) -> tuple[Findings, tuple[int, ...]]:
-    from fedrift import comparison
-    from fedrift.backends import prestart
+    from fedrift.backends import importing, prestart
+
+    with importing():
+        from fedrift import comparison
     from fedrift.presets.tables import comparison_findings
 
     grid = _grid(order, part)
