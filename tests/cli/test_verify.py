@@ -45,6 +45,23 @@ def summary(**changes: Any) -> Callable[[Path], None]:
     return forge
 
 
+def without(name: str, key: str) -> Callable[[Path], None]:
+    def forge(folder: Path) -> None:
+        path = folder / name
+        kept = json.loads(path.read_text())
+        del kept[key]
+        path.write_text(json.dumps(kept))
+
+    return forge
+
+
+def identity(folder: Path) -> None:
+    path = folder / "env.json"
+    known = json.loads(path.read_text())
+    known["identity"]["parts"]["clients"][0] = "0" * 16
+    path.write_text(json.dumps(known))
+
+
 def text(name: str, content: str) -> Callable[[Path], None]:
     def forge(folder: Path) -> None:
         (folder / name).write_text(content)
@@ -58,6 +75,16 @@ def line(name: str, **changes: Any) -> Callable[[Path], None]:
         rows = [json.loads(row) for row in path.read_text().splitlines()]
         rows[0] |= changes
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    return forge
+
+
+def unwatched(name: str, **changes: Any) -> Callable[[Path], None]:
+    """The checkpoint knows the files of lines; without it only the second run does."""
+
+    def forge(folder: Path) -> None:
+        line(name, **changes)(folder)
+        (folder / "checkpoint.safetensors").unlink()
 
     return forge
 
@@ -84,7 +111,25 @@ DAMAGED: dict[str, tuple[Callable[[Path], None], str]] = {
     "fewer bytes": (summary(bytes_up=1), "bytes_up 1"),
     "another seed": (summary(seed=7), "seed 7"),
     "no status": (summary(status="perfect"), "status"),
-    "a prize": (summary(prize=1), "prize was there"),
+    "a prize": (summary(prize=1), "has prize"),
+    "a seed of another kind": (summary(seed="0"), "seed 0"),
+    "another instruction set": (summary(instructions="ABACUS"), "instructions ABACUS"),
+    "a place that is none": (summary(folder=[1]), "'folder' is"),
+    **{
+        f"no {name}": (without("summary.json", name), f"summary.json has no {name}")
+        for name in (
+            *("algorithm", "alpha", "diverged_at", "final_accuracy", "accuracy"),
+            *("nonfinite_replies", "seconds", "fingerprint", "instructions", "folder"),
+        )
+    },
+    "clients without a scheme": (without("clients.json", "scheme"), "scheme of clients.json"),
+    "data of another run": (identity, "env.json is of another run (the clients' data)"),
+    "a loss of training": (unwatched("training.jsonl", loss=[1.0] * 4), "loss was [1.0"),
+    "a round of another kind": (line("rounds.jsonl", bytes_up=True), "'bytes_up' is"),
+    "an empty summary": (text("summary.json", "{}"), "it has no 'status'"),
+    "empty clients": (text("clients.json", "{}"), "counts of clients.json"),
+    "an empty environment": (text("env.json", "{}"), "env.json has no fedrift"),
+    "no identity": (without("env.json", "identity"), "env.json has no identity"),
     "no summary": (text("summary.json", "{"), "summary.json"),
     "exchanges": (line("ledger.jsonl", gradients=1), "gradient_evaluations"),
     "who replied": (line("ledger.jsonl", replied=[0]), "checkpoint"),
@@ -120,8 +165,39 @@ def test_what_was_looked_at_is_said(folder: Path, capsys: pytest.CaptureFixture[
     names = "spec.toml env.json clients.json rounds.jsonl ledger.jsonl summary.json"
     for name in f"{names} model.safetensors checkpoint.safetensors".split():
         assert name in said.partition("; not at ")[0]
+    assert "summary.json (but seconds, folder)" in said and "rounds.jsonl (but seconds)" in said
     assert said.rstrip().endswith("not at analysis")
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+PERSONAL = (
+    "run fedper --data digits --model mlp:hidden=4 --clients 4 --rounds 2 --workers 0 -q "
+    "--client-test 0.3 --eval-clients every=1"
+).split()
+
+
+def test_what_clients_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert code_of([*PERSONAL, "--out", str(folder)]) == 0
+    assert code_of(["verify", str(folder), "-q"]) == 0
+    assert "client_rounds.jsonl" in capsys.readouterr().out.partition("not at")[0]
+    without("summary.json", "at_clients")(shutil.copytree(folder, tmp_path / "short"))
+    assert code_of(["verify", str(tmp_path / "short"), "-q"]) == 1
+    assert "summary.json has no at_clients" in capsys.readouterr().err
+    unwatched("client_rounds.jsonl", loss=[0.5] * 4)(folder)
+    assert code_of(["verify", str(folder), "-q"]) == 1
+    assert "round 1: loss was [0.5" in capsys.readouterr().err
+
+
+def test_a_spot_check_says_what_it_leaves_out(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary(status="stopped")(folder)
+    assert code_of(["verify", str(folder), "-q", "--rounds", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "summary.json (but seconds, folder, status, diverged_at, continuations)" in said
+    assert code_of(["verify", str(folder), "-q"]) == 1
+    assert "status was stopped, is done now" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["nothing", "empty"])

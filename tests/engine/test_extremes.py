@@ -10,6 +10,7 @@ import pytest
 
 import fedrift as fr
 from fedrift import algorithms
+from fedrift.cli import code_of
 from fedrift.config.algorithms import algorithms as catalogue
 from fedrift.engine import recorder
 from fedrift.engine.callbacks import Passive
@@ -28,6 +29,14 @@ def test_a_rate_beyond_the_precision_is_a_divergence(name: str) -> None:
     """fed3rft trains after its features are counted, FedAdam divides by the size of the step."""
     run = small_run(name, lr=1e39, rounds=4)
     assert run.status == "diverged" and run.diverged_at in (1, 2, 3, 4)
+
+
+def test_losses_of_minibatches_that_overflow_in_their_sum(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "run fedavg --data digits --clients 3 --model logistic --rounds 3 --steps 2 --workers 0"
+    assert code_of([*words.split(), "--lr", "1e38", "-q", "--out", str(tmp_path / "run")]) == 0
+    assert "diverged" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("workers", [0, 2])

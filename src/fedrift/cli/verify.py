@@ -20,6 +20,7 @@ from fedrift.storage import run_folder
 from fedrift.storage.fork import read_origin
 from fedrift.storage.jsonl import dump, load
 from fedrift.storage.run_folder import (
+    CLIENT_ROUNDS,
     CLIENTS,
     ENVIRONMENT,
     LEDGER,
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from fedrift.engine.result import Result
 
 UNTIMED = "seconds"
+UNSEEN = ("seconds", "folder")
+"""Of a summary: how long it took and where it lay then, which nothing can tell again."""
+AT_THE_END = ("status", "diverged_at", "fingerprint", "continuations")
+"""Of a summary: what doing all rounds again tells, beside what other files do."""
 ELSEWHERE = ("machine", "instructions", "torch", "numpy")
 """What of an environment decides in which order kernels add."""
 NEAR = 1e-6  # of the largest: what is within may be the same run
@@ -53,13 +58,16 @@ class Verdict:
     hints: tuple[str, ...] = ()
     distance: float | None = None
     """From the run, where it was computed by other kernels, so that the bits say nothing."""
+    is_whole: bool = True
+    """All of its rounds were done again."""
 
     def sentence(self) -> str:
         """RunError if something is not as it was."""
         if self.distance is None:
             if self.differences:
                 raise RunError("; ".join([self.differences[0], *self.hints]))
-            return f"verified: {self.agreement}"
+            moved = f" ({', '.join(self.hints)})" if self.hints else ""
+            return f"verified: {self.agreement}{moved}"
         said = f"cannot be compared bit for bit ({', '.join(self.hints)})"
         if not self.distance <= NEAR:
             raise RunError(f"{said}: {self.distance:.1e} away from it, {self.differences[0]}")
@@ -96,18 +104,17 @@ class Checked:
 
     @staticmethod
     def of(record: RunRecord) -> Checked:
-        from fedrift.engine.ledger import Ledger
         from fedrift.engine.prepare import prepare
-        from fedrift.engine.result import figures
         from fedrift.engine.task import task_from_spec
 
         folder, summary = record.folder, record.summary
-        origin = read_origin(folder)
-        task = task_from_spec(record.spec, prepare(record.spec), origin=origin)
+        origin, ready = read_origin(folder), prepare(record.spec)
+        task = task_from_spec(record.spec, ready, origin=origin)
+        first = None if origin is None else (task_from_spec(origin.spec, ready), origin.at)
+        _check_environment(record, task, first)
+        _check_clients(record, task)
         if summary:
-            wanted = figures(record.rounds, Ledger.of(record.ledger))
-            _check_same(folder, summary, wanted, f"{ROUNDS} and {LEDGER}")
-            _check_same(folder, summary, json_of(task.about), "the spec")
+            _check_summary(record, task)
             if summary.get("fingerprint") != fingerprint_of(record, task):
                 raise RunError(
                     f"'{folder}': weights and rounds do not give its fingerprint "
@@ -115,31 +122,69 @@ class Checked:
                 )
         elif (folder / MODEL).exists():
             fingerprint_of(record, task)
-        _check_clients(record, task)
         points = _check_checkpoints(record, task)
         _check_training(record)
-        named = (SPEC, ORIGIN, ENVIRONMENT, CLIENTS, ROUNDS, LEDGER, TRAINING, SUMMARY, MODEL)
-        here = [name for name in named if (folder / name).exists()]
+        named = (SPEC, ORIGIN, ENVIRONMENT, CLIENTS, ROUNDS, LEDGER, CLIENT_ROUNDS, TRAINING)
+        here = [name for name in (*named, SUMMARY, MODEL) if (folder / name).exists()]
         return Checked(task, (*here, *points))
 
-    def sentence(self, folder: Path) -> str:
-        """What has been looked at, and what else is there."""
-        covered = {*self.files, STATES} if STATES in self.files else {*self.files}
+    def sentence(self, folder: Path, is_whole: bool) -> str:
+        """What has been looked at, what of it was not, and what else is there."""
+        unseen = UNSEEN if is_whole else (*UNSEEN, "status", "diverged_at", "continuations")
+        left = {ENVIRONMENT: ("notes",), ROUNDS: (UNTIMED,), SUMMARY: unseen}
         inside = sorted(entry.name for entry in folder.iterdir())
-        others = [name for name in inside if name not in covered and not is_temporary(name)]
-        looked = f"looked at {', '.join(self.files)}"
+        others = [name for name in inside if name not in self.files and not is_temporary(name)]
+        names = [f"{n} (but {', '.join(left[n])})" if n in left else n for n in self.files]
+        looked = f"looked at {', '.join(names)}"
         return f"{looked}; not at {', '.join(others)}" if others else looked
 
 
-def _check_same(
-    folder: Path, summary: Mapping[str, Any], wanted: Mapping[str, Any], source: str
-) -> None:
+def _check_environment(record: RunRecord, task: Task, origin: tuple[Task, int] | None) -> None:
+    """What the run was made from, where it can be told; elsewhere weights begin otherwise."""
+    from fedrift.engine.identity import differences
+    from fedrift.engine.recorder import environment
+
+    known = record.environment
+    if not (record.folder / ENVIRONMENT).exists():
+        return
+    if missing := [name for name in environment("") if name not in known]:
+        raise RunError(f"'{record.folder}': {ENVIRONMENT} has no {missing[0]}")
+    if known["identity"] == "" or _hints(record):  # saved from a result; made elsewhere
+        return
+    if others := differences(known, task, origin):
+        raise RunError(f"'{record.folder}': {ENVIRONMENT} is of another run ({', '.join(others)})")
+
+
+def _check_summary(record: RunRecord, task: Task) -> None:
+    """All of a summary that follows from the other files."""
+    from fedrift.engine.identity import known_parts
+    from fedrift.engine.ledger import Ledger
+    from fedrift.engine.recorder import instructions_of
+    from fedrift.engine.result import figures
+
+    summary = record.summary
+    wanted = json_of(task.about)
+    sources = dict.fromkeys(wanted, "the spec gives")
+    found = json_of(figures(record.rounds, Ledger.of(record.ledger), record.clients))
+    sources |= dict.fromkeys(found, f"{ROUNDS} and {LEDGER} give")
+    wanted |= found
+    # Earlier versions named the instruction set in the environment only.
+    if known_parts(record.environment) or "instructions" in summary:
+        wanted["instructions"] = instructions_of(record.environment)
+        sources["instructions"] = f"{ENVIRONMENT} gives"
     for name, value in wanted.items():
-        if name in summary and str(summary[name]) != str(value):
+        if name not in summary:
+            raise RunError(f"'{record.folder}': {SUMMARY} has no {name}")
+        if repr(summary[name]) != repr(value):
             raise RunError(
-                f"'{folder}': {SUMMARY} says {name} {summary[name]!s:.40}, {source} give "
+                f"'{record.folder}': {SUMMARY} says {name} {summary[name]!s:.40}, {sources[name]} "
                 f"{value!s:.40}"
             )
+    needed = (*UNSEEN, *AT_THE_END[:-1])
+    if missing := [name for name in needed if name not in summary]:
+        raise RunError(f"'{record.folder}': {SUMMARY} has no {missing[0]}")
+    if added := sorted(summary.keys() - wanted.keys() - {*UNSEEN, *AT_THE_END}):
+        raise RunError(f"'{record.folder}': {SUMMARY} has {added[0]!s:.40}, which no run writes")
 
 
 def json_of(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,10 +208,14 @@ def _check_training(record: RunRecord) -> None:
 def _check_clients(record: RunRecord, task: Task) -> None:
     from fedrift.engine.recorder import clients
 
+    if not (record.folder / CLIENTS).exists():
+        return
     wanted = json_of(clients(task.split, task.problem.classes))
-    for name, value in record.clients.items():
-        if name in wanted and value != wanted[name]:
-            raise RunError(f"'{record.folder}': {name} of {CLIENTS} are not those of the data")
+    for name in sorted(record.clients.keys() | wanted.keys()):
+        if repr(record.clients.get(name)) != repr(wanted.get(name)):
+            raise RunError(
+                f"'{record.folder}': {name!s:.40} of {CLIENTS} are not those of the data"
+            )
 
 
 def _check_checkpoints(record: RunRecord, task: Task) -> tuple[str, ...]:
@@ -220,17 +269,21 @@ def run_again(record: RunRecord, rounds: int | None, workers: str | None, quiet:
 
     mine = early(record.rounds)
     differences = compared(mine, result.metrics)
-    differences += compared(early(record.ledger), json_rows(result.ledger.rows()), "exchanges")
+    differences += compared(early(record.ledger), result.ledger.rows(), "exchanges")
+    own = early(record.client_rounds)
+    differences += compared(own, result.client_rounds, f"lines of {CLIENT_ROUNDS}")
+    if record.training:  # earlier versions did not keep it
+        differences += compared(early(record.training), result.training, f"lines of {TRAINING}")
     if is_whole:
         differences += _ends(record, result)
     which = "all" if is_whole else "the first"
     count = f"{which} {len(mine)} evaluated rounds agree"
     agreement = "the one evaluated round agrees" if len(mine) == 1 else count
-    hints = _hints(record) if differences else ()
+    hints = _hints(record)
     distance = None
-    if any(hint.startswith(ELSEWHERE) for hint in hints):
+    if differences and any(hint.startswith(ELSEWHERE) for hint in hints):
         distance = _distance(record, mine, result, is_whole)
-    return Verdict(f"{agreement} to the last bit", differences, hints, distance)
+    return Verdict(f"{agreement} to the last bit", differences, hints, distance, is_whole)
 
 
 def _distance(
@@ -262,10 +315,6 @@ def _distance(
     return max(furthest(pairs[:1]), furthest(pairs[1:]))
 
 
-def json_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [json_of(row) for row in rows]
-
-
 def _ends(record: RunRecord, result: Result) -> tuple[str, ...]:
     """What of the end is not the same: the fingerprint, the summary, any saved tensor."""
     import numpy as np
@@ -273,13 +322,10 @@ def _ends(record: RunRecord, result: Result) -> tuple[str, ...]:
     if result.fingerprint != record.summary["fingerprint"]:
         return (f"the fingerprint is {result.fingerprint} now",)
     new = json_of(result.summary())
-    if added := sorted(record.summary.keys() - new.keys()):
-        return (f"{SUMMARY}: {added[0]!s:.40} was there, and is not now",)
-    for name in sorted(record.summary.keys() & new.keys() - {UNTIMED, "folder", "instructions"}):
-        if str(record.summary[name]) != str(new[name]):
-            return (
-                f"{SUMMARY}: {name} was {record.summary[name]!s:.40}, is {new[name]!s:.40} now",
-            )
+    for name in AT_THE_END:
+        old, now = record.summary.get(name), new.get(name)
+        if repr(old) != repr(now):
+            return (f"{SUMMARY}: {name} was {old!s:.40}, is {now!s:.40} now",)
     saved, tensors = record.weights(), result.tensors()
     for name in sorted(saved.keys() | tensors.keys()):
         now = tensors[name].detach().cpu().numpy() if name in tensors else None
@@ -295,10 +341,9 @@ def compared(
     of, training's reports, is not missing."""
     from fedrift.engine.result import UNSIGNED
 
-    for old, new in zip(before, now, strict=False):
-        for name in old.keys() | new.keys() - set(UNSIGNED):
-            same = old.get(name) == new.get(name) or str(old.get(name)) == str(new.get(name))
-            if name != UNTIMED and not same:
+    for old, new in zip(before, map(json_of, now), strict=False):
+        for name in sorted(old.keys() | new.keys() - set(UNSIGNED)):
+            if name != UNTIMED and repr(old.get(name)) != repr(new.get(name)):
                 return (
                     f"round {old['round']}: {name} was {old.get(name)!s:.40}, "
                     f"is {new.get(name)!s:.40} now",
@@ -338,7 +383,7 @@ def verify(
     check_trust(folder, trust_code)
     record, checked = check_consistent(folder)
     verdict = run_again(record, rounds, workers, quiet)
-    looked = checked.sentence(folder)
+    looked = checked.sentence(folder, verdict.is_whole)
     try:
         typer.echo(one_line(f"{verdict.sentence()}; {looked}"))
     except RunError as error:

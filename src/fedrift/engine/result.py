@@ -40,8 +40,11 @@ def fingerprint(weights: Vec, rows: Sequence[Mapping[str, Any]]) -> str:
     return digest.hexdigest()[:16]
 
 
-def figures(rows: Sequence[Mapping[str, Any]], ledger: Ledger) -> dict[str, Any]:
-    """What of a summary follows from the evaluated rounds and the exchanges."""
+def figures(
+    rows: Sequence[Mapping[str, Any]], ledger: Ledger, clients: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What of a summary follows from the evaluated rounds, the exchanges and what is known of the
+    clients."""
     accuracy = [row["accuracy"] for row in rows if "accuracy" in row]
     loss = [row["loss"] for row in rows if "loss" in row]
     total = ledger.total
@@ -57,7 +60,31 @@ def figures(rows: Sequence[Mapping[str, Any]], ledger: Ledger) -> dict[str, Any]
         "gradient_evaluations": total.gradients,
         "nonfinite_replies": sum(len(e.nonfinite) for e in ledger.entries),
         **({"time": rows[-1]["time"]} if rows and "time" in rows[-1] else {}),
+        **_at_clients(rows),
+        **_in_domains(rows, clients),
     }
+
+
+def _at_clients(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The last figures of the clients, and when they were asked; nothing if they were not."""
+    asked = [row for row in rows if "clients_evaluated" in row]
+    if not asked:
+        return {}
+    kept = ("client", "global_")
+    last = {key: value for key, value in asked[-1].items() if key.startswith(kept)}
+    return {"at_clients": {"rounds": [row["round"] for row in asked], **last}}
+
+
+def _in_domains(rows: Sequence[Mapping[str, Any]], clients: Mapping[str, Any]) -> dict[str, Any]:
+    """The last accuracy in each domain of the shift; nothing where there are none."""
+    known, last = clients.get("domains"), rows[-1] if rows else {}
+    if not known or "domain_accuracy" not in last:
+        return {}
+    found = zip(known["names"], last["domain_accuracy"], strict=True)
+    named = [{"name": name, "accuracy": value} for name, value in found]
+    for domain, one in enumerate(named):
+        one["seen"] = domain not in known["unseen"]
+    return {"domains": named}
 
 
 def _bytes(value: Any) -> bytes:
@@ -287,9 +314,7 @@ class Result:
             **self.info,
             "status": self.status,
             "diverged_at": self.diverged_at,
-            **figures(self.metrics, self.ledger),
-            **self._at_clients(),
-            **self._in_domains(),
+            **figures(self.metrics, self.ledger, self.clients),
             "seconds": self.seconds,
             "fingerprint": self.fingerprint,
             "instructions": self._instructions(),
@@ -303,26 +328,6 @@ class Result:
 
         known = {} if self.folder is None else read_environment(self.folder)
         return recorder.instructions_of(known) or recorder.instructions()
-
-    def _at_clients(self) -> dict[str, Any]:
-        """The last figures of the clients, and when they were asked; nothing if they were not."""
-        rows = [row for row in self.metrics if "clients_evaluated" in row]
-        if not rows:
-            return {}
-        kept = ("client", "global_")
-        last = {key: value for key, value in rows[-1].items() if key.startswith(kept)}
-        return {"at_clients": {"rounds": [row["round"] for row in rows], **last}}
-
-    def _in_domains(self) -> dict[str, Any]:
-        """The last accuracy in each domain of the shift; nothing where there are none."""
-        known, last = self.clients.get("domains"), self.metrics[-1] if self.metrics else {}
-        if not known or "domain_accuracy" not in last:
-            return {}
-        found = zip(known["names"], last["domain_accuracy"], strict=True)
-        named = [{"name": name, "accuracy": value} for name, value in found]
-        for domain, one in enumerate(named):
-            one["seen"] = domain not in known["unseen"]
-        return {"domains": named}
 
     def plot(self, path: str | Path) -> Path:
         """The curve of the run as a picture; the file's ending decides the format."""

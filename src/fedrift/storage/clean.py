@@ -118,6 +118,7 @@ ENDED: Mapping[str, Check] = {
     "seconds": is_amount,
     "fingerprint": is_text,
     "instructions": is_text,
+    "folder": maybe(is_text),
 }
 CLIENT_ROUND: Mapping[str, Check] = {
     "round": is_whole,
@@ -160,10 +161,13 @@ def flaw(record: Mapping[str, Any], known: Mapping[str, Check]) -> str | None:
     return None
 
 
-def read_record(path: Path, known: Mapping[str, Check]) -> Record:
+def read_record(path: Path, known: Mapping[str, Check], needed: Sequence[str] = ()) -> Record:
     """A file that holds one record; empty if there is no such file."""
-    record = read_file(path) or {}
-    wrong = flaw(record, known)
+    record = read_file(path)
+    if record is None:
+        return {}
+    missing = [f"it has no '{name}'" for name in needed if name not in record]
+    wrong = missing[0] if missing else flaw(record, known)
     if wrong is not None:
         raise InputError(f"'{path}' is damaged ({wrong}); restore it from a copy")
     return record

@@ -517,7 +517,7 @@ def read_environment(path: Path) -> Record:
 
 def read_summary(path: Path) -> Record:
     """How a run ended; empty while it is unfinished."""
-    return clean.read_record(path / SUMMARY, clean.ENDED)
+    return clean.read_record(path / SUMMARY, clean.ENDED, needed=("status",))
 
 
 def read_clients(path: Path) -> Record:

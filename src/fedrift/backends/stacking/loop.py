@@ -173,7 +173,8 @@ class RowTrace:
         for short in np.flatnonzero(sizes < found[0].shape[1]).tolist():
             for each in found:
                 each[short, sizes[short] :] = 0  # what fills a short batch up
-        self._losses += (found[0].sum(-1) / sizes).tolist()
+        with np.errstate(over="ignore"):  # of a run that diverges, which is told
+            self._losses += (found[0].sum(-1) / sizes).tolist()
         if right is None or self._hits is None:
             self._hits = None
         else:
