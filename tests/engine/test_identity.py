@@ -238,6 +238,18 @@ def test_another_process_is_the_same(tmp_path: Path) -> None:
     assert said[0] == said[1]
 
 
+def test_what_was_pickled_is_the_same() -> None:
+    """Pickling leaves `__slotnames__` in a class: a run goes on with other workers."""
+
+    class Loss(Weighted):
+        pass
+
+    before = Content.of(Loss(1.0))
+    Loss(1.0).__reduce_ex__(2)
+    assert "__slotnames__" in vars(Loss)
+    assert Content.of(Loss(1.0)) == before
+
+
 def test_folders_of_earlier_versions_go_on(tmp_path: Path) -> None:
     """Their identity is one hash, which saw less."""
     from fedrift.engine.identity import hash_of_earlier_versions

@@ -37,7 +37,7 @@ UNTOLD = frozenset(
     "__dict__ __weakref__ __doc__ __module__ __qualname__ __annotations__ __firstlineno__ "
     "__static_attributes__ __abstractmethods__ _abc_impl __dataclass_fields__ __match_args__ "
     "__dataclass_params__ __parameters__ __orig_bases__ __annotate__ __annotations_cache__ "
-    "__annotate_func__ __slots__".split()
+    "__annotate_func__ __slots__ __slotnames__".split()
 )
 
 # Bytes at memory speed: sums of words with odd factors, block by block, then a real hash of these.
