@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -280,3 +281,25 @@ def test_while_torch_is_imported_nobody_looks_for_garbage_and_later_somebody_doe
 def test_workers_find_torch_imported_and_look_for_their_own_garbage() -> None:
     done = subprocess.run([sys.executable, "-c", STARTED], check=True, capture_output=True)
     assert done.stdout.split() == [b"True", b"True", b"True"]
+
+
+FREED = """
+import resource
+import numpy as np
+from fedrift.backends import keep_freed_memory
+keep_freed_memory()
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    kept = [np.ones(6_000_000, np.float32) for _ in range(3)]
+    del kept
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+print(faults() + faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives pages back so soon")
+def test_memory_that_was_freed_is_used_again_without_asking_for_it() -> None:
+    done = subprocess.run([sys.executable, "-c", FREED], check=True, capture_output=True)
+    assert int(done.stdout) < 100

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedrift.core.evaluation import Sums, combine, evaluate_chunk, fairness
+import fedrift as fr
+from fedrift.core.algorithm import EvaluatedModel
+from fedrift.core.evaluation import Evaluator, Sums, combine, evaluate_chunk, fairness
+from fedrift.core.problem import define
 
 
 def classified(n: int = 103, classes: int = 5) -> tuple[Tensor, Tensor]:
@@ -130,3 +135,88 @@ def test_fairness() -> None:
     assert all(type(value) is float for value in given.values())
     with pytest.raises(ValueError, match="at least one client"):
         fairness([])
+
+
+# How often the model is asked.
+
+EVALUATED: list[int] = []
+
+
+class Counted(nn.Module):
+    """Notes how many samples go through it while nothing is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2 * 36, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and not torch.is_grad_enabled():
+            EVALUATED.append(len(x))
+        return self.body(x)
+
+
+def passed(rounds: int, **changes: Any) -> int:
+    """Samples that went through the model to evaluate it, in runs of so many rounds."""
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(600, 1, 8, 8, generator=g), torch.randint(0, 4, (600,), generator=g)
+    EVALUATED.clear()
+    settings: dict[str, Any] = {
+        "model": Counted,
+        "clients": fr.split(x[:200], y[:200], "iid", clients=4, test=0.2),
+        "test": (x[200:], y[200:]),
+        "rounds": rounds,
+        "lr": 0.1,
+        "workers": 0,
+    }
+    fr.run("fedavg", **(settings | changes))
+    return sum(EVALUATED)
+
+
+def test_each_test_sample_passes_the_model_once_whatever_is_measured(tmp_path: Path) -> None:
+    def biggest(output: Tensor, target: Tensor) -> Tensor:
+        return output.max()
+
+    metrics = {"biggest": biggest, "again": biggest, "hits": lambda o, t: (o.argmax(1) == t).sum()}
+    for how in ({}, {"metrics": metrics}, {"metrics": metrics, "eval_every": 1}):
+        assert passed(3, **how) - passed(2, **how) == 400
+    live = {"analyse": "every=1,what=classes", "metrics": metrics}
+    more = passed(3, out=tmp_path / "three", **live) - passed(2, out=tmp_path / "two", **live)
+    assert more == 400
+    at_clients = {"eval_clients": "every=1", "metrics": metrics}
+    assert passed(3, **at_clients) - passed(2, **at_clients) == 400 + 4 * 10
+
+
+class Paired(Counted):
+    """Two outputs for every sample."""
+
+    def forward(self, x: Tensor) -> Any:
+        output = super().forward(x)
+        return output, output.sum(1)
+
+
+def paired_loss(output: Any, target: Tensor) -> Tensor:
+    return F.cross_entropy(output[0], target) + output[1].mean()
+
+
+@pytest.mark.parametrize(
+    ("make", "loss", "sizes"),
+    [(Counted, F.cross_entropy, [125, 125]), (Paired, paired_loss, [125, 250])],
+)
+def test_a_chunk_in_pieces_is_the_chunk(make: Any, loss: Any, sizes: list[int]) -> None:
+    """What is not one tensor with a row for each sample is computed whole."""
+    x = torch.randn(250, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    y = torch.randint(0, 4, (250,), generator=torch.Generator().manual_seed(2))
+    how: dict[str, Any] = {"population": 1, "participation": 1.0, "rounds": 1}
+    problem = define(make, loss, (x[:2], y[:2]), init_seed=0, **how)
+    whole = problem.module(problem.w0, {}).eval()
+    seen: list[Any] = []
+
+    def measure(output: Any, target: Any, *rest: Any) -> dict[str, Any]:
+        seen.append(output)
+        return {"n": len(target)}
+
+    EVALUATED.clear()
+    Evaluator(problem, x, y, measure).chunks(EvaluatedModel(problem.w0))
+    assert sizes == EVALUATED
+    with torch.no_grad():
+        torch.testing.assert_close(seen[0], whole(x), rtol=1e-6, atol=1e-6)

@@ -24,13 +24,15 @@ from fedrift.core.algorithm import (
 )
 from fedrift.core.alignment import settled
 from fedrift.core.flat import Vec, count, flatten, take
-from fedrift.core.isolation import seed_all
+from fedrift.core.isolation import seed_alike
 from fedrift.core.messages import Sum, message, shaped
 from fedrift.core.phases import EVALUATE
 from fedrift.core.problem import Problem
 from fedrift.core.training import is_classification
+from fedrift.rng import torch_seed
 
 EVALUATION_CHUNK = 250  # fixed, so that results do not depend on who evaluates
+PICTURES = 125  # of a chunk that go through the model at once
 
 Chunk = Mapping[str, Any]
 ChunkMetric = Callable[[Any, Any, Any, "int | None", "Tensor | None"], Mapping[str, Any]]
@@ -340,6 +342,10 @@ class Evaluator:
             start = end
         return found
 
+    @cached_property
+    def _seeds(self) -> list[int]:
+        return [torch_seed(0, "evaluation", client=i) >> 1 for i in range(len(self))]
+
     @torch.no_grad()
     def chunks(self, shown: EvaluatedModel, which: range | None = None) -> list[dict[str, Any]]:
         """What each chunk adds; all of them if it is not said which."""
@@ -356,12 +362,23 @@ class Evaluator:
         if alignment.CHECKS:
             alignment.check_settled("test samples", x, target)
         problem.model.begin(shown.buffers, shown.frozen, shown.temperature)
-        seed_all(0, "evaluation", client=i)  # the same draws whoever evaluates, and in every round
-        output = problem.model.output(x)
+        seed_alike(self._seeds[i])  # the same draws whoever evaluates, and in every round
+        output = self._output(x)
         sums = dict(self.measure(output, target, problem.loss, problem.classes, shown.allowed))
         if self.keeps_outputs:
             sums["output"] = output
         return sums
+
+    def _output(self, x: Any) -> Any:
+        """The output for a chunk; pictures in pieces, because what convolutions make of them then
+        fits into a core's cache."""
+        model = self.problem.model
+        if not isinstance(x, Tensor) or x.dim() != 4 or len(x) <= PICTURES or model.has_batch_norm:
+            return model.output(x)
+        first = model.output(x[:PICTURES])
+        if not isinstance(first, Tensor) or first.shape[:1] != (PICTURES,):
+            return model.output(x)  # who knows how its parts would be put together
+        return torch.cat([first, *map(model.output, x[PICTURES:].split(PICTURES))])
 
 
 class Pending(Protocol):

@@ -224,7 +224,11 @@ def _holds_tensors(value: Any) -> bool:
 
 def seed_all(seed: int, purpose: str, round: int = 0, client: int = 0) -> None:
     """Every generator that user code may draw from begins anew: torch's, numpy's, Python's."""
-    number = torch_seed(seed, purpose, round, client) >> 1
+    seed_alike(torch_seed(seed, purpose, round, client) >> 1)
+
+
+def seed_alike(number: int) -> None:
+    """The same with a number that is known."""
     torch.default_generator.manual_seed(number)
     np.random.seed(number & 0xFFFFFFFF)
     random.seed(number)

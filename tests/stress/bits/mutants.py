@@ -53,7 +53,7 @@ def arrival() -> None:
 
 def evaluated() -> None:
     """Evaluation draws from wherever the generators stand."""
-    evaluation.seed_all = nothing
+    evaluation.seed_alike = nothing
 
 
 def visited() -> None:
