@@ -158,6 +158,30 @@ def test_only_the_program_listens(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+LAST = """
+import os, signal, sys, types
+class Late(types.ModuleType):
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.{signal}, tell=os.write):
+        tell(1, b"late")
+        kill(pid, number)
+sys.argv = "fedrift list no-such-kind".split()
+sys.modules["late"] = Late("late")
+from fedrift.__main__ import main
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM to catch")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_no_moment_is_too_late(name: str) -> None:
+    """While Python takes itself apart it has given up its handlers: what was to be said is said."""
+    done = subprocess.run(
+        [sys.executable, "-c", LAST.format(signal=name)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "late"), done
+
+
 def test_ctrl_c_in_a_finalizer_is_not_lost() -> None:
     text = """
 import signal, time

@@ -12,6 +12,7 @@ here, because nobody listens until it is.
 from __future__ import annotations
 
 import _thread
+import atexit
 import os
 import signal
 import sys
@@ -104,6 +105,15 @@ def listen() -> None:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _listener[0])
     signal.signal(REMINDER, _listener[0].remind)
+    atexit.register(_pass_over)  # registered first, so called last
+
+
+def _pass_over() -> None:
+    """Python gives up its handlers before it has taken itself apart: from then on a signal would
+    end the program as if its work had not been done."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) in _listener:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def work_begins() -> None:
