@@ -121,6 +121,21 @@ class Net(nn.Module):
         return self.out(torch.tanh(self.hidden(x)))
 
 
+class Normed(Net):
+    """The same with batch normalisation."""
+
+    def __init__(self) -> None:
+        Net.__init__(self)
+        self.norm = nn.BatchNorm1d(7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.norm(self.hidden(x))))
+
+
+NETS: Mapping[str, type[Net]] = {"fedbn": Normed}
+"""Algorithms that do their work only on a model of their kind."""
+
+
 @dataclass(frozen=True)
 class Amount:
     """A size in words: vectors of the model's length, other tensors, single numbers."""
@@ -239,7 +254,9 @@ def tiny(spec: str, epochs: int) -> Tiny:
         rounds=ROUNDS,
     )
     made = build(spec, {"epochs": epochs, "lr": 0.01}, ROUNDS)
-    problem = made.adapt(describe(Net), lambda make, head: describe(make, head=head))
+    problem = made.adapt(
+        describe(NETS.get(spec, Net)), lambda make, head: describe(make, head=head)
+    )
     made = made.prepare(problem)
     made.check(problem)
     reports: list[RoundReport] = []
@@ -247,7 +264,8 @@ def tiny(spec: str, epochs: int) -> Tiny:
     settings = Settings(ROUNDS, who, 0, ROUNDS, split.sizes)
     visitor = Visitor(made, problem, split)
     backend = InProcess(visitor, store, None, watch=Wire(visitor))
-    start = Progress(made.server(problem), ())
+    moving = tuple(problem.rest[name] for name in problem.moving)
+    start = Progress(made.server(problem), moving)
     books = History(made, store, start, lambda _: {}, callbacks=[OnRound(reports.append)])
     finished = Engine(made, problem, backend, store, settings, books).run()
     entries = finished.progress.ledger.entries
@@ -347,6 +365,11 @@ def _amount(size: Size, visits: int, p: Problem) -> Amount:
 
 def _symbols(p: Problem) -> dict[int, str]:
     """Bytes → what has that size, for tensors that are no vectors of the model's length."""
+    if p.model.has_batch_norm:
+        names = p.matching("norm")
+        norm = 4 * p.layout.select(lambda name: name in names).size
+        whole = 4 * p.layout.size
+        return {norm: "the BatchNorm layers", whole - norm: "all but the BatchNorm layers"}
     f, classes = p.feature_dim or 0, p.classes or 0
     head = 4 * (f + 1) * classes
     known = [(head, "the head"), (4 * p.layout.size - head, "all but the head")]
@@ -373,8 +396,10 @@ def _kept(run: Tiny, where: str, states: Mapping[str, Any]) -> tuple[Field, ...]
                 continue
             inside = name in ("inner", "first", "second")
             amount = Amount() if inside else _amount(size, 1, run.problem)
+            if is_statistics := name == "statistics":
+                amount = Amount(others=("those of the BatchNorm layers",))
             full = f"{path}.{name}" if path else name
-            grows = f"{name}#" in packed
+            grows = f"{name}#" in packed and not is_statistics
             kept.append(Field(where, full, amount, _meaning(type(state), name), grows=grows))
     return tuple(kept)
 
@@ -502,10 +527,11 @@ def _cost(found: Facts) -> str:
         for f in (*found.server, *found.client)
     ]
     symbols = str(found.visits) + str(found.server)
+    of = " on a model with batch normalisation" if NETS.get(found.spec) is Normed else ""
     lines = [
-        f"Read from the ledger and the states of a run of `{found.spec}` with {CLIENTS} clients, "
-        f"{PER_ROUND} a round, {ROUNDS} rounds; per client that takes part and round. A vector "
-        "has one number for each trained parameter."
+        f"Read from the ledger and the states of a run of `{found.spec}`{of} with {CLIENTS} "
+        f"clients, {PER_ROUND} a round, {ROUNDS} rounds; per client that takes part and round. A "
+        "vector has one number for each trained parameter."
         + (" m is the number of features, the bias included; Y the classes." * ("m(m" in symbols)),
         f"- **down**: {_said(found.visits, 'down')}\n"
         f"- **up**: {_said(found.visits, 'up')}\n"

@@ -32,13 +32,14 @@ from fedrift.engine.progress import Shown, showing
 from fedrift.engine.result import Result
 from fedrift.engine.task import where
 from fedrift.engine.trackers import tracks
-from fedrift.errors import InputError, unknown
+from fedrift.errors import InputError, named_arguments, unknown
 from fedrift.storage.fork import Origin
 
 if TYPE_CHECKING:
     from fedrift.analysis.next_round import Watch
 
 
+@named_arguments
 def run(
     algorithm: AlgorithmLike,
     *,

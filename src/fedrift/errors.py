@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130  # exit codes
 CLOSE = 0.65  # how alike a name must be to be what was meant
@@ -20,12 +22,47 @@ class RunError(RuntimeError):
 
 def unknown(kind: str, value: str, known: Iterable[str]) -> InputError:
     """`unknown algorithm 'fedagv': did you mean 'fedavg'? (known: …)`."""
+    names = sorted(known)
+    close = _closest(value, names)
+    hint = f": did you mean '{close}'?" if close else ""
+    return InputError(f"unknown {kind} '{value}'{hint} (known: {', '.join(names)})")
+
+
+def no_option(where: str, key: str, known: Iterable[str], grammar: str) -> InputError:
+    """`adapter 'lora:rnk=2' has no option 'rnk' (did you mean 'rank'?); write lora[:rank=8,…]`."""
+    return InputError(f"{where} has no option '{key}'{meant(key, known)}; write {grammar}")
+
+
+def meant(value: str, known: Iterable[str]) -> str:
+    """` (did you mean 'rank'?)` where a word is nearly one of these, as part of a sentence."""
+    close = _closest(value, sorted(known))
+    return f" (did you mean '{close}'?)" if close else ""
+
+
+def _closest(value: str, names: Sequence[str]) -> str | None:
     import difflib
 
-    names = sorted(known)
-    close = difflib.get_close_matches(value.lower(), names, n=1, cutoff=CLOSE)
-    hint = f": did you mean '{close[0]}'?" if close else ""
-    return InputError(f"unknown {kind} '{value}'{hint} (known: {', '.join(names)})")
+    return next(iter(difflib.get_close_matches(value.lower(), names, n=1, cutoff=CLOSE)), None)
+
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+
+
+def named_arguments(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """A function that answers an argument it does not have with the one that was meant."""
+    import inspect
+
+    known = inspect.signature(function).parameters
+
+    @wraps(function)
+    def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        for key in kwargs:
+            if key not in known:
+                raise unknown(f"argument of {function.__name__}", key, known)
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def sentence(error: BaseException) -> str:

@@ -311,7 +311,7 @@ def test_running_statistics_are_the_bases(adapter: str) -> None:
         ("lora:rank=5", r"rank=5 is larger than layer 'out' \(4 × 16\) can hold; use rank=4"),
         ("lora:on=conv*", r"matches no layer of the model with on=conv\*.*are hidden, out"),
         ("lora:how=mean", "must be separate, freeze-A or exact, not 'mean'"),
-        ("lora:ranks=2", "has no option 'ranks'; write lora"),
+        ("lora:ranks=2", r"has no option 'ranks' \(did you mean 'rank'\?\); write lora"),
         ("lora:8", "write lora"),
         ("lora:rank=2,also=body", "also=body matches no trained parameter"),
         ("bitfit:on=weight", "matches no bias of the model with on=weight; it has hidden.bias"),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import fedrift as fr
 from fedrift.cli import code_of
+from fedrift.data import datasets
 from tests.support.problems import blobs, small_run
 from tests.support.product import Spec
 
@@ -95,3 +96,124 @@ def test_a_model_by_name_gets_as_many_outputs_as_there_are_labels() -> None:
         fr.run("fedavg", model="logistics", **how)
     with pytest.raises(fr.InputError, match=r"model='mlp'.*labels"):
         fr.run("fedavg", model="mlp", clients=[(x, torch.randn(30))], rounds=1)
+
+
+def broken(output: Any, target: Any) -> float:
+    raise ValueError("no number today")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_metric_that_fails_is_named(workers: int) -> None:
+    says = r"metrics\['mine'\] failed: ValueError: no number today \(test_messages.py, line \d+"
+    with pytest.raises(fr.RunError, match=says) as caught:
+        small_run("fedavg", metrics={"mine": broken}, workers=workers)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_metric_does_not_stand_in_the_place_of_accuracy() -> None:
+    with pytest.raises(fr.InputError, match="metrics: 'accuracy' is computed already, the share"):
+        small_run("fedavg", metrics={"accuracy": lambda o, y: 0.5})
+    x, y = torch.randn(60, 8), torch.randn(60, 4)
+    own = {"accuracy": lambda o, y: 0.25}
+    made = small_run(
+        "fedavg",
+        clients=[(x, y)],
+        per_round=None,
+        test=(x, y),
+        loss=nn.functional.mse_loss,
+        metrics=own,
+    )
+    assert made.accuracy == [0.25] * 5, "there is none of ours where targets are no classes"
+
+
+MISSPELT: list[tuple[Any, dict[str, Any], str]] = [
+    (small_run, {"lrr": 0.1}, r"unknown argument of run 'lrr': did you mean 'lr'\?"),
+    (fr.split, {"client": 3}, r"unknown argument of split 'client': did you mean 'clients'\?"),
+    (fr.merge, {"test": None}, r"unknown argument of merge 'test': did you mean 'tests'\?"),
+    (fr.experts, {"routr": "ridge"}, r"argument of experts 'routr': did you mean 'router'\?"),
+    (small_run, {"compress": "up=topk:0.1,no-feedbak"}, r"\(did you mean 'no-feedback'\?\)"),
+    (small_run, {"compress": "upp=topk:0.1"}, r"\(did you mean 'up'\?\)"),
+    (small_run, {"privacy": "gaussian:1,clp=1"}, r"no option 'clp' \(did you mean 'clip'\?\)"),
+    (small_run, {"faults": "stragglers:0.1,lat=drop"}, r"no option 'lat' \(did you mean 'late'"),
+    (small_run, {"faults": "stragglers:0.1,late=partail"}, r"did you mean 'partial'\?"),
+    (small_run, {"devices": "lognormal:1,speeed=3"}, r"no option 'speeed' \(did you mean 'speed'"),
+    (small_run, {"adapter": "lora:rnk=2"}, r"no option 'rnk' \(did you mean 'rank'\?\); write"),
+    (small_run, {"adapter": "lora:how=seperate"}, r"did you mean 'separate'\?"),
+    (small_run, {"algorithm": "fedavg:weights=sampels"}, r"\(did you mean 'samples'\?\)"),
+    (small_run, {"algorithm": "fedprox:muu=1"}, r"option of fedprox 'muu': did you mean 'mu'\?"),
+]
+
+
+@pytest.mark.parametrize(("function", "given", "says"), MISSPELT)
+def test_what_is_misspelt_is_answered_with_what_was_meant(
+    function: Any, given: dict[str, Any], says: str
+) -> None:
+    first = (given.get("algorithm", "fedavg"),) if function is small_run else (X, Y)
+    given = {key: value for key, value in given.items() if key != "algorithm"}
+    with pytest.raises(fr.InputError, match=says):
+        function(*first, **given)
+
+
+def test_options_of_partitions_and_data_have_suggestions() -> None:
+    with pytest.raises(fr.InputError, match=r"no option 'min_sze' \(did you mean 'min_size'\?\)"):
+        fr.split(X, Y, "dirichlet:1,min_sze=2", clients=3)
+    with pytest.raises(fr.InputError, match=r"no option 'trian' \(did you mean 'train'"):
+        datasets.check("digits:trian=30")
+
+
+def test_a_loss_per_sample_is_to_be_averaged() -> None:
+    def each(output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output, target, reduction="none")
+
+    says = r"loss: it gave a Tensor of shape \(2,\) .* one number, their mean, .*\.mean\(\)"
+    with pytest.raises(fr.InputError, match=says):
+        small_run("fedavg", loss=each)
+    small_run("fedavg", loss=lambda o, y: each(o, y).mean(), rounds=1)
+
+
+class Words(nn.Module):
+    """Looks words up, and their places, which are no inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(40, 4), nn.Embedding(6, 4)
+        self.out = nn.Linear(24, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        told = self.words(tokens) + self.places(torch.arange(6))
+        return self.out(told.flatten(1))
+
+
+def words(samples: int, wrong: int | None = None, at: int = 0) -> tuple[Tensor, Tensor]:
+    x = torch.arange(samples * 6).view(samples, 6) % 40
+    if wrong is not None:
+        x[at, 2] = wrong
+    return x, torch.arange(samples) % 4
+
+
+@pytest.mark.parametrize(
+    ("clients", "test", "says"),
+    [
+        (
+            [words(9, 40), words(9)],
+            None,
+            r"two samples, .*: 40 is outside the 40 rows of .*'words'",
+        ),
+        ([words(40), words(9, 47, at=7)], None, r"clients\[1\]: 47 is .* the embedding 48 rows$"),
+        ([words(40), words(9, -1, at=7)], None, r"clients\[1\]: -1 is .* count from 0$"),
+        ([words(9), words(9)], words(9, 99, at=8), r"test: 99 is outside the 40 rows"),
+    ],
+)
+def test_tokens_beyond_an_embedding_are_named(clients: Any, test: Any, says: str) -> None:
+    how: dict[str, Any] = {"model": Words, "per_round": None, "rounds": 1}
+    with pytest.raises(fr.InputError, match=says):
+        small_run("fedavg", clients=clients, test=test, **how)
+    small_run("fedavg", clients=[words(9), words(9)], test=words(9), **how)
+
+
+def test_tokens_that_the_model_makes_itself_are_its_own() -> None:
+    class Modulo(Words):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return super().forward(tokens % 40)
+
+    small_run("fedavg", model=Modulo, clients=[words(40, 99, at=39)], per_round=None, test=None)

@@ -23,6 +23,8 @@ from fedrift.algorithms.fedprox import fedprox
 from fedrift.conform import Cell, Report, survey
 from fedrift.conform import bench as benches
 from fedrift.conform.convergence import Limit, judged
+from fedrift.core import Algorithm, Local
+from fedrift.engine import build
 from tests.support import cheats
 from tests.support.product import Bench, Scaffold, subject_of
 
@@ -134,7 +136,8 @@ def test_options_are_kept(bench: Bench) -> None:
         ("tests.support.cheats:Nothing", "module 'tests.support.cheats' has no 'Nothing'"),
         ("nowhere:Mine", "cannot be imported: ModuleNotFoundError"),
         ("tests.support.cheats:LEFT_BEHIND", "is a dict; give a class, or a function"),
-        ("tests.support.cheats:Down", "give 'w' a default"),
+        ("tests.support.cheats:Down", "give 'w' a default, or a value"),
+        ("tests.conform.test_conform:composed,muu=1", "did you mean 'mu'"),
         (dict, "derive it from fedrift.Algorithm"),
         (fr.Algorithm, "abstract"),
     ],
@@ -324,3 +327,22 @@ def test_conform_says_where_it_happened(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(tmp_path)
     report = conform.check("falls:Falls")
     assert any(f"{source}:6, in round" in line for line in report.failures), report.failures
+
+
+def composed(local: Local = Local(), mu: float = 0.1) -> Algorithm[Any, Any]:
+    """An algorithm of one's own made of pieces, as ours are."""
+    return fedprox(local, mu)
+
+
+@pytest.mark.parametrize("text", ["composed,mu=0.3", "composed:mu=0.3", "composed"])
+def test_options_of_an_own_algorithm_are_written_as_everywhere(text: str) -> None:
+    made = subject_of(f"tests.conform.test_conform:{text}").make({"lr": 0.3, "steps": 2}, 5)
+    mu = 0.3 if "mu" in text else 0.1
+    assert made == build.build(f"fedprox:mu={mu}", {"lr": 0.3, "steps": 2}, 5)
+
+
+def test_a_function_that_composes_gets_the_local_settings_of_the_run() -> None:
+    given = {"lr": 0.3, "steps": 2}
+    for wrapped in ("{}", "swa({})"):
+        mine = build.build(wrapped.format("tests.conform.test_conform:composed,mu=0.3"), given, 5)
+        assert mine == build.build(wrapped.format("fedprox:mu=0.3"), given, 5)

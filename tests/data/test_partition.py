@@ -153,7 +153,7 @@ def test_alpha_overrides_and_spellings_agree() -> None:
         ("iid", {"clients": None}, "clients is missing"),
         ("iid", {"seed": -1}, "seed must be a whole number of at least 0"),
         ("dirichlett:1", {}, "did you mean 'dirichlet'"),
-        ("dirichlet:1,size=2", {}, "option 'size' is not known"),
+        ("dirichlet:1,size=2", {}, "has no option 'size' (did you mean 'min_size'?)"),
         ("dirichlet:1,alpha=2", {}, "alpha is given twice"),
         ("dirichlet:1,min_size=21", {}, "use at most min_size=20"),
         ("hsu:1,min_size=21", {}, "use at most min_size=20"),

@@ -103,3 +103,24 @@ def test_a_result_without_test_data_draws_without_a_murmur(tmp_path: Path) -> No
         assert result.plot(tmp_path / "curve.png").exists()
     except fr.InputError as error:
         assert "test" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("longest", "marks"),
+    [
+        (4, ["0", "1 s", "2 s", "3 s", "4 s"]),
+        (150, ["0", "30 s", "60 s", "90 s", "120 s", "150 s"]),
+        (2250, ["0", "10 min", "20 min", "30 min"]),
+        (3600, ["0", "10 min", "20 min", "30 min", "40 min", "50 min", "60 min"]),
+        (5 * 3600, ["0", "1 h", "2 h", "3 h", "4 h", "5 h"]),
+        (6 * 86400, ["0", "1 d", "2 d", "3 d", "4 d", "5 d", "6 d"]),
+    ],
+)
+def test_time_is_marked_as_clocks_are_read(longest: float, marks: list[str]) -> None:
+    figure, (axis,) = new_figure(1)
+    axis.set_xlim(0, longest)
+    style.time_ticks(axis)
+    figure.draw_without_rendering()
+    low, high = axis.get_xlim()
+    seen = [t.get_text() for t in axis.get_xticklabels() if low <= t.get_position()[0] <= high]
+    assert seen == marks

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from fedrift.errors import InputError
+from fedrift.report import sentences
 from fedrift.report.statistics import costs, estimates
 from fedrift.report.statistics.findings import Findings, as_records, make_findings
-from fedrift.report.statistics.grouping import Group, group_runs
+from fedrift.report.statistics.grouping import Group, Setting, group_runs
 from fedrift.report.statistics.measured import Measured, measure_run, until
 from fedrift.storage import run_folder as results
 from fedrift.storage.jsonl import dump
 from fedrift.storage.run_folder import RunRecord
+from tests.support.problems import small_run
 from tests.support.product import Spec
 from tests.support.run_folders import grid, run_folder
 
@@ -346,6 +348,24 @@ def test_unequal_budgets_and_the_axis_that_is_fair(tmp_path: Path) -> None:
     assert costs.fair_axes([sam]) == ("gradients",)
     assert costs.fair_axes([scaffold, sam]) == ("bytes", "gradients")
     assert costs.fair_axes([]) == ("rounds",)
+    assert costs.fair_axes([scaffold, sam], has_clock=True) == ("seconds",)
+    assert costs.fair_axes([], has_clock=True) == ("rounds",)
+
+
+def test_settings_stand_in_the_order_of_their_cohorts_and_all_of_the_clients_last() -> None:
+    told = ("all 60 clients", "20 of 60 clients", "5 of 60 clients")
+    settings = [Setting("iid", one, ()) for one in told]
+    ordered = sorted(settings, key=lambda setting: setting.order)
+    assert [one.participation for one in ordered] == [*reversed(told)]
+
+
+def test_under_a_clock_its_time_is_the_fair_axis() -> None:
+    how: dict[str, Any] = {"devices": "uniform", "rounds": 2}
+    time = "over the time of the simulated clock"
+    for given, says in ((how, time), ({"rounds": 2}, "over bytes")):
+        made = [small_run(name, **given) for name in ("fedavg", "scaffold")]
+        findings = make_findings([measure_run(r.record(), "a") for r in made])
+        assert says in " ".join(sentences.budgets(findings))
 
 
 def test_clients_that_differ_between_methods_are_noticed(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def kept_names(what: str, p: Problem, may_match_nothing: bool = False) -> tuple[
             known = ", ".join(p.layout.names[:4]) + (", …" if len(p.layout.names) > 4 else "")
             raise InputError(
                 f"what={pattern} matches no trained parameter and no running statistic of the "
-                f"model ({known}); write head, norm, all or a name such as 'conv1.*'"
+                f"model ({known}); write head, norm (BatchNorm), all or a name such as 'conv1.*'"
             )
         for name in found:
             if name in by:

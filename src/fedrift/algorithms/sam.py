@@ -40,7 +40,7 @@ def fedasam(
 def mofedsam(
     local: Local = Local(),
     alpha: Annotated[float, "> 0", "<= 1"] = 0.1,
-    rho: Radius = 0.05,
+    rho: Radius = 0.1,
     weights: Weights = "uniform",
 ) -> FedCM:
     """FedCM with sharpness-aware local steps.

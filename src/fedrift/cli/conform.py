@@ -30,7 +30,7 @@ def conform(
         typer.Argument(
             metavar="[NAMES]...",
             show_default=False,
-            help="Algorithms, or your own as module:Class; all of ours unless said.",
+            help="Algorithms, or your own as module:Class,key=value; all of ours unless said.",
         ),
     ] = None,
     as_json: Annotated[
@@ -40,7 +40,8 @@ def conform(
 ) -> None:
     """Check algorithms against golden numbers, identities, invariants and the wire.
 
-    With module:Class it checks an algorithm of your own: everything that holds for any.
+    With module:Class it checks an algorithm of your own: everything that holds for any. Its
+    options follow as everywhere: module:Class,mu=0.3.
 
     \b
     [bold]Examples[/bold]
@@ -77,19 +78,13 @@ def _all() -> list[str]:
 def _check_names(chosen: Sequence[str]) -> None:
     """Refuses what cannot be named, before torch is imported."""
     from fedrift.config import algorithms
-    from fedrift.errors import InputError, unknown
     from fedrift.grammar import parse
 
-    known = algorithms.names()
     for text in chosen:
         named = parse(text, "algorithm")
-        if named.name in known:
-            if str(named) != named.name:  # a bare wrapper is checked around something
-                algorithms.check(named)
-        elif named.value is None or not named.value.isidentifier() or named.options:
-            raise InputError(
-                f"{unknown('algorithm', named.name, known)}; or your own as module:Class"
-            )
+        is_bare = str(named) == named.name  # a bare wrapper is checked around something
+        if not (is_bare and named.name in algorithms.names()):
+            algorithms.check(named)
 
 
 class _Watch:

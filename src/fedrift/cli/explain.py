@@ -18,7 +18,7 @@ def explain(
         typer.Argument(
             metavar="NAME[:options]",
             show_default=False,
-            help="The algorithm, such as scaffold or fedprox:mu=0.3; your own as module:Class.",
+            help="The algorithm: scaffold, fedprox:mu=0.3, or your own as module:Class,key=value.",
         ),
     ],
     out: Annotated[
@@ -81,16 +81,12 @@ def explain(
 def _check_name(text: str) -> None:
     """Refuses what cannot be named, before torch is imported."""
     from fedrift.config import algorithms
-    from fedrift.errors import unknown
     from fedrift.grammar import parse
 
-    known = algorithms.names()
     named = parse(text, "algorithm")
-    if named.name in known:
-        if named.inner is not None or not algorithms.entry(named.name).is_wrapper:
-            algorithms.check(named)
-    elif named.value is None or not named.value.isidentifier() or named.options:
-        raise InputError(f"{unknown('algorithm', named.name, known)}; or your own as module:Class")
+    is_ours = named.name in algorithms.names()
+    if not is_ours or named.inner is not None or not algorithms.entry(named.name).is_wrapper:
+        algorithms.check(named)
 
 
 def _steps(text: str | None) -> tuple[int, ...] | None:

@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from fedrift.report.timeline import Pace
 
 
-USUAL = "1-3"
+USUAL = 3  # rounds that are drawn unless said
 
 
 def timeline(
     run: Annotated[Path, typer.Argument(help="A run folder made with --devices.")],
-    rounds: Annotated[str, typer.Option(help="Which rounds to draw.")] = USUAL,
+    rounds: Annotated[
+        str | None,
+        typer.Option(help="Which rounds to draw, such as 4 or 2-5; the first three unless said."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The picture: who received, computed, sent, came too late.")
     ] = None,
@@ -28,10 +31,11 @@ def timeline(
     from fedrift.report.numbers import plural, seconds_text
     from fedrift.storage.run_folder import load
 
-    first, last = _rounds(rounds)
+    asked = None if rounds is None else _rounds(rounds)
     record = load(run)
     made = max((row["round"] for row in record.ledger), default=0)
-    if last > made and rounds != USUAL:
+    first, last = asked or (1, max(1, min(USUAL, made)))
+    if last > made and asked is not None:
         raise InputError(
             f"rounds '{rounds}' are beyond the end: the run has {plural(made, 'round')}"
         )
@@ -39,7 +43,7 @@ def timeline(
 
     pace = pace_of(record.ledger, record.clients.get("sizes") or ())
     screen = console()
-    screen.print(_table(pace))
+    screen.print(_table(pace, len(record.clients.get("sizes") or ())))
     time = record.rounds[-1].get("time") if record.rounds else None
     if time is not None:
         screen.print(f"{record.rounds[-1]['round']} rounds took {seconds_text(time)} of its clock.")
@@ -56,16 +60,22 @@ def _rounds(text: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def _table(pace: Pace) -> object:
+def _table(pace: Pace, population: int) -> object:
     from rich.table import Table
 
-    from fedrift.report.numbers import seconds_text
+    from fedrift.report.numbers import NOTHING, plural, seconds_text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in (f"of {pace.clients} clients", "a visit takes", "replies", "samples"):
-        table.add_column(heading, justify="left" if "clients" in heading else "right")
+    some = pace.clients < population
+    asked = f"{pace.clients} of {population}" if some else str(pace.clients)
+    whose = f"the {asked} clients asked" if some else plural(pace.clients, "client")
+    for heading in (whose, "a visit takes", "replies", "samples"):
+        table.add_column(heading, justify="left" if heading == whose else "right")
     names = ("the fastest third", "the middle", "the slowest third")
     for i, name in enumerate(names):
-        samples = f"{pace.samples[i]:.0%}" if pace.samples else "–"
-        table.add_row(name, seconds_text(pace.seconds[i]), f"{pace.replies[i]:.0%}", samples)
+        takes = pace.seconds[i]
+        if takes is None:  # there are fewer than three
+            continue
+        samples = f"{pace.samples[i]:.0%}" if pace.samples else NOTHING
+        table.add_row(name, seconds_text(takes), f"{pace.replies[i]:.0%}", samples)
     return table

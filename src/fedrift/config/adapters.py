@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from fedrift.errors import InputError, unknown
+from fedrift.errors import InputError, meant, no_option, unknown
 from fedrift.grammar import number, parse
 
 How = Literal["separate", "freeze-A", "exact"]
@@ -73,7 +73,7 @@ def parse_adapter(text: str, field: str = "adapter") -> Adapter:
     given: dict[str, object] = {}
     for key, value in named.options.items():
         if key not in kind.options:
-            raise InputError(f"{field} '{text}' has no option '{key}'; write {kind.grammar}")
+            raise no_option(f"{field} '{text}'", key, kind.options, kind.grammar)
         given[key] = _read(key, value, f"option {key} of {named.name}")
     return Adapter(named.name, **given)  # type: ignore[arg-type]
 
@@ -86,7 +86,6 @@ def _read(key: str, text: str, field: str) -> object:
     known: Mapping[str, tuple[str, ...]] = {"how": HOWS, "base": BASES}
     if key in known and text not in known[key]:
         choices = known[key]
-        raise InputError(
-            f"{field} must be {', '.join(choices[:-1])} or {choices[-1]}, not '{text}'"
-        )
+        listed = f"{', '.join(choices[:-1])} or {choices[-1]}"
+        raise InputError(f"{field} must be {listed}, not '{text}'{meant(text, choices)}")
     return cast("object", text)

@@ -18,7 +18,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from fedrift.errors import InputError, unknown
+from fedrift.errors import InputError, meant, unknown
 from fedrift.grammar import Named
 
 Scalar = float | int | bool | str | None
@@ -48,7 +48,8 @@ class Kind:
                     continue
                 if self._allows(found):
                     return found
-        raise InputError(f"{field} must be {self}, not '{text}'")
+        words = [str(spell(choice)) for choice in self.choices]
+        raise InputError(f"{field} must be {self}, not '{text}'{meant(text, words)}")
 
     def _allows(self, value: Scalar) -> bool:
         if isinstance(value, str | bool) or value is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedrift.errors import InputError, unknown
+from fedrift.errors import InputError, no_option, unknown
 from fedrift.grammar import Named, number, parse
 
 
@@ -85,7 +85,7 @@ def check_rule(text: str) -> tuple[Named, dict[str, float]]:
     options = dict(DEFAULTS.get(named.name, {}))
     for key, value in given.items():
         if key not in rule.options:
-            raise InputError(f"merge rule '{text}' has no option '{key}'; write {rule.grammar}")
+            raise no_option(f"merge rule '{text}'", key, rule.options, rule.grammar)
         low, high = rule.options[key]
         field = f"merge rule '{named.name}': {key}"
         options[key] = number(value, field, low=low, high=high)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedrift.errors import InputError, unknown
+from fedrift.errors import InputError, no_option, unknown
 from fedrift.grammar import Named, number, parse
 
 if TYPE_CHECKING:
@@ -91,8 +91,10 @@ def parse_privacy(text: str | None) -> Privacy | None:
     named = _named(text, "privacy")
     if named.name != "gaussian":
         raise unknown("privacy", named.name, ["gaussian"])
-    strange = [key for key in named.options if key not in ("clip", "delta")]
-    if named.value is None or strange or "clip" not in named.options:
+    for key in named.options:
+        if key not in ("clip", "delta"):
+            raise no_option(f"privacy '{text}'", key, ("clip", "delta"), PRIVATE)
+    if named.value is None or "clip" not in named.options:
         raise InputError(f"privacy '{text}': write {PRIVATE}")
     return Privacy(
         noise=number(named.value, "privacy: noise", low=0.0, low_open=True, high=1e6),

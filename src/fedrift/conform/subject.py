@@ -8,11 +8,12 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from fedrift.algorithms import NAMES
+from fedrift.config import algorithms
 from fedrift.config.own_code import load
 from fedrift.core.algorithm import Algorithm, map_local
 from fedrift.core.local import Local
 from fedrift.engine import build
-from fedrift.errors import InputError, unknown
+from fedrift.errors import InputError
 from fedrift.grammar import parse
 
 Make = Callable[[Mapping[str, Any], int], Algorithm[Any, Any]]
@@ -46,7 +47,7 @@ class Subject:
 
 
 def subject_of(what: Any) -> Subject:
-    """A name, `module:Class`, an Algorithm, its class, or a function that returns one."""
+    """A name, `module:Class,key=value`, an Algorithm, its class, or a function that returns one."""
     if isinstance(what, str):
         named = parse(EXAMPLES.get(what, what), "algorithm")
         if named.name in NAMES:
@@ -56,11 +57,11 @@ def subject_of(what: Any) -> Subject:
                 named.name,
                 lambda local, rounds: build.build(named, local, rounds),
             )
-        if named.value is None or not named.value.isidentifier() or named.options:
-            raise InputError(
-                f"{unknown('algorithm', named.name, NAMES)}; or your own as module:Class"
-            )
-        return _own(load(named.name, named.value, "algorithm"), what)
+        algorithms.check(named)  # the reader's own, or a name that is none
+        if named.options:
+            build.make(named)
+            return Subject(what, what, "", _adjusted(lambda: build.make(named)))
+        return _own(load(named.name, named.value or "", "algorithm"), what)
     if isinstance(what, Algorithm):
         name = type(what).__name__
         return Subject(name, name, "", _adjusted(lambda: what))
@@ -77,7 +78,9 @@ def _own(target: Any, name: str) -> Subject:
         )
     needed = _needed(target)
     if needed is not None:
-        raise InputError(f"algorithm '{name}': give '{needed}' a default, so that it can be made")
+        raise InputError(
+            f"algorithm '{name}': give '{needed}' a default, or a value: module:Class,{needed}=…"
+        )
 
     def build_one() -> Algorithm[Any, Any]:
         try:

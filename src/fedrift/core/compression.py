@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedrift.errors import InputError, unknown
+from fedrift.errors import InputError, meant, unknown
 from fedrift.grammar import number
 
 Side = Literal["up", "down"]
@@ -68,7 +68,10 @@ def parse_compression(text: str | None) -> Compression | None:
             rules[where] = _with_feedback(rules[where], where, key == "feedback")
             continue
         if not equals or key.partition(".")[0] not in ("up", "down"):
-            raise InputError(f"compress '{text}': '{piece.strip()}' is not of the form {EXAMPLE}")
+            hint = meant(key.partition(".")[0], ("up", "down", *FEEDBACK))
+            raise InputError(
+                f"compress '{text}': '{piece.strip()}' is not of the form {EXAMPLE}{hint}"
+            )
         if key in rules:
             raise InputError(f"compress '{text}' says '{key}' twice; keep one")
         where, rules[key] = key, _packing(how, key)

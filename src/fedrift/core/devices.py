@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedrift.errors import InputError, unknown
+from fedrift.errors import InputError, no_option, unknown
 from fedrift.grammar import Named, number, parse
 from fedrift.rng import generator
 
@@ -263,10 +263,13 @@ def parse_devices(text: str | None) -> DevicePlan | None:
         "stragglers": ("slow",),
         "trace": ("network", "spread", "period"),
     }
-    wrong = [key for key in named.options if key not in (*keys[named.name], *COLUMNS)]
+    known = (*keys[named.name], *COLUMNS)
+    for key in named.options:
+        if key not in known:
+            raise no_option(f"devices '{named}'", key, known, GRAMMAR[named.name])
     is_bare = named.name == "uniform" and named.value is not None
     is_empty = named.name in ("trace", "stragglers") and named.value is None
-    if named.inner is not None or wrong or is_bare or is_empty:
+    if named.inner is not None or is_bare or is_empty:
         raise InputError(f"devices '{named}': write {GRAMMAR[named.name]}")
     medians = {key: _amount(named, key, USUAL[key]) for key in COLUMNS}
     spread = _spread(named, named.value or "1", "the spread") if named.name == "lognormal" else 0.0

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fedrift.errors import InputError, unknown
+from fedrift.errors import InputError, no_option, unknown
 from fedrift.grammar import Named, number, parse
 from fedrift.rng import generator
 
@@ -124,8 +124,10 @@ def _check(named: Named) -> str:
         "stragglers": ("slow", "deadline", "late"),
         "corrupt": ("kind", "factor"),
     }[named.name]
-    wrong = [key for key in named.options if key not in known]
-    if named.inner is not None or named.value is None or wrong:
+    for key in named.options:
+        if key not in known:
+            raise no_option(f"faults '{named}'", key, known, GRAMMAR[named.name])
+    if named.inner is not None or named.value is None:
         raise InputError(f"faults '{named}': write {GRAMMAR[named.name]}")
     return named.name
 
@@ -143,7 +145,7 @@ def _one(named: Named) -> Any:
     if named.name == "stragglers":
         late = options.get("late", "drop")
         if late not in ("drop", "partial"):
-            raise InputError(f"{field}: late must be drop or partial, not '{late}'")
+            raise unknown(f"{field}: late", late, ("drop", "partial"))
         return Stragglers(share, value("slow", 4.0, 1.0), value("deadline", 1.0, 0.0), late)
     kind = options.get("kind", "sign")
     if kind not in KINDS:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedrift.core.compression import Compression
+from fedrift.core.embeddings import beyond
 from fedrift.core.flat import (
     NOTHING,
     Batch,
@@ -25,6 +26,7 @@ from fedrift.core.flat import (
     call,
     cloned,
     copied,
+    count,
     flatten,
     fresh,
 )
@@ -337,20 +339,25 @@ def _probe_output(module: nn.Module, x: Inputs, loss: Loss | None = None) -> Any
     try:
         return call(module, x, loss)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        why = (
+            beyond(module, lambda: call(module, x, loss)) if isinstance(error, IndexError) else None
+        ) or error
         raise InputError(
-            f"model: {type(module).__name__} cannot be called with {_inputs(x)}: {error}"
+            f"model: {type(module).__name__} cannot be called with {_inputs(x)}: {why}"
         ) from error
 
 
 def _inputs(x: Inputs) -> str:
-    """A batch of two in words."""
+    """A batch in words."""
+    number = count(x)
+    samples = "two samples" if number == 2 else f"{number} samples"
     if isinstance(x, Tensor):
-        return f"two samples, a batch of shape {tuple(x.shape)}"
+        return f"{samples}, a batch of shape {tuple(x.shape)}"
     if isinstance(x, dict):
         named = ", ".join(f"{key} {tuple(part.shape)}" for key, part in x.items())
-        return f"the keyword arguments {named} (the keys of the dict x, two samples)"
+        return f"the keyword arguments {named} (the keys of the dict x, {samples})"
     shapes = ", ".join(str(tuple(part.shape)) for part in x)
-    return f"{len(x)} arguments of shape {shapes} (the tuple x, two samples)"
+    return f"{len(x)} arguments of shape {shapes} (the tuple x, {samples})"
 
 
 def _classes(output: Any) -> int | None:

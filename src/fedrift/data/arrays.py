@@ -19,7 +19,7 @@ from fedrift.data import partition
 from fedrift.data.shift import domains_of
 from fedrift.data.sources import huggingface
 from fedrift.data.split import Split
-from fedrift.errors import InputError
+from fedrift.errors import InputError, named_arguments
 
 
 def inputs(value: Any, dtype: torch.dtype | None, field: str) -> Any:
@@ -251,6 +251,7 @@ SHIFTED = ", shift "
 """Between the scheme and the shift in the note of a split."""
 
 
+@named_arguments
 def split(
     x: Any,
     y: Any,

@@ -14,7 +14,7 @@ from fedrift.data.checks import Targets
 from fedrift.data.samples import DataSet, Samples, as_values, finish
 from fedrift.data.sources import bundled, cifar, huggingface, images, mnist, own, synthetic, text
 from fedrift.data.sources.synthetic import synthetic_client
-from fedrift.errors import InputError, unknown
+from fedrift.errors import InputError, meant, unknown
 from fedrift.grammar import Named, number, parse
 
 __all__ = [
@@ -176,7 +176,8 @@ def check(text: str) -> Named:
     for option in named.options:
         if option not in known:
             raise InputError(
-                f"data set '{named.name}' has no option '{option}' (known: {', '.join(known)})"
+                f"data set '{named.name}' has no option '{option}'{meant(option, known)} "
+                f"(known: {', '.join(known)})"
             )
     for option in COMMON:
         _count(named, option)

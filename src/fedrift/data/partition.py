@@ -14,7 +14,7 @@ from fedrift import grammar
 from fedrift.data import manifest, schemes
 from fedrift.data.assignment import Assignment, Partition, PartitionRequest
 from fedrift.data.shift import shift
-from fedrift.errors import InputError, unknown
+from fedrift.errors import InputError, no_option, unknown
 from fedrift.rng import generator
 
 __all__ = ["NAMES", "Partition", "Scheme", "partition", "shift"]
@@ -159,9 +159,10 @@ def _scheme(text: str, alpha: float | None) -> tuple[grammar.Named, Scheme]:
     options = dict(named.options)
     value = options.pop(scheme.parameter, None)
     stray = [key for key in options if key not in scheme.options]
-    if named.inner is not None or stray:
-        what = f"option '{stray[0]}'" if stray else "'(…)'"
-        raise InputError(f"partition '{text}': {what} is not known; write {scheme.grammar}")
+    if stray:
+        raise no_option(f"partition '{text}'", stray[0], known, scheme.grammar)
+    if named.inner is not None:
+        raise InputError(f"partition '{text}' has parentheses; write {scheme.grammar}")
     if value is not None and named.value is not None:
         raise InputError(f"partition '{text}': {scheme.parameter} is given twice; keep one")
     if named.value is not None and not known:

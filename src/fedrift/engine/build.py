@@ -34,9 +34,10 @@ from fedrift.grammar import Named, parse
 # The reader's own algorithm by `module:Class,mu=0.3`: options are the fields of its dataclass.
 
 
-def make(named: Named) -> Algorithm[Any, Any]:
-    """The algorithm that a class, a function or an object of the reader's stands for."""
-    target = load(named.name, named.value or "", "algorithm", "; see: fedrift list algorithms")
+def make(named: Named, local: Local | None = None) -> Algorithm[Any, Any]:
+    """The algorithm that a class, a function or an object of the reader's stands for; `local` is
+    for a function that composes one around its parameter of that name, as those of ours do."""
+    target = _loaded(named)
     text = f"{named.name}:{named.value}"
     if isinstance(target, Algorithm):
         if named.options:
@@ -46,6 +47,8 @@ def make(named: Named) -> Algorithm[Any, Any]:
         kind = type(target).__name__
         raise InputError(f"algorithm '{text}' is a {kind}; give a class derived from Algorithm")
     options = _typed(named, text, target)
+    if local is not None:
+        options["local"] = local
     try:
         made = target(**options)
     except TypeError as error:
@@ -54,6 +57,20 @@ def make(named: Named) -> Algorithm[Any, Any]:
         kind = type(made).__name__
         raise InputError(f"algorithm '{text}' gave a {kind}; derive it from fedrift.Algorithm")
     return made
+
+
+def _loaded(named: Named) -> Any:
+    return load(named.name, named.value or "", "algorithm", "; see: fedrift list algorithms")
+
+
+def _local_parameter(target: Any) -> Local | None:
+    """The default of a function's parameter `local`; None if it is no function, or has none."""
+    if not inspect.isfunction(target):
+        return None
+    parameter = inspect.signature(target).parameters.get("local")
+    return (
+        None if parameter is None or not isinstance(parameter.default, Local) else parameter.default
+    )
 
 
 def _typed(named: Named, text: str, target: Any) -> dict[str, Any]:
@@ -202,7 +219,10 @@ def build(named: Named | str, given: Mapping[str, Any], rounds: int) -> Algorith
     """The algorithm a text names, with the run's local settings inside."""
     parsed = parse(named, "algorithm") if isinstance(named, str) else named
     if algorithms.is_own(parsed):
-        return filled(make(parsed), given, rounds)
+        default = _local_parameter(_loaded(parsed))
+        if default is None:
+            return filled(make(parsed), given, rounds)
+        return checked(make(parsed, local(default, given, rounds)))
     options = algorithms.check(parsed)
     target = NAMES[parsed.name]
     if parsed.inner is not None:

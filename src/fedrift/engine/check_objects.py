@@ -20,17 +20,19 @@ from fedrift.config.fields import (
 )
 from fedrift.config.spec import Spec
 from fedrift.core.algorithm import Algorithm, personal_path
+from fedrift.core.embeddings import embedded, outside
 from fedrift.core.flat import Batch, count, map_tree, take
 from fedrift.core.isolation import drawing_alone
 from fedrift.core.local import Draw, Local
 from fedrift.core.problem import TRIED, Problem, hash_of
+from fedrift.core.training import is_classification
 from fedrift.data import arrays
 from fedrift.data.split import Split
-from fedrift.errors import InputError
+from fedrift.errors import InputError, RunError, describe
 from fedrift.storage.run_folder import is_own_column
 
 MAY_BE_GIVEN = ("accuracy", "perplexity")
-"""Columns that the reader may have measured in another way."""
+"""Columns that the reader may measure where we do not."""
 
 
 def check_column(name: object, where: str) -> None:
@@ -106,7 +108,10 @@ def measured(name: str, measure: Callable[[Any, Any], Any]) -> Callable[[Any, An
     """The reader's metric, which must give one number."""
 
     def scalar(output: Any, target: Any) -> float:
-        value = measure(output, target)
+        try:
+            value = measure(output, target)
+        except Exception as error:
+            raise RunError(f"metrics['{name}'] failed: {describe(error)}") from error
         try:
             return float(value)
         except (TypeError, ValueError, RuntimeError):
@@ -117,6 +122,27 @@ def measured(name: str, measure: Callable[[Any, Any], Any]) -> Callable[[Any, An
             ) from None
 
     return scalar
+
+
+def check_own_metrics(
+    problem: Problem, test: tuple[Any, Any] | None, metrics: Mapping[str, Any]
+) -> None:
+    """Refuses a metric in the place of one that is computed for this model and these targets."""
+    given = [name for name in MAY_BE_GIVEN if name in metrics]
+    if not given or test is None:
+        return
+    few = take(test, slice(2))
+    output = problem.model.logits(problem.w0, few[0])
+    if not is_classification(output, few[1], problem.classes):
+        return
+    ours = {"accuracy": "the share of labels that have the largest output"}
+    if few[1].dim() == 2:
+        ours["perplexity"] = "exp of the mean loss of the labels at the positions"
+    for name in given:
+        if name in ours:
+            raise InputError(
+                f"metrics: '{name}' is computed already, {ours[name]}; choose another name"
+            )
 
 
 def check_device(name: str) -> None:
@@ -190,6 +216,30 @@ def check_range(
                 )
 
 
+def check_embedded(problem: Problem, sides: Mapping[str, Any], x: Any, split: Split) -> None:
+    """Refuses numbers that an embedding, which is given the inputs as they come, does not have."""
+    for place, layer, size in embedded(problem.model, problem.w0, x):
+        for name, inputs in sides.items():
+            tokens = inputs if place is None else inputs[place]
+            bad = ((tokens < 0) | (tokens >= size)).nonzero()
+            if len(bad) and _cannot_look_up(problem, take(inputs, bad[:1, 0])):
+                sample, wrong = int(bad[0, 0]), int(tokens[tuple(bad[0])])
+                whose = _owner(split, sample) if inputs is split.x else name
+                top = max(int(wrong), int(tokens.max()))
+                raise InputError(f"{whose}: {outside(wrong, layer, size, top)}")
+
+
+def _cannot_look_up(problem: Problem, x: Any) -> bool:
+    """Whether a sample is too much for an embedding; a model may make other numbers of it."""
+    try:
+        problem.model.logits(problem.w0, x)
+    except IndexError:
+        return True
+    except (RuntimeError, TypeError, ValueError):  # it takes no single sample; a visit will tell
+        return False
+    return False
+
+
 def _owner(split: Split, sample: int) -> str:
     """The client that a sample of the block belongs to, as errors name it."""
     client = next((i for i, part in enumerate(split.parts) if sample in part), None)
@@ -222,11 +272,28 @@ def try_loss(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
                 model.gradients(probe)
         model.load_buffers(buffers)
     except (RuntimeError, TypeError, ValueError, IndexError, UserWarning) as error:
+        if field == "loss" and (shape := _no_number(problem, probe)):
+            raise InputError(f"loss: {shape}") from error
         labels = probe[1].tolist() if isinstance(probe[1], Tensor) else "…"
         raise InputError(
             f"{field}: no loss can be computed from the model's output for two samples and the "
             f"targets {labels}: {error}{classes_axis(problem, probe[0])}"
         ) from error
+
+
+def _no_number(problem: Problem, probe: tuple[Any, Any]) -> str:
+    """What to do about a loss that has a number per sample, of which there is no gradient; nothing
+    if it has one."""
+    try:
+        value = problem.model.loss(problem.w0, probe)
+    except (RuntimeError, TypeError, ValueError, IndexError, UserWarning):
+        return ""
+    if value.numel() == 1:
+        return ""
+    return (
+        f"it gave a Tensor of shape {tuple(value.shape)} for two samples, and one number, their "
+        "mean, is wanted: end it with .mean(), or leave reduction='none' out"
+    )
 
 
 def check_isolated(problem: Problem, batch: Batch, other: Batch) -> Problem:
@@ -304,9 +371,14 @@ def _bound(
         few = torch.from_numpy(data.test.first(2))
         try_loss(problem, (take(data.test.x, few), take(data.test.y, few)), "client_test")
     problem = check_isolated(problem, (more, take(data.y, split.first(TRIED))), probe)
+    sides = {"clients": data.x} if len(data.parts) else {}
+    if data.test is not None and data.test.x is not data.x:
+        sides["client_test"] = data.test.x
     if test is None or not count(test[0]):
+        check_embedded(problem, sides, probe[0], data)
         return problem, data, None
     test = placed(arrange(test[0])), placed(test[1])
+    check_embedded(problem, {**sides, "test": test[0]}, probe[0], data)
     few = torch.arange(min(2, count(test[0])))
     try_loss(problem, (take(test[0], few), take(test[1], few)), "test")
     return problem, data, test

@@ -327,6 +327,8 @@ def make_task(spec: Spec, objects: Objects, origin: Origin | None = None) -> Tas
         partial(describe, objects.model), split, objects.test, labels, spec.device
     )
 
+    check_objects.check_own_metrics(problem, test, objects.metrics)
+
     def describe_again(make: Callable[[], nn.Module], head: str) -> Problem:
         first = split.first(2)
         probe = map_tree(lambda t: t.cpu(), (take(split.x, first), take(split.y, first)))

@@ -105,12 +105,10 @@ def choose_settings(
 ) -> tuple[Named, Task, Texts]:
     """What was asked for, what is run, and what is said about it."""
     given = parse(algorithm, "algorithm")
-    text, texts = algorithm, _own(given)
-    if given.name in algorithms.names():
-        _refuse(given)
-        used = captions.visible(given)
-        algorithms.check(used)
-        text, texts = str(captions.trained(used)), captions.texts_of(used)
+    _refuse(given)
+    used = captions.visible(given)
+    algorithms.check(used)
+    text, texts = str(captions.trained(used)), captions.texts_of(used)
     name = terrain or texts.terrain or "bowls"
     if name not in TERRAINS:
         raise unknown("terrain", name, TERRAINS)
@@ -135,12 +133,6 @@ def _refuse(given: Named) -> None:
         if inner.name in UNDRAWN:
             raise InputError(UNDRAWN[inner.name].format(name=inner.name))
         inner = inner.inner
-
-
-def _own(given: Named) -> Texts:
-    name = given.value or given.name
-    idea = f"{name}: an algorithm of your own, recorded while it runs."
-    return Texts(title=name, idea=idea, look="The arrows are what it did in every step.")
 
 
 def _stem(algorithm: str) -> str:

@@ -81,7 +81,7 @@ def _texts(entry: dict[str, Any]) -> Texts:
 
 def texts_of(named: Named) -> Texts:
     """The texts of an algorithm, composed with those of what it wraps."""
-    own = read_texts()[named.name]
+    own = read_texts().get(named.name) or _of_own_code(named)
     if named.inner is None:
         return own
     inner = texts_of(named.inner)
@@ -101,6 +101,13 @@ def texts_of(named: Named) -> Texts:
     )
 
 
+def _of_own_code(named: Named) -> Texts:
+    """What can be said of the reader's own algorithm."""
+    name = named.value or named.name
+    idea = f"{name}: an algorithm of your own, recorded while it runs."
+    return Texts(title=name, idea=idea, look="The arrows are what it did in every step.")
+
+
 def _uphill(step: str, about: str) -> str:
     """The rule with its gradient taken at w + e."""
     return f"{step.replace('∇Fᵢ(w)', '∇Fᵢ(w + e)')},  {about}"
@@ -108,6 +115,8 @@ def _uphill(step: str, about: str) -> str:
 
 def visible(named: Named) -> Named:
     """The algorithm with the options that make it visible, where the reader gave none."""
+    if algorithms.is_own(named):
+        return named
     own = read_texts()[named.name]
     options = {**dict(pair.split("=") for pair in filter(None, own.shown.split(",")))}
     inner = named.inner
@@ -131,6 +140,8 @@ def trained(named: Named) -> Named:
 
 def changed_options(given: Named, used: Named) -> list[str]:
     """`mu=1 (default 0.01)` for every option that was chosen for the sake of the picture."""
+    if algorithms.is_own(used):
+        return []
     entry = algorithms.entry(used.name)
     usual = {option.name: str(option) for option in entry.options}
     own = [

@@ -178,6 +178,30 @@ def name_ticks(axis: Axes, labels: Sequence[str]) -> None:
             label.set(rotation=30, ha="right")
 
 
+MINUTE, HOUR, DAY = 60, 3600, 86400
+TIME_UNITS = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (1, "s"))
+TIME_STEPS = (
+    *(0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30),
+    *(MINUTE * n for n in (1, 2, 5, 10, 15, 30)),
+    *(HOUR * n for n in (1, 2, 3, 6, 12)),
+    *(DAY * n for n in (1, 2, 5, 10, 20, 50, 100)),
+)
+"""Seconds between two marks, as clocks are read."""
+
+
+def time_ticks(axis: Axes, most: int = 6) -> None:
+    """Marks of a horizontal axis in seconds: `30 s`, `5 min`, `2 h`; call it when all is drawn."""
+    from matplotlib.ticker import MultipleLocator
+
+    low, high = axis.get_xlim()
+    step = next((one for one in TIME_STEPS if (high - low) / one <= most), TIME_STEPS[-1])
+    length, unit = next((pair for pair in TIME_UNITS if pair[0] <= step), TIME_UNITS[-1])
+    axis.xaxis.set_major_locator(MultipleLocator(step))
+    axis.xaxis.set_major_formatter(
+        lambda value, _: "0" if abs(value) < step / 2 else f"{value / length:g} {unit}"
+    )
+
+
 def label_both_sides(axis: Axes, labels: Sequence[str], about: str) -> None:
     """The same labels along both sides of a table, as many as can be read."""
     thin = -(-len(labels) // MOST_NAMED)

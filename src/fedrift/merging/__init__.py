@@ -33,7 +33,7 @@ from fedrift.engine import check_objects
 from fedrift.engine.identity import known_parts, model_part
 from fedrift.engine.ledger import Entry, Ledger
 from fedrift.engine.result import Result
-from fedrift.errors import InputError
+from fedrift.errors import InputError, named_arguments
 from fedrift.merging import rules
 from fedrift.merging.statistics import fisher_information, gram_matrices
 from fedrift.report.saved import SavedRun
@@ -171,6 +171,7 @@ class Merged:
         return folder
 
 
+@named_arguments
 def merge(
     models: Sequence[str | Path | Result | SavedRun],
     how: str = "mean",

@@ -23,7 +23,7 @@ from fedrift.core.problem import Problem
 from fedrift.engine.execute import one_thread
 from fedrift.engine.ledger import Entry, Ledger
 from fedrift.engine.result import Result
-from fedrift.errors import InputError
+from fedrift.errors import InputError, named_arguments
 from fedrift.merging import Specialist, check_alike, check_start, specialists_of, with_data
 from fedrift.report.saved import SavedRun
 
@@ -227,6 +227,7 @@ class Experts:
         }
 
 
+@named_arguments
 def experts(
     models: Sequence[str | Path | Result | SavedRun],
     router: str = "ridge",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ENDINGS = ("png", "svg")
 LINES = ("-", "--", ":")  # of the methods beyond the number of colours
-UNITS = {"bytes": ("bytes sent", "B"), "seconds": ("time on the simulated clock", "s")}
+LABELS = {"bytes": "bytes sent", "seconds": "time on the simulated clock"}
 WIDE = 6.4  # inches of a single panel
 MARKS = 5  # with their units, which would run into each other if there were more
 
@@ -80,11 +80,13 @@ def _over(findings: Findings, cost: str, loss: bool = False) -> Figure:
             place = findings.methods.index(one.method)
             _seeds(axis, [getattr(r, cost) for r in runs], values, one.method, place)
         _label(axis, setting.label if len(axes) > 1 else "", findings.has_accuracy and not loss)
-        if cost in UNITS:
-            words, unit = UNITS[cost]
-            axis.set_xlabel(words)
+        if cost in LABELS:
+            axis.set_xlabel(LABELS[cost])
+        if cost == "seconds":
+            style.time_ticks(axis, MARKS)
+        if cost == "bytes":
             axis.xaxis.set_major_locator(MaxNLocator(MARKS))
-            axis.xaxis.set_major_formatter(EngFormatter(unit))
+            axis.xaxis.set_major_formatter(EngFormatter("B"))
     style.legend(figure, axes)
     return figure
 

@@ -74,9 +74,24 @@ const FORMATS = {
   rounds: { title: "round", tickformat: ",d" },
   bytes: { title: "bytes sent, down and up", tickformat: ".3~s", ticksuffix: "B" },
   gradients: { title: "gradient evaluations", tickformat: ".3~s" },
-  seconds: { title: "seconds on the machine of the run", tickformat: ",.3~r" },
-  clock: { title: "seconds of the simulated clock", tickformat: ",.3~r" },
+  seconds: { title: "on the machine of the run", tickformat: ",.3~r" },
+  clock: { title: "of the simulated clock", tickformat: ",.3~r" },
 };
+
+// Seconds, minutes, hours or days, whichever the longest run is best told in.
+let timeUnit;
+function unitOfTime() {
+  if (timeUnit) return timeUnit;
+  const longest = Math.max(0, ...data.groups.flatMap((group) => group.runs).map((run) => (column(run, "seconds") ?? [0]).at(-1)));
+  const [length, name] = [[86400, "days"], [3600, "hours"], [60, "minutes"]].find(([length]) => longest >= 3 * length) ?? [1, "seconds"];
+  return (timeUnit = { length, name });
+}
+
+// What stands along the horizontal axis of the curves.
+function across(run) {
+  const values = column(run, state.x);
+  return state.x === "seconds" ? values.map((value) => value / unitOfTime().length) : values;
+}
 
 function missing(chart, words) {
   if (chart.dataset.started) Plotly.purge(chart);
@@ -119,7 +134,7 @@ function accuracyRange() {
 
 // One line per method: the mean of its seeds as far as all of them go, with their range.
 function curve(chart, width) {
-  const setting = Number(chart.dataset.setting), traces = [], format = FORMATS[state.x === "seconds" && data.clock ? "clock" : state.x];
+  const setting = Number(chart.dataset.setting), traces = [], isTime = state.x === "seconds", format = FORMATS[isTime && data.clock ? "clock" : state.x];
   const measures = state.y === "both" ? ["accuracy", "loss"] : [state.y];
   measures.forEach((measure, place) => {
     for (const group of data.groups) {
@@ -130,17 +145,18 @@ function curve(chart, width) {
   });
   chart.classList.toggle("double", measures.length > 1);
   if (!traces.length) return missing(chart, "Nothing to draw: not measured, or every method is switched off.");
-  const shapes = [], annotations = [], across = { type: "line", xref: "paper", x0: 0, x1: 1 };
+  const shapes = [], annotations = [], level = { type: "line", xref: "paper", x0: 0, x1: 1 };
   if (measures[0] === "accuracy" && data.chance && !state.logY) {
-    shapes.push({ ...across, y0: data.chance, y1: data.chance, line: { color: css("--chance"), width: 1, dash: "dot" } });
+    shapes.push({ ...level, y0: data.chance, y1: data.chance, line: { color: css("--chance"), width: 1, dash: "dot" } });
   }
   const target = state.targetAt ?? data.targets[setting], isTarget = state.target && target !== null && measures.includes(data.measure);
   if (isTarget) {
     const text = data.measure === "accuracy" ? `target ${(100 * target).toFixed(1)} %` : `target ${target.toPrecision(4)}`;
-    shapes.push({ ...across, y0: target, y1: target, line: { color: css("--on"), width: 1.5, dash: "dash" } });
+    shapes.push({ ...level, y0: target, y1: target, line: { color: css("--on"), width: 1.5, dash: "dash" } });
     annotations.push({ xref: "paper", x: 1, xanchor: "right", y: state.logY ? Math.log10(target) : target, yanchor: "bottom", text, showarrow: false, font: { color: css("--on"), size: 11 } });
   }
-  const xaxis = { title: { text: format.title }, tickformat: format.tickformat, ticksuffix: format.ticksuffix, rangemode: "tozero", type: state.logX ? "log" : "linear", anchor: measures.length > 1 ? "y2" : "y" };
+  const title = isTime ? `${unitOfTime().name} ${format.title}` : format.title;
+  const xaxis = { title: { text: title }, tickformat: format.tickformat, ticksuffix: format.ticksuffix, rangemode: "tozero", type: state.logX ? "log" : "linear", anchor: measures.length > 1 ? "y2" : "y" };
   const furthest = Math.max(...traces.flatMap((trace) => trace.x));
   if (state.x === "rounds" && furthest < 8 && !state.logX) xaxis.dtick = 1; // halves would be shown as whole rounds
   const axes = measures.map((measure, place) => {
@@ -169,7 +185,7 @@ function smoothed(values, width) {
 
 function linesOf(group, runs, measure) {
   const { color, dash } = styleOf(group.m), name = safe(data.methods[group.m]), { hover } = MEASURES[measure];
-  const xs = runs.map((run) => column(run, state.x)), ys = runs.map((run) => smoothed(column(run, measure), state.smooth));
+  const xs = runs.map(across), ys = runs.map((run) => smoothed(column(run, measure), state.smooth));
   const shape = { line: { color, dash, width: 2 }, mode: "lines", type: "scatter", name };
   const traces = [];
   if (state.seeds) {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrift.figures.style import COLOURS, new_figure, save
+from fedrift.figures.style import COLOURS, new_figure, save, time_ticks
 from fedrift.report.statistics.costs import client_accuracy
 from fedrift.report.statistics.estimates import quality_series
 from fedrift.report.statistics.findings import Finding, Findings
@@ -26,7 +26,7 @@ LABELS = {
     "rounds": "round",
     "bytes": "bytes sent",
     "gradients": "gradient evaluations",
-    "seconds": "seconds",
+    "seconds": "time on the machine of the run",
 }
 
 
@@ -96,7 +96,9 @@ def _curves(findings: Findings, settings: Sequence[Setting], axis: str) -> Figur
         for one in findings.by_setting[setting]:
             _line(panel, one, axis, _style(findings, one.method))
         is_simulated = axis == "seconds" and all(r.has_clock for r in findings.grouped.runs)
-        panel.set_xlabel("seconds of the simulated clock" if is_simulated else LABELS[axis])
+        panel.set_xlabel("time of the simulated clock" if is_simulated else LABELS[axis])
+        if axis == "seconds":
+            time_ticks(panel)
         if axis in ("bytes", "gradients"):
             panel.xaxis.set_major_formatter(EngFormatter("B" if axis == "bytes" else ""))
         if findings.has_accuracy:

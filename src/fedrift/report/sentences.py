@@ -200,7 +200,8 @@ def budgets(findings: Findings, where: Setting | None = None) -> list[str]:
             if not budget.unequal:
                 continue
             words = [f"{getattr(budget, n):.2f} times the {NAMES[n]}" for n in budget.unequal]
-            axes = [AXES[axis] for axis in fair_axes([budget])]
+            has_clock = all(run.has_clock for run in findings.grouped.runs)
+            axes = [OVER.get(axis, AXES[axis]) for axis in fair_axes([budget], has_clock)]
             text = (
                 f"{budget.method} used {listed(words)} of {findings.baseline}: the same number of "
                 f"rounds is not the same budget. Look at the curves over {listed(axes)}."
@@ -218,6 +219,9 @@ NAMES = {
     "bytes": "bytes",
     "steps": "local steps",
 }
+
+
+OVER = {"seconds": "the time of the simulated clock, which counts them all"}
 
 
 def _clients(findings: Findings, setting: Setting) -> list[str]:

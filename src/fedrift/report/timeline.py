@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedrift.errors import InputError
-from fedrift.figures.style import COLOURS, new_figure, save
+from fedrift.figures.style import COLOURS, new_figure, save, time_ticks
 
 MOST_CLIENTS = 40  # rows of the picture
 KINDS = (("receives", 2, COLOURS[0]), ("computes", 3, COLOURS[1]), ("sends", 4, COLOURS[2]))
@@ -22,8 +22,9 @@ class Pace:
 
     clients: int
     """Whose replies were waited for at least once."""
-    seconds: tuple[float, ...]
-    """Median over the clients of a third of the median length of their visits."""
+    seconds: tuple[float | None, ...]
+    """Median over the clients of a third of the median length of their visits; None: there are
+    no clients in it."""
     replies: tuple[float, ...]
     """Share of all replies that count."""
     samples: tuple[float, ...]
@@ -53,7 +54,7 @@ def pace_of(ledger: Sequence[Mapping[str, Any]], sizes: Sequence[int] = ()) -> P
     held = sum(sizes[c] for c in order) if len(sizes) else 0
     return Pace(
         len(order),
-        tuple(float(np.median([takes[c] for c in part])) if part else 0.0 for part in thirds),
+        tuple(float(np.median([takes[c] for c in part])) if part else None for part in thirds),
         tuple(sum(counted[c] for c in part) / total for part in thirds),
         tuple(sum(sizes[c] for c in part) / held for part in thirds) if held else (),
     )
@@ -98,7 +99,8 @@ def gantt(
             axis.axvline(end, color="0.4", linewidth=0.8, linestyle=":")
     axis.set_yticks(range(len(clients)), [f"client {client}" for client in clients])
     axis.invert_yaxis()
-    axis.set_xlabel("seconds of the simulated clock")
+    axis.set_xlabel("time of the simulated clock")
+    time_ticks(axis)
     axis.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=5, frameon=False)
     return save(figure, path)

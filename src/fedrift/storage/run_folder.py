@@ -184,7 +184,8 @@ def holds_run(path: Path) -> bool:
 def read_spec(path: Path) -> Spec:
     """The spec of a run folder; refuses what is none."""
     if not holds_run(path):
-        raise InputError(f"'{path}' is no run folder: it holds no {SPEC}")
+        what = f"it holds no {SPEC}" if path.exists() else "it does not exist"
+        raise InputError(f"'{path}' is no run folder: {what}; name what --out or out= was given")
     return Spec.from_toml(path / SPEC)
 
 

@@ -198,6 +198,18 @@ function ticks(low, high, whole) {
   let step = 10 ** Math.floor(Math.log10(span / 4));
   for (const factor of [1, 2, 5, 10]) if (span / (step * factor) <= 6) { step *= factor; break; }
   if (whole) step = Math.max(1, step);
+  return marksOf(low, high, step);
+}
+
+// Of a clock: as many seconds, minutes or hours as people count by.
+const CLOCK = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+function clockTicks(low, high) {
+  const step = CLOCK.find((one) => (high - low) / one <= 6) ?? Math.ceil((high - low) / 5 / 86400) * 86400;
+  const [length, unit] = step >= 3600 ? [3600, "h"] : step >= 60 ? [60, "min"] : [1, "s"];
+  return marksOf(low, high, step).map((at) => [at, `${+(at / length).toPrecision(6)} ${unit}`]);
+}
+
+function marksOf(low, high, step) {
   const marks = [];
   for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) marks.push(+at.toPrecision(12));
   return marks;
@@ -233,8 +245,8 @@ function showChart() {
     svg.append(shape("line", { x1: EDGE.left, x2: WIDE - EDGE.right, y1: y, y2: y, class: "rule" }));
     svg.append(shape("text", { x: EDGE.left - 8, y: y + 4, "text-anchor": "end" }, figure(isLog ? 10 ** mark : mark)));
   }
-  for (const mark of ticks(x0, x1, axis === "round")) {
-    svg.append(shape("text", { x: toX(mark), y: HIGH - EDGE.bottom + 18, "text-anchor": "middle" }, axis === "seconds" ? time(mark) : short(mark)));
+  for (const [mark, words] of axis === "seconds" ? clockTicks(x0, x1) : ticks(x0, x1, axis === "round").map((mark) => [mark, short(mark)])) {
+    svg.append(shape("text", { x: toX(mark), y: HIGH - EDGE.bottom + 18, "text-anchor": "middle" }, words));
   }
   svg.append(shape("line", { x1: EDGE.left, x2: WIDE - EDGE.right, y1: HIGH - EDGE.bottom, y2: HIGH - EDGE.bottom, class: "axis" }));
   const label = byId("axis").selectedOptions[0].textContent;

@@ -127,13 +127,14 @@ def _divide(a: float, b: float) -> float:
     return a / b if b else math.nan
 
 
-def fair_axes(budgets: Sequence[Budget]) -> tuple[str, ...]:
-    """The axes to look at when budgets differ: one is enough only if one cost differs."""
+def fair_axes(budgets: Sequence[Budget], has_clock: bool = False) -> tuple[str, ...]:
+    """The axes to look at when budgets differ: one is enough only if one cost differs, or if a
+    simulated clock counts them all."""
     axes = {name for budget in budgets for name in budget.unequal}
     if "steps" in axes and "gradients" not in axes:
         axes.add("gradients")
     fair = tuple(axis for axis in ("bytes", "gradients") if axis in axes)
-    return fair or ("rounds",)
+    return ("seconds",) if fair and has_clock else fair or ("rounds",)
 
 
 def differing_cohorts(groups: Sequence[Group]) -> list[tuple[str, str, int]]:

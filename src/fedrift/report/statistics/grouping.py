@@ -49,8 +49,9 @@ class Setting:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Sorts by numbers: alpha 0.1 before 1, 2 clients before 10."""
-        return natural(self.participation), natural(self.shown), natural(self.partition)
+        """Sorts by numbers: alpha 0.1 before 1, 2 clients before 10, all of them last."""
+        asked = natural(self.participation.removeprefix("all "))
+        return asked, natural(self.shown), natural(self.partition)
 
 
 @dataclass(frozen=True)
