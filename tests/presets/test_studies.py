@@ -10,10 +10,18 @@ import numpy as np
 import pytest
 import torch
 
+from fedrift.config.privacy import Guarantee, Privacy
+from fedrift.core.sampling import Participation
 from fedrift.errors import InputError
 from fedrift.presets import studies
 from fedrift.presets.findings import Findings, Table
-from fedrift.presets.studies import common, fed3r_finetune, flat_minima_table, large_scale
+from fedrift.presets.studies import (
+    common,
+    fed3r_finetune,
+    flat_minima_table,
+    large_scale,
+    privacy,
+)
 from fedrift.presets.studies.extractors import pooled_ridge
 from fedrift.presets.studies.flat_minima_table import APART, CENTRAL, Seen, findings
 from fedrift.presets.studies.large_scale import generated
@@ -41,6 +49,17 @@ TINY: dict[str, dict[str, Any]] = {
         "every": [1, 2],
         "epochs": 2,
         "rules": ["mean", "ties:0.2", "regmean", "evolve:steps=3"],
+    },
+    "privacy": {
+        "data": DATA,
+        "federations": {
+            "even": {"clients": 50, "partition": "iid"},
+            "few": {"clients": 20, "partition": "dirichlet:0.1", "samples": 100},
+        },
+        "epsilons": [1.0, 20.0],
+        "share": 0.2,
+        "rounds": 10,
+        "seeds": [0, 1],
     },
     "permutation": {
         "data": DATA,
@@ -120,6 +139,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         known: dict[str, tuple[Findings, list[str], Path]] = {}
 
         def make(name: str) -> tuple[Findings, list[str], Path]:
+            if name == "privacy":
+                pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
             if name not in known:
                 folder, told = tmp_path_factory.mktemp(name), list[str]()
                 settings = {**TINY[name], "workers": 0}
@@ -163,6 +184,26 @@ def test_a_study_goes_on_from_its_folder(made: Made, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("fedrift.presets.studies.flat_minima_table.top_eigenvalues", never)
     again = studies.find(name)(folder, {**TINY[name], "workers": 0}, None, print)
     assert again.record() == first.record()
+
+
+def test_the_noise_is_the_least_that_promises_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    def promised(own: Privacy, who: Participation, rounds: int) -> Guarantee:
+        return Guarantee(rounds * who.share / own.noise, own.delta, "")
+
+    monkeypatch.setattr("fedrift.presets.studies.privacy.guarantee", promised)
+    assert privacy.noise_for(3.0, 1e-5, 0.1, 70) == 2.34  # 7/3, rounded up
+    assert privacy.noise_for(200.0, 1e-5, 0.5, 4) == 0.0101  # 1/100, found within a thousandth
+
+
+def test_privacy_costs_accuracy_and_keeps_its_promise(made: Made) -> None:
+    accuracy, lost, promised = made("privacy")[0].tables
+    assert accuracy.columns == ["privacy", "even", "few"]
+    assert [row[0] for row in accuracy.rows] == [privacy.NONE, "ε = 20", "ε = 1"]
+    assert [row[0] for row in lost.rows] == ["ε = 20", "ε = 1"]
+    for way in (1.0, 20.0):
+        assert 0.97 * way < number(promised, f"ε = {way:g}", "ε") <= way
+    ends = [float(str(accuracy.cell(way, "even")).split(" ±")[0]) for way in ("ε = 20", "ε = 1")]
+    assert ends[0] > ends[1] + 5
 
 
 def test_renumbered_clients_are_repaired_by_alignment_and_only_by_it(made: Made) -> None:

@@ -16,6 +16,7 @@ NAMES = (
     "lora",
     "merging",
     "permutation",
+    "privacy",
 )
 
 
