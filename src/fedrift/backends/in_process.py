@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from fedrift.backends.backend import Fold, RunParts
-from fedrift.backends.profiling import OFF, Meter, account
+from fedrift.backends.profiling import OFF, VISIT, Meter, account
 from fedrift.backends.visit import Call, Reply, VisitInput, Visitor
 from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome
 from fedrift.core.evaluation import Done, Evaluator
@@ -54,10 +54,11 @@ def deliver(
 
     for begin in order(first):
         group = first[begin]
-        began = perf_counter()
-        given = [VisitInput(c, exchange.private.get(c), states.read(path, c)) for c in group]
-        replies = visit(exchange, *given) if watch is None else [watch(one, exchange, given[0])]
-        each = (perf_counter() - began) / len(group)
+        with meter.span(VISIT):
+            began = perf_counter()
+            given = [VisitInput(c, exchange.private.get(c), states.read(path, c)) for c in group]
+            replies = visit(exchange, *given) if watch is None else [watch(one, exchange, given[0])]
+            each = (perf_counter() - began) / len(group)
         with meter.span("fold"):
             for client, reply in zip(group, replies, strict=True):
                 account(reply.work, each)

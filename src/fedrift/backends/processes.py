@@ -59,7 +59,8 @@ class Evaluating:
     def chunks(self) -> list[Chunk]:
         parts: dict[int, Chunk] = {}
         while len(parts) < self.total:
-            _, job, content = self.answers.get()
+            with self.meter.span("wait"):
+                _, job, content = self.answers.get()
             if isinstance(content, BaseException):
                 raise content
             measured, seconds = content
@@ -124,7 +125,8 @@ class Processes:
         with self._meter.span("send"):
             self._pool.submit(self._visits(exchange, clients, table))
         while waiting:
-            peer, job, content = self._answers.get()
+            with self._meter.span("wait"):
+                peer, job, content = self._answers.get()
             if isinstance(content, BaseException):
                 raise content
             parked[job.task.client] = (peer, job, content)

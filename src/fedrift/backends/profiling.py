@@ -15,30 +15,43 @@ from fedrift.core.local import Run
 from fedrift.core.site import Request, Site, Trained, Work
 
 IN_WORKERS = ("gradient", "optimizer", "batch", "client", "transport", "evaluate")
-IN_MAIN = ("send", "fold", "checkpoint")
+IN_MAIN = ("send", "wait", "fold", "server", "record", "checkpoint")
+VISIT = "visit"  # in this process: divided among what sites have noted
 REST = "idle"
 
 
 class Meter:
-    """Seconds by kind of work, and what they were in every round. `OFF` measures nothing."""
+    """Seconds by kind of work, and what they were in every round. `OFF` measures nothing.
+
+    The main process is always at one kind of work: what begins inside another interrupts it, and
+    what is no span is the server's. So its kinds make up the time of a round.
+    """
 
     def __init__(self, is_on: bool = True) -> None:
         self.is_on = is_on
         self.rounds: list[dict[str, float]] = []
         self._spent: defaultdict[str, float] = defaultdict(float)
-        self._since = perf_counter()
+        self._main: defaultdict[str, float] = defaultdict(float)
+        self._kind, self._since = "server", perf_counter()
 
     @contextmanager
     def span(self, kind: str) -> Generator[None]:
-        """Times what happens inside."""
+        """What happens inside is of this kind, but for what interrupts it."""
         if not self.is_on:
             yield
             return
-        start = perf_counter()
+        outer = self._turn(kind)
         try:
             yield
         finally:
-            self._spent[kind] += perf_counter() - start
+            self._turn(outer)
+
+    def _turn(self, kind: str) -> str:
+        """From now on it is another kind; the one before."""
+        now, before = perf_counter(), self._kind
+        self._main[before] += now - self._since
+        self._kind, self._since = kind, now
+        return before
 
     def add(self, spent: Mapping[str, float]) -> None:
         """What somebody else has measured."""
@@ -48,32 +61,31 @@ class Meter:
 
     def restart(self) -> None:
         """Forget what it took to get ready."""
+        self._turn(self._kind)
         self._spent.clear()
-        self._since = perf_counter()
+        self._main.clear()
 
     def finished_round(self, number: int, workers: int) -> None:
         """Close the books of a round. What workers did not use of its time, they were idle."""
-        if not self.is_on:
-            return
-        now = perf_counter()
-        row = {"round": float(number), "wall": now - self._since}
-        row |= {kind: self._spent[kind] for kind in (*IN_WORKERS, *IN_MAIN)}
-        self.rounds.append(row)
-        self._rest(row, workers)
-        self._spent.clear()
-        self._since = now
+        if self.is_on:
+            row = {"round": float(number), "wall": 0.0}
+            self.rounds.append(row | dict.fromkeys((*IN_WORKERS, *IN_MAIN, REST), 0.0))
+            self.ended(workers)
 
     def ended(self, workers: int) -> None:
         """What came after the last round, such as its evaluation, belongs to it."""
-        if self.is_on and self.rounds:
-            row = self.rounds[-1]
-            row["wall"] += perf_counter() - self._since
-            for kind, seconds in self._spent.items():
+        if not self.is_on or not self.rounds:
+            return
+        self._turn(self._kind)
+        row, visits = self.rounds[-1], self._main.pop(VISIT, 0.0)
+        row["wall"] += sum(self._main.values()) + visits
+        if visits:  # what nobody has noted of them is the clients' own code
+            own = self._spent["client"] + visits - sum(self._spent.values())
+            self._spent["client"] = max(0.0, own)
+        for spent in (self._spent, self._main):
+            for kind, seconds in spent.items():
                 row[kind] += seconds
-            self._rest(row, workers)
-
-    @staticmethod
-    def _rest(row: dict[str, float], workers: int) -> None:
+            spent.clear()
         used = sum(row[kind] for kind in (IN_WORKERS if workers else (*IN_WORKERS, *IN_MAIN)))
         row[REST] = max(0.0, row["wall"] * max(1, workers) - used)
 

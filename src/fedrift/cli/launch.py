@@ -7,7 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,6 +19,8 @@ from fedrift.config.analyses import LivePlan, parse_live_plan
 from fedrift.config.backends import starts_workers
 from fedrift.config.own_code import IN_PYTHON, foreign_code
 from fedrift.config.spec import FIELDS, Spec, read_toml, replaced_by
+from fedrift.engine import interrupts
+from fedrift.engine.callbacks import Passive
 from fedrift.engine.trackers import tracks
 from fedrift.errors import INTERRUPTED, InputError
 from fedrift.report.numbers import bytes_text, seconds_text
@@ -31,6 +34,9 @@ from fedrift.storage.run_folder import (
     read_spec,
 )
 
+if TYPE_CHECKING:
+    from fedrift.engine.callbacks import Plan
+
 # The table of `--profile`: milliseconds of every round by kind of work.
 
 FIRST, LAST = 3, 7  # rounds that are shown of a long run; the means are of all
@@ -42,10 +48,39 @@ HELP = {
     "transport": "workers reading what is sent to them and writing their replies",
     "evaluate": "the test set",
     "send": "main process: writing what goes out",
+    "wait": "main process: waiting for workers",
     "fold": "main process: adding up replies",
+    "server": "main process: choosing clients, the algorithm's own steps, the states of clients",
+    "record": "main process: rows, files and callbacks",
     "checkpoint": "main process: saving",
-    "idle": "workers had nothing to do; without workers: everything else",
+    "idle": "workers had nothing to do",
 }
+
+
+class Stages(Passive):
+    """Where all the time of the command went, one stage after the other."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = interrupts.BEGAN
+
+    def end(self, name: str) -> None:
+        now = perf_counter()
+        self.seconds[name] = now - self._since
+        self._since = now
+
+    def on_start(self, plan: Plan) -> None:
+        self.end("task")
+
+    def rounds(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """The run is over: its rounds, and what was around them."""
+        self.end("workers and end")
+        self.seconds["rounds"] = sum(row["wall"] for row in rows)
+        self.seconds["workers and end"] -= self.seconds["rounds"]
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())
+        return f"{sum(self.seconds.values()):.2f} s in all: {parts}"
 
 
 def show(rounds: Sequence[Mapping[str, float]]) -> None:
@@ -58,7 +93,7 @@ def show(rounds: Sequence[Mapping[str, float]]) -> None:
         screen.print("no profile: the run was finished before")
         return
     kinds = [k for k in HELP if any(row[k] for row in rounds)]
-    table = Table("round", "wall", *kinds, title="Milliseconds per round, all workers together")
+    table = Table("round", "wall", *kinds, title="Milliseconds per round, all processes together")
     for column in table.columns:
         column.justify = "right"
     is_long = len(rounds) > FIRST + LAST
@@ -184,16 +219,20 @@ def execute(
     from fedrift.engine.prepare import prepare
 
     # The workers import torch while the data are read here, and bad data are refused without it.
+    stages = Stages()
+    stages.end("command")
     prepared = prepare(spec)
+    stages.end("data")
     spec = replace(spec, model=prepared.model)
     watch = watcher(spec, silent=as_json or quiet)
     try:
         with importing():
             from fedrift import api
 
+        stages.end("imports")
         result = api.run_spec(
             spec,
-            callbacks=[watch],
+            callbacks=[watch, stages] if profile else [watch],
             out=folder,
             prepared=prepared,
             track=track,
@@ -208,10 +247,14 @@ def execute(
         raise typer.Exit(INTERRUPTED) from None
     finally:
         watch.close()
-    summary = result.summary() | ({"profile": result.profile} if profile else {})
+    summary = result.summary()
+    if profile:
+        stages.rounds(result.profile)
+        summary |= {"profile": result.profile, "stages": stages.seconds}
     report(summary, folder, as_json=as_json)
     if profile and not as_json:
         show(result.profile)
+        console().print(str(stages))
 
 
 def _interrupted(watch: Watcher, spec: Spec, folder: str | None) -> str:

@@ -221,18 +221,22 @@ class History:
         The first that is not finite ends the run: True, and whatever came after does not count.
         """
         while len(self.waiting) > leave:
-            waiting = self.waiting[0]
-            metrics = self._metrics(waiting.report, waiting.pending, waiting.clients)
-            report = replace(waiting.report, metrics=metrics)
-            with defer_interrupts():
-                self.waiting.popleft()  # only now: an interruption must not lose the round
-                self._record(report, waiting)
-                if waiting.is_lost or not is_finite(metrics):
-                    self._diverged(waiting)
-            (tell or self._tell)(report)
+            with self._meter.span("record"):
+                self._settle_next(tell or self._tell)
             if self.progress.diverged_at is not None:
                 return True
         return False
+
+    def _settle_next(self, tell: Callable[[RoundReport], None]) -> None:
+        waiting = self.waiting[0]
+        metrics = self._metrics(waiting.report, waiting.pending, waiting.clients)
+        report = replace(waiting.report, metrics=metrics)
+        with defer_interrupts():
+            self.waiting.popleft()  # only now: an interruption must not lose the round
+            self._record(report, waiting)
+            if waiting.is_lost or not is_finite(metrics):
+                self._diverged(waiting)
+        tell(report)
 
     def _diverged(self, bad: PendingRound) -> None:
         """Part of what is recorded: a run that is interrupted now must end as it would have."""

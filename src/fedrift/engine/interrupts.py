@@ -21,6 +21,8 @@ from types import FrameType
 
 from fedrift.errors import INTERRUPTED
 
+BEGAN = time.perf_counter()
+"""The first line of the program."""
 PATIENCE = 0.05  # seconds between two looks at whether an import is over
 REMINDER: signal.Signals = getattr(signal, "SIGURG", None) or signal.Signals["SIGBREAK"]
 """What a signal that waits is repeated by: another one, since two of a kind that come in the same
