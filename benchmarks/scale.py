@@ -108,8 +108,8 @@ if __name__ == "__main__":
         samples = clients * SAMPLES * WIDTH * 4 / 2**20
         intro = (
             f"## Scale\n\nSCAFFOLD on {clients:,} clients, {COHORT} a round, with a control "
-            f"variate of {WIDTH * CLASSES + CLASSES:,} numbers each: generated features, a logistic model, "
-            f"two workers, kept in a folder. Written by `benchmarks/scale.py` on "
+            f"variate of {WIDTH * CLASSES + CLASSES:,} numbers each: generated features, a "
+            f"logistic model, two workers, kept in a folder. Written by `benchmarks/scale.py` on "
             f"{history.machine()}. Time: the median of a tenth of the rounds. Memory: all "
             f"processes without pages of files, {samples:,.0f} MB of it are the samples. Disk: a "
             "row for every client that was seen, and what is recorded of every round."
