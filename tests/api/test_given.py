@@ -81,6 +81,8 @@ class Column:
 def test_data_sets_are_read_by_their_length() -> None:
     plain = run(test=(X, Y))
     assert run(clients=[Endless()], test=Endless()).fingerprint == plain.fingerprint
+    apart = run(clients=[(X, Y)] * 2, test=[(X, Y)] * 2)
+    assert run(clients=[Endless()] * 2, test=[Endless()] * 2).fingerprint == apart.fingerprint
     assert run(clients=[(Column(X), Column(Y))], test=(X, Y)).fingerprint == plain.fingerprint
     with pytest.raises(fr.InputError, match="a Dataset is no array"):
         run(clients=[(Endless(), Endless())])

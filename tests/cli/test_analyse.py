@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +131,18 @@ def test_a_report_without_analysis_has_no_such_section(tmp_path: Path) -> None:
     kept(tmp_path / "run", "fedavg")
     write([tmp_path / "run"], tmp_path / "report.html")
     assert 'id="inside"' not in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "rounds.jsonl", "clients.json"])
+def test_a_damaged_run_is_named_before_the_work(
+    name: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = shutil.copytree(runs, tmp_path / "runs")
+    shutil.rmtree(both / "a" / "analysis")
+    (both / "b" / name).write_text('{"sizes": "x", "round": 1, "loss": "y"}\n')
+    assert code_of(["analyse", str(both), "--what", "drift", "-q", *FEW]) in (1, 2)
+    said = capsys.readouterr().err
+    assert name in said and "FEDRIFT_DEBUG" not in said, said
 
 
 def test_damaged_numbers_are_told_of_or_left_out(runs: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +144,18 @@ def test_a_table_without_users_or_split(tmp_path: Path):
 )
 def test_table_mistakes(tmp_path: Path, text: str, words: tuple[str, ...]):
     refused(table(tmp_path, text), *words, "table.csv")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_is_no_picture(tmp_path: Path):
+    for name in ("a", "b"):
+        (tmp_path / "all" / name).mkdir(parents=True)
+        draw(tmp_path / "all" / name / "0.png", 9)
+    pipe = tmp_path / "all" / "a" / "pipe.png"
+    os.mkfifo(pipe)
+    refused(f"images:{tmp_path / 'all'}", "pipe.png", "not a plain file")
+    refused(table(tmp_path, "path,label\nall/b/0.png,b\nall/a/pipe.png,a\n"), "pipe.png")
 
 
 def test_a_table_that_is_no_text(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,48 @@ def test_the_command_says_and_draws(tmp_path: Path, capsys: pytest.CaptureFixtur
     small_run("fedavg", rounds=1, out=tmp_path / "plain")
     assert code_of(["timeline", str(tmp_path / "plain")]) == 2
     assert "has no clock" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_run_of_fewer_rounds_than_are_drawn(
+    rounds: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_run("fedavg", devices="lognormal", rounds=rounds, out=tmp_path / "run")
+    picture = tmp_path / "gantt.svg"
+    assert code_of(["timeline", str(tmp_path / "run"), "--out", str(picture)]) == 0
+    said = capsys.readouterr().out
+    assert f"{rounds} round{'s' if rounds > 1 else ''} took" in said and picture.exists()
+
+
+@pytest.mark.parametrize("time", ["x", [1], -1.0, None, float("inf"), 1e308])
+def test_forged_times_are_one_sentence(
+    time: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_run("fedavg", devices="lognormal", rounds=1, out=tmp_path / "run")
+    path = tmp_path / "run" / "rounds.jsonl"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "time": time}) + "\n")
+    assert code_of(["timeline", str(tmp_path / "run")]) == 2
+    assert "'time' is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("trip", "says"),
+    [
+        ([99, 0.0, 1.0, 1.0, 1.0, 3.0], "it names client 99, and the run has"),
+        ([0.5, 0.0, 1.0, 1.0, 1.0, 3.0], "'trips' is"),
+        ([0, 0.0, float("inf"), 1.0, 1.0, float("inf")], "'trips' is"),
+        ([0, 0.0, 1e308, 1e308, 1.0, 1e308], "'trips' is"),
+    ],
+)
+def test_forged_ways_are_one_sentence(
+    trip: list[float], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_run("fedavg", devices="lognormal", rounds=1, out=tmp_path / "run")
+    path = tmp_path / "run" / "ledger.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({**row, "trips": [trip]}) + "\n" for row in rows))
+    assert code_of(["timeline", str(tmp_path / "run")]) == 2
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rounds", ["9", "4-9", "6-7"])

@@ -46,7 +46,8 @@ def timeline(
     screen.print(_table(pace, len(record.clients.get("sizes") or ())))
     time = record.rounds[-1].get("time") if record.rounds else None
     if time is not None:
-        screen.print(f"{record.rounds[-1]['round']} rounds took {seconds_text(time)} of its clock.")
+        made = plural(record.rounds[-1]["round"], "round")
+        screen.print(f"{made} took {seconds_text(time)} of its clock.")
     if out is not None:
         ends = {row["round"]: row["time"] for row in record.rounds if "time" in row}
         screen.print(f"{gantt(record.ledger, ends, (first, last), out)}")

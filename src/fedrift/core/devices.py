@@ -22,6 +22,7 @@ from fedrift.rng import generator
 
 FORWARD = 1.0 / 3.0  # what passing an example forward takes of differentiating it
 LARGEST_FILE = 64 << 20  # bytes
+SLOWEST, FASTEST = 1e-6, 1e15  # gradients or bytes in a second
 COLUMNS = ("speed", "down", "up", "latency")
 USUAL = {"speed": 1000.0, "down": 5e6, "up": 1e6, "latency": 0.05}
 GRAMMAR = {
@@ -286,7 +287,7 @@ def parse_devices(text: str | None) -> DevicePlan | None:
 
 def _amount(named: Named, key: str, usual: float) -> float:
     field, text = f"devices: {key}", named.options.get(key, str(usual))
-    return number(text, field, low=0.0, high=1e15, low_open=key != "latency")
+    return number(text, field, low=0.0 if key == "latency" else SLOWEST, high=FASTEST)
 
 
 def _spread(named: Named, text: str, what: str) -> float:
@@ -346,13 +347,16 @@ def _table(path: Path) -> DevicePlan:
     rows = _lines(path, ("speed", "down", "up"), ("latency", "client"))
     for at, row in enumerate(rows, start=1):
         for name in ("speed", "down", "up"):
-            if row[name] <= 0:
+            if not SLOWEST <= row[name] <= FASTEST:
                 raise InputError(
-                    f"devices '{path}', row {at}: {name} must be a number above 0, "
-                    f"not '{row[name]:g}'"
+                    f"devices '{path}', row {at}: {name} must be a number of at least {SLOWEST:g} "
+                    f"and at most {FASTEST:g}, not '{row[name]:g}'"
                 )
-        if row.get("latency", 0.0) < 0:
-            raise InputError(f"devices '{path}', row {at}: latency must be of at least 0")
+        if not 0 <= row.get("latency", 0.0) <= FASTEST:
+            raise InputError(
+                f"devices '{path}', row {at}: latency must be a number of at least 0 and at most "
+                f"{FASTEST:g}, not '{row['latency']:g}'"
+            )
     if "client" in rows[0]:
         owners = [_client(row, path, at) for at, row in enumerate(rows, start=1)]
         twice = next((c for i, c in enumerate(owners) if c in owners[:i]), None)

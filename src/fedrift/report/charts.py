@@ -20,6 +20,7 @@ from fedrift.report.statistics.measured import Clients, Floats, Measured, takes_
 from fedrift.report.tables import SEEN, traffic_per_round
 
 ACCURACY = 10_000
+MOST = 1 << 62  # of a number that is packed
 PERCENT = 100
 MILLISECONDS = 1000
 MOST_CLASS_CELLS = 1_500_000  # of all runs; beyond, rounds are left out of the class pictures
@@ -142,8 +143,8 @@ def _key(clients: Clients) -> bytes:
 
 
 def packed(values: Floats, scale: int = 1) -> list[int] | None:
-    """Rounded, each as its difference to the one before; None if one is not known."""
-    if not np.isfinite(values).all():
+    """Rounded, each as its difference to the one before; None if one is not known or too large."""
+    if not (np.abs(values) < MOST / scale).all():
         return None
     whole = np.rint(values * scale).astype(np.int64)
     return np.diff(whole, prepend=0).tolist()

@@ -16,6 +16,7 @@ from fedrift.errors import InputError
 from fedrift.storage.jsonl import Record, read_file, read_lines
 
 MOST = 1 << 62  # of any whole number: what is counted in a run stays far below
+LONGEST = 1e30  # seconds
 STATUS = ("done", "stopped", "diverged")
 Check = Callable[[Any], bool]
 
@@ -30,6 +31,11 @@ def is_number(value: Any) -> bool:
 
 def is_amount(value: Any) -> bool:
     return is_number(value) and value >= 0
+
+
+def is_time(value: Any) -> bool:
+    """Seconds, on a clock or on the simulated one."""
+    return is_amount(value) and value < LONGEST
 
 
 def is_share(value: Any) -> bool:
@@ -61,7 +67,8 @@ whole_numbers = list_of(is_whole)
 
 def is_trips(value: Any) -> bool:
     """Ways of clients on the simulated clock: a client and five times each."""
-    return list_of(list_of(is_amount))(value) and all(len(trip) == 6 for trip in value)
+    lists = list_of(list_of(is_time))(value)
+    return lists and all(len(trip) == 6 and is_whole(trip[0]) for trip in value)
 
 
 ROUND: Mapping[str, Check] = {
@@ -72,7 +79,8 @@ ROUND: Mapping[str, Check] = {
     "bytes_down": is_whole,
     "bytes_up": is_whole,
     "gradients": is_whole,
-    "seconds": is_amount,
+    "seconds": is_time,
+    "time": is_time,
     "domain_accuracy": list_of(is_share),
     "domain_loss": list_of(is_number),
 }
@@ -115,7 +123,7 @@ ENDED: Mapping[str, Check] = {
     "bytes_up": is_whole,
     "bytes_down": is_whole,
     "gradient_evaluations": is_whole,
-    "seconds": is_amount,
+    "seconds": is_time,
     "fingerprint": is_text,
     "instructions": is_text,
     "folder": maybe(is_text),
@@ -194,6 +202,18 @@ def check_domains(path: Path, rows: Sequence[Record], clients: Record) -> None:
             raise InputError(
                 f"line {line} of '{path}' is damaged: it tells of {told[0]} domains, and the run "
                 f"has {number}"
+            )
+
+
+def check_trips(path: Path, exchanges: Sequence[Record], clients: Record) -> None:
+    """Refuses ways of clients that the run does not have."""
+    number = len(clients.get("sizes", ())) or MOST
+    for line, row in enumerate(exchanges, start=1):
+        last = max((trip[0] for trip in row.get("trips", ())), default=0)
+        if last >= number:
+            raise InputError(
+                f"line {line} of '{path}' is damaged: it names client {last}, and the run has "
+                f"{number} clients"
             )
 
 

@@ -508,6 +508,7 @@ def load(folder: str | Path) -> RunRecord:
     torn = tuple(name for name, is_torn in zip(LINES, ends, strict=True) if is_torn)
     environment, summary, clients = read_environment(path), read_summary(path), read_clients(path)
     clean.check_domains(path / ROUNDS, rounds, clients)
+    clean.check_trips(path / LEDGER, ledger, clients)
     return RunRecord(path, spec, rounds, ledger, environment, summary, torn, clients, own, training)
 
 
