@@ -115,6 +115,6 @@ def test_the_table_says_how_many_of_the_clients_were_asked(
         run = tmp_path / f"{per_round}"
         small_run("fedavg", devices="lognormal", rounds=rounds, per_round=per_round, out=run)
         assert code_of(["timeline", str(run), "--out", str(tmp_path / "a.svg")]) == 0
-    few, everybody = capsys.readouterr().out.split("rounds took")[:2]
+    few, everybody = capsys.readouterr().out.split("round took")[:2]
     assert "the 2 of 7 clients asked" in few and "slowest third" not in few, "there is no third"
     assert "7 clients" in everybody and "asked" not in everybody and "slowest third" in everybody
