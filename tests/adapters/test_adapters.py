@@ -341,16 +341,44 @@ def test_what_hides_the_factors_is_refused_with_exact(
 
 
 def test_fused_layers_take_the_factors_in() -> None:
-    def make() -> nn.Module:
-        encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        return nn.Sequential(nn.Unflatten(1, (1, 8)), encoder, nn.Flatten(), nn.Linear(8, 4))
-
-    made = small_run("fedavg", model=make, adapter="lora:rank=2,on=1.linear*", lr=0.5)
-    module, plain = made.module().eval(), problem_of(make, None, seed=0)
+    made = small_run("fedavg", model=attention, adapter="lora:rank=2,on=1.linear*", lr=0.5)
+    module, plain = made.module().eval(), problem_of(attention, None, seed=0)
     with torch.no_grad():  # torch reads weights past the layers' own forward here
         given = made.problem.model.logits(made.weights, X)
         torch.testing.assert_close(given, module(X), rtol=1e-4, atol=1e-5)
         assert not torch.allclose(given, plain.model.logits(plain.w0, X), atol=1e-3)
+
+
+def attention() -> nn.Module:
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.Sequential(nn.Unflatten(1, (1, 8)), encoder, nn.Flatten(), nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "left"),
+    [
+        ("lora:rank=2", "1.self_attn, 1.self_attn.out_proj"),
+        ("lora:rank=2,on=3+*.out_proj", "1.self_attn.out_proj"),
+        ("lora:rank=2,on=1.linear*", ""),
+        ("lora:rank=2,also=1.self_attn", "1.self_attn.out_proj"),
+        ("bitfit", ""),
+    ],
+)
+def test_layers_without_factors_are_told(adapter: str, left: str) -> None:
+    """Projections of `nn.MultiheadAttention` are one packed matrix, which is no linear layer."""
+    settings = {"model": attention, "clients": [(X, Y)], "rounds": 1, "adapter": adapter}
+    (note,) = [n for n in task_of("fedavg", settings).notes if n.startswith("adapter")]
+    assert note.partition("; LoRA knows no factors for ")[2].partition(", which stay")[0] == left
+
+
+def test_attention_alone_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"no layer .* on=\*attn.*no factors for 1.self_attn"):
+        small_run("fedavg", model=attention, adapter="lora:on=*attn")
+
+
+def test_the_rank_that_is_advised_fits_every_layer() -> None:
+    with pytest.raises(InputError, match=r"'hidden' \(16 × 8\) can hold; use rank=4"):
+        small_run("fedavg", adapter="lora:rank=9")
 
 
 class Passed(nn.Module):

@@ -195,7 +195,7 @@ def test_clipping_takes_both_parts_together() -> None:
     ("text", "said"),
     [
         ("keep(fedavg):what=nothing_like_it", "matches no trained parameter"),
-        ("keep(fedavg):what=norm", "matches no trained parameter"),
+        ("keep(fedavg):what=norm", r"matches no trained.*norm \(BatchNorm; layers of another"),
         ("keep(fedavg):what=out+out.weight", "'out' and 'out.weight' both keep 'out.weight'"),
         ("keep(fedavg):what=head+out.*", "both keep"),
         ("fedper:what=foo", "matches no trained parameter"),

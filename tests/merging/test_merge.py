@@ -211,24 +211,56 @@ def test_interference_of_pairs(specialists: list[fr.Result]) -> None:
     assert not np.isnan(three.pairs).any() and np.isnan(fr.merge(specialists).pairs).all()
 
 
-def test_texts_of_other_alphabets_are_refused(tmp_path: Path) -> None:
-    folders: list[Path] = []
-    for name, letters in (("one", "abc "), ("two", "xyz ")):
-        text = tmp_path / f"{name}.txt"
-        text.write_text(letters * 60)
-        spec = Spec.of(
-            {
-                "data": f"text:{text},context=8,shards=2",
-                "partition": "natural",
-                "model": "lstm:width=4,embedding=4",
-                "rounds": 1,
-                "workers": 0,
-            }
-        )
-        folders.append(tmp_path / name)
-        run_spec(spec, out=folders[-1])
-    with pytest.raises(InputError, match=r"texts of other alphabets.*alphabet=bytes"):
-        fr.merge(folders)
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that do not fit together: texts of two alphabets, and images in two architectures."""
+    place = tmp_path_factory.mktemp("unlike")
+    small = {"clients": 2, "rounds": 1, "steps": 1, "workers": 0, "partition": "iid"}
+    for name, sentence in (("latin", "the quick brown fox. "), ("greek", "άλφα βήτα γάμμα. ")):
+        file = place / f"{name}.txt"
+        file.write_text(sentence * 100, encoding="utf-8")
+        text = {"data": f"text:{file},context=8", "model": "gpt:layers=1,width=8,heads=2,context=8"}
+        run_spec(Spec.of({**small, **text}), out=place / name)
+    for name, width in (("narrow", 4), ("wide", 5)):
+        images = {"data": "digits:train=100,test=50", "model": f"mlp:hidden={width},depth=1"}
+        run_spec(Spec.of({**small, **images}), out=place / name)
+    return place
+
+
+@pytest.mark.parametrize("command", ["merge", "experts"])
+@pytest.mark.parametrize(
+    ("one", "two", "words"),
+    [
+        (
+            "latin",
+            "greek",
+            "read texts of other alphabets, so that equal tokens mean other characters; run them "
+            "on data with alphabet=bytes",
+        ),
+        ("narrow", "wide", "are models of different architectures (310 and 385 parameters)"),
+        ("narrow", "latin", "are models of different architectures"),
+    ],
+)
+def test_runs_that_do_not_fit_together_are_refused_in_one_sentence(
+    command: str, one: str, two: str, words: str, folders: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [str(folders / one), str(folders / two)]
+    assert code_of([command, *runs]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith(f"error: {command}: ") and words in said and said.count("error") == 1
+    with pytest.raises(InputError, match=words.split(" (")[0]):
+        getattr(fr, command)(runs)
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize("field", ["data", "tests"])
+def test_tokens_that_the_model_does_not_know(field: str, place: str, folders: Path) -> None:
+    x, y = torch.zeros(6, 8, dtype=torch.long), torch.zeros(6, 8, dtype=torch.long)
+    x[0 if place == "first" else -1, 3] = 500
+    given = {field: [None, (x, y)]}
+    for what in (fr.merge, fr.experts):
+        with pytest.raises(InputError, match=rf"{field}\[1\]: 500 is outside the .* rows"):
+            what([folders / "latin"] * 2, **given)  # type: ignore[operator]
 
 
 def test_the_command_refuses_what_it_would_write_over_and_a_single_run(

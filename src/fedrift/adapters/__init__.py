@@ -6,7 +6,7 @@ from typing import Any
 
 from fedrift.adapters.averaging import Factored, LoraAveraging
 from fedrift.adapters.layers import adapted_layers, is_transposed
-from fedrift.adapters.view import adapted
+from fedrift.adapters.view import adapted, without_factors
 from fedrift.config.adapters import parse_adapter
 from fedrift.config.spec import Spec
 from fedrift.core.algorithm import Algorithm
@@ -49,9 +49,14 @@ def adapted_note(text: str, view: Problem) -> str:
     base = sum(value.nbytes for value in view.rest.values())
     whole = view.w0.numel() + sum(value.numel() for value in view.rest.values())
     sent = "is sent once to every client" if view.sent_once else "is at the clients and never sent"
-    if parse_adapter(text).how == "exact":
+    adapter = parse_adapter(text)
+    if adapter.how == "exact":
         sent = "moves, and is sent in every round"
-    return (
+    note = (
         f"adapter {text}: {view.w0.numel():,} of {whole:,} parameters are trained and sent; the "
         f"frozen base, {bytes_text(base)}, {sent}"
     )
+    if adapter.kind != "lora":
+        return note
+    left = without_factors(view.model.module, adapter, view.layout.names)
+    return f"{note}; LoRA knows no factors for {left}, which stay as they are" if left else note

@@ -42,6 +42,19 @@ def is_transposed(layer: nn.Module) -> bool:
     return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
 
 
+def unknown(module: nn.Module) -> list[str]:
+    """Layers with matrices that LoRA leaves as they are, by name: the packed projections of
+    `nn.MultiheadAttention`, recurrent layers, grouped convolutions, subclasses. Not embeddings."""
+    return [
+        name
+        for name, layer in module.named_modules()
+        if any(p.dim() > 1 for p in layer.parameters(recurse=False))
+        and shape_of(layer) is None
+        and not hasattr(type(layer), "plain")
+        and not isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
+    ]
+
+
 _watching: list[set[int]] = []
 """Where calls are noted, while somebody looks."""
 

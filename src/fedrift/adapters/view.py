@@ -8,6 +8,7 @@ the layers that have them are in evaluation mode while the adapter is trained.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -143,17 +144,27 @@ def _layers(problem: Problem, adapter: Adapter, also: set[str]) -> tuple[str, ..
     }
     found = {name: shape for name, shape in shapes.items() if _matches(name, adapter.on)}
     if not found:
+        strange = _some([name for name in layers.unknown(module) if _matches(name, adapter.on)])
         raise InputError(
             f"adapter 'lora' matches no layer of the model{_where(adapter)}; linear and "
             f"convolutional layers are {_some(list(shapes)) or 'none'}"
+            + (f", and LoRA knows no factors for {strange}" if strange else "")
         )
+    smallest = min(min(shape) for shape in found.values())
     for name, (rows, columns) in found.items():
         if adapter.rank > min(rows, columns):
             raise InputError(
                 f"adapter 'lora': rank={adapter.rank} is larger than layer '{name}' ({rows} × "
-                f"{columns}) can hold; use rank={min(rows, columns)}, or choose layers with on=…"
+                f"{columns}) can hold; use rank={smallest}, or choose layers with on=…"
             )
     return tuple(found)
+
+
+def without_factors(module: nn.Module, adapter: Adapter, trained: Sequence[str]) -> str:
+    """Layers that were asked for and have matrices of which LoRA knows nothing, as part of a
+    sentence."""
+    owners = {name.rpartition(".")[0] for name in trained}
+    return _some([n for n in layers.unknown(module) if n not in owners and _matches(n, adapter.on)])
 
 
 def _matches(name: str, patterns: str) -> bool:

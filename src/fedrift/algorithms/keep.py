@@ -120,7 +120,8 @@ def kept_names(what: str, p: Problem, may_match_nothing: bool = False) -> tuple[
             known = ", ".join(p.layout.names[:4]) + (", …" if len(p.layout.names) > 4 else "")
             raise InputError(
                 f"what={pattern} matches no trained parameter and no running statistic of the "
-                f"model ({known}); write head, norm (BatchNorm), all or a name such as 'conv1.*'"
+                f"model ({known}); write head, norm (BatchNorm; layers of another normalisation go "
+                "by their names), all or a name such as 'conv1.*'"
             )
         for name in found:
             if name in by:
@@ -134,6 +135,6 @@ def kept_names(what: str, p: Problem, may_match_nothing: bool = False) -> tuple[
 def keep(inner: Algorithm[Any, Any], what: str = "head") -> Keep:
     """Any algorithm with a part of the model that stays at the clients: `keep(scaffold):what=head`.
 
-    what: head, norm (BatchNorm layers), all, none, or names such as conv1.*; joined by +
+    what: head, norm (BatchNorm layers only), all, none, or names such as conv1.*; joined by +
     """
     return Keep(inner=inner, what=what)

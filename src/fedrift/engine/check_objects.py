@@ -216,7 +216,9 @@ def check_range(
                 )
 
 
-def check_embedded(problem: Problem, sides: Mapping[str, Any], x: Any, split: Split) -> None:
+def check_embedded(
+    problem: Problem, sides: Mapping[str, Any], x: Any, split: Split | None = None
+) -> None:
     """Refuses numbers that an embedding, which is given the inputs as they come, does not have."""
     for place, layer, size in embedded(problem.model, problem.w0, x):
         for name, inputs in sides.items():
@@ -224,7 +226,7 @@ def check_embedded(problem: Problem, sides: Mapping[str, Any], x: Any, split: Sp
             bad = ((tokens < 0) | (tokens >= size)).nonzero()
             if len(bad) and _cannot_look_up(problem, take(inputs, bad[:1, 0])):
                 sample, wrong = int(bad[0, 0]), int(tokens[tuple(bad[0])])
-                whose = _owner(split, sample) if inputs is split.x else name
+                whose = name if split is None or inputs is not split.x else _owner(split, sample)
                 top = max(int(wrong), int(tokens.max()))
                 raise InputError(f"{whose}: {outside(wrong, layer, size, top)}")
 
@@ -274,7 +276,7 @@ def try_loss(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
     except (RuntimeError, TypeError, ValueError, IndexError, UserWarning) as error:
         if field == "loss" and (shape := _no_number(problem, probe)):
             raise InputError(f"loss: {shape}") from error
-        labels = probe[1].tolist() if isinstance(probe[1], Tensor) else "…"
+        labels = f"{probe[1].tolist()!s:.60}" if isinstance(probe[1], Tensor) else "…"
         raise InputError(
             f"{field}: no loss can be computed from the model's output for two samples and the "
             f"targets {labels}: {error}{classes_axis(problem, probe[0])}"

@@ -200,7 +200,7 @@ def merge(
     if len(models) == 1:
         raise InputError("merge: one model is given; name two or more")
     specialists = specialists_of(models, data, tests, data_dir)
-    check_alike(specialists)
+    check_alike(specialists, "merge")
     if RULES[named.name].needs_start:
         check_start(specialists, named.name)
     with one_thread():
@@ -276,6 +276,7 @@ def _batch(problem: Problem, value: Any, field: str) -> Batch:
     if plain_loss(problem.loss) is nn.functional.cross_entropy:
         check_objects.check_range(problem, [(field, y)], x)
     few = slice(2)
+    check_objects.check_embedded(problem, {field: x}, take(x, few))
     check_objects.try_loss(problem, (take(x, few), take(y, few)), field)
     return x, y
 
@@ -340,23 +341,23 @@ def _of_result(result: Result, i: int) -> Specialist:
     )
 
 
-def check_alike(specialists: Sequence[Specialist]) -> None:
+def check_alike(specialists: Sequence[Specialist], who: str) -> None:
     """Refuses models that are not of one kind."""
     first = specialists[0]
     for other in specialists[1:]:
-        if other.alphabet != first.alphabet:
+        if first.alphabet and other.alphabet and other.alphabet != first.alphabet:
             raise InputError(
-                f"merge: '{first.name}' and '{other.name}' read texts of other alphabets, so that "
+                f"{who}: '{first.name}' and '{other.name}' read texts of other alphabets, so that "
                 "equal tokens mean other characters; run them on data with alphabet=bytes"
             )
         if other.problem.layout != first.problem.layout:
             raise InputError(
-                f"merge: '{first.name}' and '{other.name}' are models of different architectures "
+                f"{who}: '{first.name}' and '{other.name}' are models of different architectures "
                 f"({first.w.numel():,} and {other.w.numel():,} parameters); merge runs of one model"
             )
         if not _same_base(first, other):
             raise InputError(
-                f"merge: '{first.name}' and '{other.name}' stand on other frozen parameters; merge "
+                f"{who}: '{first.name}' and '{other.name}' stand on other frozen parameters; merge "
                 "adapters of one base (the same model and seed)"
             )
 

@@ -261,7 +261,7 @@ def experts(
 def _measured(
     specialists: tuple[Specialist, ...], known: tuple[Sums, ...], router: str, mix: str
 ) -> Experts:
-    check_alike(specialists)
+    check_alike(specialists, "experts")
     check_start(specialists, "experts")
     features = Features(specialists[0].problem)
     new = tuple(_sums(one, features, router) for one in specialists[len(known) :])
