@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from fedrift.config.spec import Spec
 from fedrift.core.problem import Problem
 from fedrift.errors import InputError
 from fedrift.storage.shared_memory import Base
+from tests.support import printed
 from tests.support.federations import Federation
 from tests.support.problems import Net, Wide, blobs, own_bytes, small_run, uneven_clients
 
@@ -602,3 +605,46 @@ def test_what_a_model_writes_to_its_base_is_its_own() -> None:
     assert (
         alone.fingerprint == small_run("fedavg", model=Writing, adapter=LORA, workers=2).fingerprint
     )
+
+
+# The guide's examples, as they are printed.
+
+
+class Config(SimpleNamespace):
+    """Stands in for a config of the library transformers."""
+
+
+class Language(nn.Module):
+    """Stands in for a language model of that library: inputs by name, an object with logits."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.block = nn.ModuleDict({"c_attn": nn.Linear(config.n_embd, config.n_embd)})
+        self.head = nn.Linear(config.n_embd, config.vocab_size)
+
+    def forward(self, input_ids: Tensor) -> SimpleNamespace:
+        hidden = torch.tanh(self.block["c_attn"](self.wte(input_ids)))
+        return SimpleNamespace(logits=self.head(hidden))
+
+
+@pytest.mark.parametrize("example", ["own module", "stand-in", "transformers"])
+def test_the_guides_examples_run_as_printed(
+    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, foreign = printed.texts("docs/guides/adapters.md", "python")
+    text = own if example == "own module" else foreign
+    assert len([line for line in text.splitlines() if line.strip()]) <= 15
+    if example == "transformers":
+        pytest.importorskip("transformers", reason="the library transformers is not installed")
+    elif example == "stand-in":
+        library = ModuleType("transformers")
+        library.GPT2Config, library.GPT2LMHeadModel = Config, Language  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "transformers", library)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(text.replace("rounds=", "workers=0, rounds="), names)
+    assert names["result"].status == "done"
+    (folder,) = tmp_path.iterdir()
+    assert (folder / "adapter_model.safetensors").is_file()
+    assert all("lora" in name for name in names["result"].problem.layout.names)

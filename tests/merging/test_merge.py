@@ -87,6 +87,27 @@ def test_what_evolves_is_no_worse_than_the_mean_on_its_samples(
     assert fr.merge(specialists, "evolve", data=TASKS, tests=TASKS).scores[-1].mean() > mean - 0.1
 
 
+def test_evolve_finds_the_weights_of_an_unseen_task(specialists: list[fr.Result]) -> None:
+    """Few samples of a task that no model was trained on, against all coefficients of a grid."""
+    problem = specialists[0].problem
+    x, y = TASKS[0][0][:40], TASKS[1][1][:40]
+    changes = torch.stack([one.weights - problem.w0 for one in specialists])
+
+    def value(coefficients: torch.Tensor) -> float:
+        w = problem.w0 + coefficients.float() @ changes
+        return float(problem.model.loss(w, (x, y))) + 0.05 * float(coefficients.abs().sum())
+
+    steps = torch.linspace(-1, 1, 21)
+    grid = min(value(torch.tensor([a, b])) for a in steps for b in steps)
+    number = len(specialists)
+    unseen = [(x, y)] * number
+    merged = fr.merge(specialists, "evolve", data=unseen, tests=unseen)
+    found = torch.linalg.lstsq(changes.T.double(), (merged.weights - problem.w0).double()).solution
+    assert value(found) < grid + 0.02
+    assert value(found) < value(torch.full((number,), 1 / number)) - 0.05, "better than the mean"
+    assert np.ptp(merged.scores[-1]) == 0, "one task, whoever's it is called"
+
+
 def test_fisher_information_is_the_expected_square_of_the_score(
     specialists: list[fr.Result],
 ) -> None:
