@@ -160,6 +160,7 @@ def test_samples_without_a_label_are_left_out_of_fed3r() -> None:
         ({"steps": 10**20}, "steps must be a whole number of at most 10000000, not 1000"),
         ({"epochs": 10**20}, "epochs must be a whole number of at most 10000000"),
         ({"batch_size": 0}, r"batch_size must be a whole number of at least 1, or 'full'"),
+        ({"metrics": {"time": lambda o, y: 0.0}}, "metrics: 'time' is a column of every run"),
         ({"metrics": {"loss": lambda o, y: 0.0}}, "metrics: 'loss' is a column of every run"),
     ],
 )

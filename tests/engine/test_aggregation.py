@@ -25,6 +25,7 @@ from fedrift.config.privacy import (
 from fedrift.core import Cohort, Gather, Local, Mean, Sum, message
 from fedrift.core.sampling import Participation
 from fedrift.engine.aggregation import PrivateReducer, RobustReducer
+from fedrift.engine.loop import Engine
 from tests.support.problems import small_run
 from tests.support.product import FedAvg
 
@@ -192,6 +193,14 @@ def test_a_private_run_says_what_it_guarantees() -> None:
     assert 0 < run.summary()["epsilon"] < 100 and run.summary()["delta"] == 1e-4
     assert run.fingerprint == small_run("fedavg", **how, workers=2).fingerprint
     assert any("add or remove one" in note for note in run.notes)
+
+
+def test_a_round_in_which_nobody_can_come_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "_works", lambda self, client, t: False)  # type: ignore[reportUnknownLambdaType]
+    pytest.importorskip("dp_accounting")
+    how: dict[str, Any] = {"weights": "uniform", "sampling": "bernoulli", "per_round": None}
+    run = small_run("fedavg", fraction=0.5, privacy="gaussian:1,clip=1e-3", **how)
+    assert not run.ledger.entries
 
 
 def test_a_round_in_which_nobody_came_adds_noise_too() -> None:

@@ -133,7 +133,11 @@ def test_projections_are_read_the_second_time_and_have_a_name_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, x, x_test = some(), images(40), images(8, seed=1)
-    first = projected(source, x, x_test, 4, folder=tmp_path)
+    hashed: list[np.ndarray] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(features, "fingerprint", lambda s, v: hashed.append(v) or fingerprint(s, v))
+        first = projected(source, x, x_test, 4, folder=tmp_path)
+    assert len(hashed) == 2, "each once"
     told: list[str] = []
     again = projected(source, x, x_test, 4, folder=tmp_path, tell=told.append)
     assert not told and all(map(np.array_equal, first, again))

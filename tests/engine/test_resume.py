@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import fedrift as fr
 from fedrift.algorithms.fedavg import Down, Up
 from fedrift.core import SGD, Algorithm, Cohort, Local, Problem, Site, Vec, state
+from fedrift.engine import execute
 from fedrift.engine.callbacks import Passive
 from fedrift.engine.loop import Engine
 from fedrift.engine.recorder import RunRecorder
@@ -141,6 +142,21 @@ def test_a_damaged_checkpoint_means_the_one_before(
     again = small_run(name, out=tmp_path / "run", on_round=lambda r: rounds.append(r.round))
     assert rounds == [3, 4, 5], "checkpoints of rounds 3, damaged, and 2"
     assert same(again, small_run(name))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc to count descriptors in")
+def test_a_resume_that_fails_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: Any) -> Any:
+        raise fr.InputError("no")
+
+    killed_at(4, tmp_path / "run", monkeypatch, "scaffold")
+    monkeypatch.setattr(execute, "resume", fails)
+    with pytest.raises(fr.InputError, match="no"):
+        small_run("scaffold", out=tmp_path / "run")
+    held = [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
+    assert not [path for path in held if path.startswith(str(tmp_path))]
 
 
 @pytest.mark.parametrize("damage", [cut, flip, empty])

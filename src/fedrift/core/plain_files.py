@@ -60,6 +60,14 @@ def replace_text(path: Path, text: str) -> None:
 def replace_bytes(path: Path, content: bytes) -> None:
     """Write a file as a whole: a reader sees the old one or the new one, never a part. An OSError
     names it."""
+    with written_beside(path, content) as temporary:
+        os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def written_beside(path: Path, content: bytes) -> Generator[Path]:
+    """A complete, synced file next to `path`, to be renamed to it; else it goes away. An OSError
+    names the path."""
     temporary = path.with_name(f".{path.name[:LONGEST_NAME]}.{os.getpid()}.tmp")
     try:
         # Exclusively: what somebody may have put there, a link even, is not written to.
@@ -68,7 +76,7 @@ def replace_bytes(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        yield temporary
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

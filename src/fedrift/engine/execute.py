@@ -288,7 +288,11 @@ def _execute(
         evaluator = Evaluator(
             problem, *task.evaluated, evaluation.evaluate_chunk, bool(task.metrics), sizes
         )
-    progress, remarks = resume(task, store, folder, again)
+    try:
+        progress, remarks = resume(task, store, folder, again)
+    except BaseException:
+        store.close()
+        raise
     has_diverged = progress.diverged_at is not None
     if is_origin and until is not None and progress.round >= until and not has_diverged:
         store.close()

@@ -159,9 +159,11 @@ def cached(
     folder: Path | None = None,
     cores: int = 1,
     tell: Tell | None = None,
+    name: str | None = None,
 ) -> Tensor:
-    """The features of x, from the folder (that of downloads unless given) as far as they are."""
-    place = (folder or cache_folder()) / fingerprint(source, x)
+    """The features of x, from the folder (that of downloads unless given) as far as they are; their
+    `name` is their fingerprint, where it is known already."""
+    place = (folder or cache_folder()) / (name or fingerprint(source, x))
     place.mkdir(parents=True, exist_ok=True)
     blocks: list[Tensor] = []
     computed, seconds = 0, 0.0
@@ -255,7 +257,8 @@ def projected(
     train, test = known
     if train is None or test is None:
         raw, raw_test = (
-            cached(source, v, folder=place, cores=cores, tell=tell) for v in (x, x_test)
+            cached(source, v, folder=place, cores=cores, tell=tell, name=name)
+            for name, v in zip(names, (x, x_test), strict=True)
         )
         tell(f"features of {source.name}: projecting {source.width} dimensions to {width}")
         train, test = _project(raw, raw_test, dimensions)

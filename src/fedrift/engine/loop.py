@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -335,7 +336,8 @@ class Engine:
 
     def _ghost(self) -> list[int]:
         """A client whose reply shows what one looks like, for a round in which nobody came."""
-        return [next(c for c in range(len(self.settings.sizes)) if self._works(c, 0))]
+        works = (c for c in range(len(self.settings.sizes)) if self._works(c, 0))
+        return list(itertools.islice(works, 1))
 
     def _deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
         watch = self.history.watch(exchange)

@@ -25,7 +25,7 @@ from torch import Tensor
 from fedrift.core.arrivals import ClockState, Out
 from fedrift.core.devices import Trip
 from fedrift.core.messages import Packed, Size, pack, unpack
-from fedrift.core.plain_files import check_plain
+from fedrift.core.plain_files import check_plain, written_beside
 from fedrift.core.site import Work
 from fedrift.core.training import Training
 
@@ -83,10 +83,10 @@ def write(folder: Path, point: Checkpoint) -> None:
         }
     )
     content = save(tensors, metadata={"fedrift": head, "sha256": _digest(head, tensors)})
-    beside = write_beside(folder / FILE, content)
-    if (folder / FILE).exists():
-        os.replace(folder / FILE, folder / PREVIOUS)
-    os.replace(beside, folder / FILE)
+    with written_beside(folder / FILE, content) as beside:
+        if (folder / FILE).exists():
+            os.replace(folder / FILE, folder / PREVIOUS)
+        os.replace(beside, folder / FILE)
     sync_folder(folder)
 
 
@@ -245,21 +245,6 @@ def _check_server(saved: Packed, like: Packed) -> None:
                 raise ValueError(f"'{path}' of the server's state has another form")
         elif isinstance(leaf, Tensor) and now is not None:
             raise ValueError(f"'{path}' of the server's state is no tensor")
-
-
-def write_beside(path: Path, content: bytes) -> Path:
-    """A complete, synced file next to `path`, to be renamed to it; a link is never followed."""
-    beside = path.with_name(f".{path.name}.tmp")
-    beside.unlink(missing_ok=True)
-    try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    return beside
 
 
 def sync_folder(folder: Path) -> None:

@@ -73,8 +73,13 @@ def is_trips(value: Any) -> bool:
 
 ROUND: Mapping[str, Check] = {
     "round": is_whole,
+    "n": is_amount,
     "loss": is_number,
     "accuracy": is_share,
+    "perplexity": is_number,
+    "classes": list_of(is_share),
+    "class_correct": whole_numbers,
+    "class_total": whole_numbers,
     "cohort": whole_numbers,
     "bytes_down": is_whole,
     "bytes_up": is_whole,

@@ -33,12 +33,8 @@ CLIENT_ROUNDS = "client_rounds.jsonl"
 """What clients found on test data of their own: a line per round in which they were asked."""
 TRAINING = "training.jsonl"
 """What training reported at each client: a line per round."""
-COLUMNS = (
-    "round n loss accuracy perplexity classes class_correct class_total cohort bytes_down bytes_up "
-    "gradients seconds"
-).split()
-"""Of a line of `rounds.jsonl`, besides those that begin with one of `OPENINGS`."""
 OPENINGS = ("train_", "client_", "clients_", "global_", "domain_")
+"""Columns of `rounds.jsonl` that begin like this are ours, as are those of `clean.ROUND`."""
 LINES = (ROUNDS, LEDGER, CLIENT_ROUNDS, TRAINING)
 """Files to which lines are added as rounds end."""
 CLIENTS, ORIGIN, ANALYSIS = "clients.json", "origin.toml", "analysis"
@@ -52,7 +48,7 @@ TEMPORARY = ".tmp"
 def is_own_column(name: str) -> bool:
     """Whether a column of a round is the reader's own: a metric of theirs, or what an algorithm
     logs."""
-    return name not in COLUMNS and not name.startswith(OPENINGS)
+    return name not in clean.ROUND and not name.startswith(OPENINGS)
 
 
 def check_free(path: Path) -> None:
