@@ -104,6 +104,25 @@ def test_one_model_alone_gives_itself_and_equal_models_give_themselves() -> None
             torch.testing.assert_close(merged, one, rtol=1e-9, atol=1e-12)
 
 
+def test_the_order_of_the_models_does_not_matter() -> None:
+    layout = Layout(("0.weight",), ((3, 4),))
+    known = [torch.tensor(RANDOM.uniform(size=12)) for _ in MODELS]
+    inputs = [torch.tensor(RANDOM.normal(size=(9, 4))) for _ in MODELS]
+    grams = [{"0.weight": x.T @ x} for x in inputs]
+    for order in ([2, 0, 1], [1, 0, 2]):
+        models = [MODELS[i] for i in order]
+        for mine, other in (
+            (rules.mean(MODELS), rules.mean(models)),
+            (rules.ties(START, MODELS, 0.5), rules.ties(START, models, 0.5)),
+            (rules.fisher(MODELS, known), rules.fisher(models, [known[i] for i in order])),
+            (
+                rules.regmean(layout, MODELS, grams),
+                rules.regmean(layout, models, [grams[i] for i in order]),
+            ),
+        ):
+            torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+
+
 def test_an_input_that_never_occurs_takes_the_mean() -> None:
     layout = Layout(("fc.weight", "fc.bias"), ((3, 4), (3,)))
     models = [torch.tensor(RANDOM.normal(size=15)) for _ in range(2)]
