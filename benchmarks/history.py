@@ -36,15 +36,15 @@ def _processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def keep(figures: dict[str, float]) -> None:
-    """Append figures; smaller is better for all of them."""
+def keep(figures: dict[str, float], where: str | None = None) -> None:
+    """Append figures, of this machine unless said; smaller is better for all of them."""
     with FILE.open("a") as file:
         for name, value in figures.items():
             row = {
                 "when": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M"),
                 "fedrift": fr.__version__,
                 "torch": torch.__version__,
-                "machine": machine(),
+                "machine": where or machine(),
                 "figure": name,
                 "value": round(value, 4),
             }

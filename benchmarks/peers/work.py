@@ -60,7 +60,7 @@ ROWS = {
         Work("d", "logistic", "logistic", MNIST, 1000, 60, 100, 10, 0.02, 0.2, 10, 2, repeats=2),
         Work(
             "e", "SCAFFOLD, CNN", "cnn-mcmahan", MNIST, 100, 500, 10, 32, 0.05, 0.2, 5, 2,
-            repeats=1, algorithm="scaffold",
+            repeats=2, algorithm="scaffold",
         ),
     )
 }  # fmt: skip
