@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +16,10 @@ os.environ.setdefault("FEDRIFT_CHECK_LAYOUT", "1")
 # A busy machine must not fail a test: no deadline, no complaint about slow drawing.
 settings.register_profile("fedrift", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fedrift")
+
+# A shell that runs the tests in the background has them ignore Ctrl-C, and all they start as well.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 

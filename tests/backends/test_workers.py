@@ -131,7 +131,11 @@ def test_nothing_is_left_behind(delay: float, kind: signal.Signals, tmp_path: Pa
             os.killpg(process.pid, kind)  # as a terminal does
         else:
             os.kill(process.pid, kind)
-        said = process.communicate(timeout=30)[0]
+        try:
+            said = process.communicate(timeout=30)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # or it would go on for ever
+            raise
     assert gone(process.pid)
     assert "Traceback" not in said
     assert not orphaned(shared)
