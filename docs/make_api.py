@@ -50,7 +50,8 @@ In short:
 """
 CALLS = {
     "run": """\
-result = fr.run("scaffold", model=Net, clients=clients, test=test, rounds=5, epochs=2, lr=0.1)
+result = fr.run("scaffold", model=Net, clients=clients, test=test,
+                rounds=5, epochs=2, lr=0.1)
 print(result.accuracy[-1], result.fingerprint)
 """,
     "compare": """\

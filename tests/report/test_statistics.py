@@ -366,6 +366,8 @@ def test_under_a_clock_its_time_is_the_fair_axis() -> None:
         made = [small_run(name, **given) for name in ("fedavg", "scaffold")]
         findings = make_findings([measure_run(r.record(), "a") for r in made])
         assert says in " ".join(sentences.budgets(findings))
+        of_clock = "simulated clock" in " ".join(sentences.of_all_figures(findings))
+        assert of_clock == ("devices" in given)
 
 
 def test_clients_that_differ_between_methods_are_noticed(tmp_path: Path) -> None:

@@ -136,3 +136,39 @@ def test_ten_thousand_clients_are_cells(
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator("#cells").evaluate("e => e.clientHeight") < 400
     assert complaints == []
+
+
+STROKES = "() => [...document.querySelectorAll('#chart polyline')].map((line) => line.style.stroke)"
+
+
+def test_a_method_has_one_colour_and_a_key(
+    browser: Browser, server: WatchServer, tmp_path: Path
+) -> None:
+    page, complaints = open_page(browser, server)
+    assert page.locator("#chart .keys").count() == 0, "one method: its runs are told apart"
+    for name in ("m1", "m2", "m3"):
+        path = folder(tmp_path, name)
+        spec = (path / "spec.toml").read_text()
+        known = next(line for line in spec.splitlines() if line.startswith("algorithm"))
+        (path / "spec.toml").write_text(spec.replace(known, 'algorithm = "feddyn"'))
+        add(path, "rounds.jsonl", row(1), row(2))
+    expect(page.locator("#chart polyline")).to_have_count(4, timeout=15_000)
+    strokes = page.evaluate(STROKES)
+    assert len(set(strokes)) == 2 and max(map(strokes.count, strokes)) == 3
+    assert "feddyn" in page.locator("#chart .keys").inner_text()
+    assert page.locator("#chart .keys span").count() == 2 and not complaints
+
+
+def test_runs_of_every_method_are_drawn_before_anybody_chose(
+    browser: Browser, server: WatchServer, tmp_path: Path
+) -> None:
+    for i in range(12):
+        path = folder(tmp_path, f"run{i:02}")
+        spec = (path / "spec.toml").read_text()
+        known = next(line for line in spec.splitlines() if line.startswith("algorithm"))
+        if i == 11:
+            (path / "spec.toml").write_text(spec.replace(known, 'algorithm = "feddyn"'))
+        add(path, "rounds.jsonl", row(1), row(2))
+    page, _ = open_page(browser, server)
+    expect(page.locator("#chart polyline")).to_have_count(8)
+    assert "feddyn" in page.locator("#chart .keys").inner_text()

@@ -322,7 +322,7 @@ def _curves(plot: Curves, group: Sequence[Analysis], methods: Sequence[str]) -> 
             lines.append(Line(*style, x, mean, band if len(curves) > 1 else None, pictures.dash(i)))
         else:
             lines += [Line(*style, x, y, None, pictures.dash(i)) for x, y in curves]
-    if not lines:
+    if all(len(line.x) < 2 for line in lines):  # a point is no curve
         return ""
     names = None if plot.names is None else plot.names(group[0].numbers)
     return lines_picture(

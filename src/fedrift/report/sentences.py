@@ -93,9 +93,14 @@ def _caveats(findings: Findings, setting: Setting) -> list[str]:
 
 def of_all_figures(findings: Findings) -> list[str]:
     """What holds wherever the page is looked at."""
-    return [*_versions(findings), SECONDS]
+    has_clock = all(run.has_clock for run in findings.grouped.runs)
+    return [*_versions(findings), CLOCK if has_clock else SECONDS]
 
 
+CLOCK = (
+    "Time is that of the simulated clock: it follows from the devices, the bytes and the gradient "
+    "evaluations, which are counted exactly."
+)
 SECONDS = (
     "Seconds were measured while the runs were made, on their machine and with whatever else "
     "ran there; bytes and gradient evaluations are counted exactly."

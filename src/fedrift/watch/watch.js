@@ -17,7 +17,12 @@ const node = (tag, kind, text) => {
   if (text !== undefined) made.textContent = text;
   return made;
 };
-const colour = (name) => COLOURS[overview.runs.findIndex((run) => run.name === name) % COLOURS.length];
+// A method has one colour, whatever its seeds and settings; runs of one method are told apart.
+const methods = () => [...new Set(overview.runs.map((run) => run.algorithm))];
+function colour(run) {
+  const known = methods(), names = overview.runs.map((one) => one.name);
+  return COLOURS[(known.length > 1 ? known.indexOf(run.algorithm) : names.indexOf(run.name)) % COLOURS.length];
+}
 // Black on the dark page is drawn in the page's own ink.
 const ink = (value) => (value.toLowerCase() === "#000000" ? "var(--ink)" : value);
 
@@ -65,7 +70,12 @@ function isShown(run) {
 
 function drawn() {
   const shown = overview.runs.filter(isShown);
-  const usual = [...shown].sort((a, b) => (b.status === "running") - (a.status === "running")).slice(0, MOST_SHOWN);
+  const place = new Map(), seen = new Map(); // of each run among those of its method
+  for (const run of shown) {
+    place.set(run, seen.get(run.algorithm) ?? 0);
+    seen.set(run.algorithm, place.get(run) + 1);
+  }
+  const usual = [...shown].sort((a, b) => (b.status === "running") - (a.status === "running") || place.get(a) - place.get(b)).slice(0, MOST_SHOWN);
   return shown.filter((run) => (chosen.has(run.name) ? chosen.get(run.name) : usual.includes(run)));
 }
 
@@ -141,7 +151,7 @@ function card(run, isDrawn) {
   const [box, name, stop, bar, figures, cohort, warning] = one.children;
   box.checked = isDrawn;
   const swatch = node("span", "swatch");
-  swatch.style.background = ink(colour(run.name));
+  swatch.style.background = ink(colour(run));
   name.replaceChildren(swatch, run.name === run.algorithm ? ` ${run.name}` : ` ${run.name} · ${run.algorithm}`);
   stop.hidden = run.status !== "running";
   bar.max = run.rounds;
@@ -254,14 +264,27 @@ function showChart() {
   for (const { run, points } of lines) {
     const path = points.map(([x, y]) => `${toX(x).toFixed(1)},${toY(y).toFixed(1)}`).join(" ");
     const line = shape("polyline", { points: path, fill: "none", "stroke-width": 2, "stroke-linejoin": "round" });
-    line.style.stroke = ink(colour(run.name));
+    line.style.stroke = ink(colour(run));
     const last = points[points.length - 1];
     const end = shape("circle", { cx: toX(last[0]), cy: toY(last[1]), r: 3.5 });
-    end.style.fill = ink(colour(run.name));
+    end.style.fill = ink(colour(run));
     line.append(shape("title", {}, `${run.name}: ${figure(last[1])}`));
     svg.append(line, end);
   }
-  place.replaceChildren(svg);
+  place.replaceChildren(svg, ...keysOf(lines.map(({ run }) => run)));
+}
+
+// Whose colours are drawn, where a colour stands for a method.
+function keysOf(runs) {
+  if (methods().length < 2) return [];
+  const keys = node("p", "soft keys"), first = new Map(runs.map((run) => [run.algorithm, run]));
+  for (const method of methods().filter((one) => first.has(one))) {
+    const key = node("span", "", method), swatch = node("i", "key");
+    swatch.style.background = ink(colour(first.get(method)));
+    key.prepend(swatch);
+    keys.append(key);
+  }
+  return [keys];
 }
 
 function thinned(points) {
