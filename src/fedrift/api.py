@@ -34,6 +34,7 @@ from fedrift.engine.task import where
 from fedrift.engine.trackers import tracks
 from fedrift.errors import InputError, named_arguments, unknown
 from fedrift.storage.fork import Origin
+from fedrift.storage.run_folder import check_comparable
 
 if TYPE_CHECKING:
     from fedrift.analysis.next_round import Watch
@@ -324,6 +325,8 @@ def compare(
             f"callbacks={callbacks!r} must be a function of a run that gives a list of callbacks"
         )
     folder, wanted = None if out is None else Path(out), tracks(track)
+    if folder is not None:
+        check_comparable(folder)
     items: list[Item] = []
     entrants = named(algorithms)
     if _tests_at_clients(settings) and any(map(has_personal_models, entrants.values())):

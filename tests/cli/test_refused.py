@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ REFUSED = {
     "compare, tuning": f"compare fedavg {SMALL} --tune lr=0.1,0.2 --data text:pipe --out new",
     "compare, watched": f"compare fedavg {SMALL} --data text:pipe --out new --watch",
     "compare, another before": f"compare fedavg {SMALL} --data text:pipe --out before",
+    "compare, foreign files": f"compare fedavg {SMALL} --out foreign",
     "run, first round": f"run fedavg {SMALL} --weights uniform --aggregate krum:1 --out a/b/c",
     "run, watched": f"run fedavg {SMALL} --weights uniform --aggregate krum:1 --out a/b --watch",
     "preset": "preset run mnist-scaffold --workers 0",
@@ -45,6 +47,9 @@ def test_nothing_is_written(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDRIFT_DATA", str(tmp_path / "missing"))
     os.mkfifo(tmp_path / "pipe")
+    if "foreign" in name:
+        (tmp_path / "foreign").mkdir()
+        (tmp_path / "foreign" / "notes.txt").write_text("mine")
     if "before" in name:
         before.rename(tmp_path / "before")
     known = seen(tmp_path)
@@ -74,3 +79,31 @@ def test_what_was_made_before_a_refusal_is_kept(
     assert code_of([*f"compare fedavg fedsgd {SMALL} --out new".split()]) == 2
     assert len(list((tmp_path / "new" / "runs").iterdir())) == 1
     assert "fedsgd" in (tmp_path / "new" / "compare.toml").read_text()
+
+
+def test_a_summary_without_its_fingerprint_is_no_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(f"run fedavg {SMALL} --out {tmp_path / 'a'} --quiet".split()) == 0
+    summary = tmp_path / "a" / "summary.json"
+    record = json.loads(summary.read_text())
+    del record["fingerprint"]
+    summary.write_text(json.dumps(record))
+    capsys.readouterr()
+    assert code_of(["resume", str(tmp_path / "a"), "--workers", "0"]) == 2
+    assert "summary.json has no fingerprint" in " ".join(capsys.readouterr().err.split())
+
+
+def test_states_of_other_clients_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint of six clients in the folder of three."""
+    for clients in "36":
+        words = f"run scaffold {SMALL} --clients {clients} --out {tmp_path / clients} --quiet"
+        assert code_of(words.split()) == 0
+    (tmp_path / "6" / "checkpoint.safetensors").replace(tmp_path / "3" / "checkpoint.safetensors")
+    capsys.readouterr()
+    assert code_of(["merge", str(tmp_path / "3"), str(tmp_path / "6")]) == 2
+    assert "checkpoint that cannot be used: its clients" in " ".join(
+        capsys.readouterr().err.split()
+    )

@@ -17,6 +17,7 @@ from fedrift import InputError
 from fedrift.api import run_spec
 from fedrift.cli import code_of
 from fedrift.config.spec import Spec
+from fedrift.engine.prepare import load
 from fedrift.report.saved import SavedRun
 
 
@@ -189,6 +190,41 @@ def test_a_loaded_run_with_named_data_is_its_folder(tmp_path: Path) -> None:
     merged = fr.merge([saved(path) for path in paths], "fisher")
     assert merged.names == expected.names and torch.equal(merged.weights, expected.weights)
     np.testing.assert_array_equal(merged.scores, expected.scores)
+
+
+def test_named_data_are_a_task_that_no_model_has_seen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = {"data": "digits:train=100", "model": "logistic", "clients": 2, "rounds": 1}
+    paths = [tmp_path / "0", tmp_path / "1"]
+    for path, partition in zip(paths, ("iid", "classes:5"), strict=True):
+        run_spec(Spec.of({**spec, "partition": partition, "workers": 0}), out=path)
+    name = "digits:train=40,test=300"
+    few = load(Spec(data=name))
+    train, test = (few.x, few.y), (few.x_test, few.y_test)
+    for how in ("evolve:steps=10", "fisher"):
+        merged = fr.merge(paths, how, data=name)
+        same = fr.merge(paths, how, data=[train] * 2, tests=[test] * 2)
+        assert torch.equal(merged.weights, same.weights)
+        assert merged.tasks == (name,) and merged.scores.shape == (3, 1)
+        np.testing.assert_array_equal(merged.scores[:, 0], same.scores[:, 0])
+        np.testing.assert_array_equal(merged.interference, same.interference)
+        assert np.isnan(merged.pairs).all() and merged.line == same.line
+        assert list(merged.frame().columns) == ["model", name]
+    words = ["merge", *map(str, paths), "--how", "fisher", "--data", name]
+    assert code_of([*words, "--out", str(tmp_path / "merged")]) == 0
+    said = capsys.readouterr().out
+    assert f"{merged.scores[-1, 0]:.4f}" in said and name in said
+    assert (tmp_path / "merged" / "merge.png").is_file()
+    for wrong, told in (
+        ("digit", "did you mean 'digits'"),
+        ("synthetic:1,1", "merge: data 'synthetic:1,1'"),
+        ("python-docs", "merge: data 'python-docs'"),
+    ):
+        assert code_of([*words[:-1], wrong]) == 2
+        assert told in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(InputError, match="data 'digits' bring their own"):
+        fr.merge(paths, data="digits", tests=[test] * 2)
 
 
 def test_a_run_made_in_python_whose_model_or_start_is_not_known(

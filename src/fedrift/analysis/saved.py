@@ -162,8 +162,10 @@ def _store(task: Task, folder: Path, point: Checkpoint) -> Store | None:
         store = Store(task.algorithm, task.problem, rows, writes=False)
     except OSError as error:
         raise InputError(f"'{error.filename}' cannot be read: {error.strerror}") from None
-    for path, index in point.rows.items():
-        store.tables[path].restore(index, point.sums[path])
+    try:
+        store.restore(point.rows, point.sums)
+    except ValueError as error:
+        raise InputError(f"'{folder}' has a checkpoint that cannot be used: {error}") from None
     return store
 
 

@@ -21,6 +21,7 @@ from fedrift.core.plain_files import taken_back, write_file
 from fedrift.engine.trackers import tracks
 from fedrift.errors import INTERRUPTED, InputError
 from fedrift.storage.jsonl import dump
+from fedrift.storage.run_folder import check_comparable
 
 if TYPE_CHECKING:
     from fedrift.comparison import Comparison
@@ -79,8 +80,8 @@ def run_comparison(
     if tune:
         searches(grid, tune, most)  # refuses before anything is started
     folder = None if out is None else Path(out)
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise InputError(f"out '{folder}' is a file; name a folder")
+    if folder is not None:
+        check_comparable(folder)
     refusing = nullcontext() if folder is None else taken_back(folder, COMPARISON)
     with refusing, page_beside(folder, wanted=watch):
         made = _made(grid, cells, tune, folder, most, wanted, silent=as_json or quiet)

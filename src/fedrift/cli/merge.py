@@ -23,6 +23,13 @@ HOW = "; ".join(f"{rule.grammar}: {rule.about}" for rule in RULES.values())
 def merge(
     runs: Annotated[list[Path], typer.Argument(help="Run folders of one model.")],
     how: Annotated[str, typer.Option(help=f"The rule. {HOW}.")] = "mean",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Data of a task that no run has seen, by name: the rule looks at its training "
+            "samples, and all models are measured on its test, instead of on the runs' own tasks."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the merged model, its figures and a picture.")
     ] = None,
@@ -31,7 +38,7 @@ def merge(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST)] = False,
 ) -> None:
-    """Make one model of those of several runs, and measure it on the task of each."""
+    """Make one model of those of several runs; measure it on the task of each, or on a new one."""
     check_rule(how)
     if out is not None:
         check_free(out)
@@ -39,7 +46,7 @@ def merge(
         check_trust(folder, trust_code)
     from fedrift.merging import merge as merge_models
 
-    merged = merge_models(list(runs), how, data_dir=data_dir, seed=seed)
+    merged = merge_models(list(runs), how, data=data, data_dir=data_dir, seed=seed)
     if out is not None:
         merged.save(out)
         merged.plot(out / "merge.png")
@@ -59,8 +66,8 @@ def _show(merged: Merged) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(f"{merged.measure} of ↓ on →")
     names = [Path(name).name for name in merged.names]
-    for name in names:
-        table.add_column(name, justify="right")
+    for task in merged.tasks:
+        table.add_column(Path(task).name, justify="right")
     for name, row in zip((*names, f"merged ({merged.how})"), merged.scores.tolist(), strict=True):
         table.add_row(name, *(f"{score:.4f}" for score in row))
     screen = console()

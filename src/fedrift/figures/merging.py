@@ -17,19 +17,25 @@ def save_picture(merge: Record, path: Path) -> Path:
     scores, line = np.array(merge["scores"], np.float64), merge["line"]
     plane = merge.get("plane")
     pairs = np.array(merge["pairs"], np.float64)
-    names = [Path(name).name for name in merge["models"]]
-    figure, axes = new_figure(2 + bool(line) + bool(plane), sharey=False)
-    _table(axes[0], scores, [*names, f"merged: {merge['how']}"], names)
-    axes[0].set_title(f"{merge['measure']} on each task")
-    _table(axes[1], pairs, names, names)
-    axes[1].set_title("lost by the task when merged with …")
+    names, tasks = ([Path(name).name for name in merge[key]] for key in ("models", "tasks"))
+    is_paired = not np.isnan(pairs).any()
+    figure, axes = new_figure(1 + is_paired + bool(line) + bool(plane), sharey=False)
+    free = iter(axes)
+    axis = next(free)
+    _table(axis, scores, [*names, f"merged: {merge['how']}"], tasks)
+    axis.set_title(f"{merge['measure']} on each task")
+    if is_paired:
+        axis = next(free)
+        _table(axis, pairs, names, names)
+        axis.set_title("lost by the task when merged with …")
     if line:
-        axes[2].plot(np.linspace(0, 1, len(line)), line, color=COLOURS[0], marker="o", ms=3)
-        axes[2].set_xlabel(f"from {names[0]} to {names[1]}")
-        axes[2].set_ylabel("mean loss over all tasks")
-        axes[2].set_title("between the first two models")
+        axis = next(free)
+        axis.plot(np.linspace(0, 1, len(line)), line, color=COLOURS[0], marker="o", ms=3)
+        axis.set_xlabel(f"from {names[0]} to {names[1]}")
+        axis.set_ylabel("mean loss over all tasks")
+        axis.set_title("between the first two models")
     if plane:
-        _plane(axes[3], plane, names)
+        _plane(next(free), plane, names)
     return save(figure, path)
 
 

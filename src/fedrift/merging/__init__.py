@@ -20,6 +20,7 @@ from fedrift.analysis.saved import Loader, final_model
 from fedrift.config.fields import whole
 from fedrift.config.merging import RULES, check_rule
 from fedrift.config.own_code import IN_PYTHON
+from fedrift.config.spec import Spec
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.evaluation import Evaluator, combine, evaluate_chunk
 from fedrift.core.flat import Batch, Vec, count, take
@@ -32,6 +33,7 @@ from fedrift.data.augment import plain_loss
 from fedrift.engine import check_objects
 from fedrift.engine.identity import known_parts, model_part
 from fedrift.engine.ledger import Entry, Ledger
+from fedrift.engine.prepare import load
 from fedrift.engine.result import Result
 from fedrift.errors import InputError, named_arguments
 from fedrift.merging import rules
@@ -84,7 +86,10 @@ class Merged:
     buffers: Mapping[str, Tensor]
     problem: Problem
     names: tuple[str, ...]
-    """Of the models; every one stands for the task it was trained on."""
+    """Of the models."""
+    tasks: tuple[str, ...]
+    """What they are measured on: the task of every model, which has its name, or one that none has
+    seen."""
     scores: np.ndarray
     """Accuracy (or loss) of every model, and in the last row of the merged one, on every task."""
     measure: str
@@ -95,7 +100,8 @@ class Merged:
     every `y`, a column for every `x`), and where in it the models and the merged one stand; None
     if there are fewer, or if they stand on one line."""
     pairs: np.ndarray
-    """Row i, column j: what task j loses when its model is merged with model i alone."""
+    """Row i, column j: what task j loses when its model is merged with model i alone; NaN if that
+    was not measured."""
     ledger: Ledger
     """One exchange: the holders of the models send weights, and the statistics that the rule asks
     for."""
@@ -108,8 +114,8 @@ class Merged:
 
     @property
     def interference(self) -> np.ndarray:
-        """What merging costs every task: the score of its own model minus the merged one's; of a
-        loss, the merged one's minus its own."""
+        """What merging costs every model on its own task, or on the one that none has seen: its
+        score minus the merged one's; of a loss, the merged one's minus its own."""
         return _cost(self.scores, self.measure)
 
     @property
@@ -127,13 +133,14 @@ class Merged:
         from fedrift.storage.run_folder import as_frame
 
         rows = zip((*self.names, "merged"), self.scores.tolist(), strict=True)
-        return as_frame([{"model": n, **dict(zip(self.names, s, strict=True))} for n, s in rows])
+        return as_frame([{"model": n, **dict(zip(self.tasks, s, strict=True))} for n, s in rows])
 
     def record(self) -> dict[str, Any]:
         """Everything but the weights, as JSON can hold it."""
         return {
             "how": self.how,
             "models": list(self.names),
+            "tasks": list(self.tasks),
             "measure": self.measure,
             "scores": self.scores.tolist(),
             "interference": self.interference.tolist(),
@@ -176,7 +183,7 @@ def merge(
     models: Sequence[str | Path | Result | SavedRun],
     how: str = "mean",
     *,
-    data: Sequence[Any] | None = None,
+    data: str | Sequence[Any] | None = None,
     tests: Sequence[Any] | None = None,
     data_dir: str | None = None,
     seed: int = 0,
@@ -188,7 +195,9 @@ def merge(
             in Python does not hold its model: it needs a result of the same model beside it.
         how: the rule: mean, task:0.3, ties:0.2, dare:0.9, fisher, regmean, aligned or evolve.
         data: an (x, y) or Dataset per model that fisher, regmean and evolve may look at; folders
-            of named data bring their training data, so None stands for these.
+            of named data bring their training data, so None stands for these. Or the name of
+            data, such as digits: a task that no model has seen, whose training samples the rule
+            looks at, and whose test all models are measured on.
         tests: an (x, y) or Dataset per model, the test of its task; folders of named data bring
             theirs. Without any, there are weights but no scores.
         data_dir: where data files are looked for.
@@ -199,12 +208,19 @@ def merge(
     check_models(models, "merge")
     if len(models) == 1:
         raise InputError("merge: one model is given; name two or more")
-    specialists = specialists_of(models, data, tests, data_dir)
+    if isinstance(data, str):
+        if tests is not None:
+            raise InputError(f"merge: tests is given, and data '{data}' bring their own; leave it")
+        specialists = _on_unseen(specialists_of(models, None, None, data_dir), data, data_dir)
+        tasks: tuple[str, ...] = (data,)
+    else:
+        specialists = specialists_of(models, data, tests, data_dir)
+        tasks = tuple(one.name for one in specialists)
     check_alike(specialists, "merge")
     if RULES[named.name].needs_start:
         check_start(specialists, named.name)
     with one_thread():
-        return _Merger(how, named.name, options, specialists, seed).merged()
+        return _Merger(how, named.name, options, specialists, tasks, seed).merged()
 
 
 def check_models(models: Any, who: str) -> None:
@@ -265,6 +281,22 @@ def with_data(one: Specialist, data: Any, test: Any, *fields: str) -> Specialist
     return replace(
         one, data=seen, test=one.test if test is None else _batch(one.problem, test, fields[1])
     )
+
+
+def _on_unseen(
+    specialists: Sequence[Specialist], name: str, data_dir: str | None
+) -> list[Specialist]:
+    """A task that no model has seen stands for that of each."""
+    found = load(Spec(data=name, data_dir=data_dir))
+    for one in specialists:
+        if one.alphabet and one.alphabet != found.class_names:
+            raise InputError(
+                f"merge: '{one.name}' and data '{name}' are texts of other alphabets, so that "
+                "equal tokens mean other characters; run it on data with alphabet=bytes"
+            )
+    train, test = (found.x, found.y), (found.x_test, found.y_test)
+    field = f"merge: data '{name}'"
+    return [with_data(one, train, test, field, field) for one in specialists]
 
 
 @drawing_alone()
@@ -387,7 +419,8 @@ def check_start(specialists: Sequence[Specialist], rule: str) -> None:
 
 
 def _cost(scores: np.ndarray, measure: str) -> np.ndarray:
-    own, merged = np.diagonal(scores[:-1]), scores[-1]
+    own = scores[:-1, 0] if scores.shape[1] == 1 else np.diagonal(scores[:-1])
+    merged = scores[-1]
     return own - merged if measure == "accuracy" else merged - own
 
 
@@ -402,13 +435,15 @@ class _Merger:
     rule: str
     options: Mapping[str, float]
     specialists: Sequence[Specialist]
+    names: tuple[str, ...]
+    """Of the tasks: one for every model, or a single one that none has seen."""
     seed: int
 
     def merged(self) -> Merged:
         first, models = self.specialists[0], self.specialists
         known = [self._statistics(one) for one in models]
         whole = self._model(models, known)
-        tasks = [_score_on(one) for one in models]
+        tasks = [_score_on(one) for one in models[: len(self.names)]]
         measured = [
             [score(model) for score in tasks] for model in (*map(_evaluated, models), whole)
         ]
@@ -421,6 +456,7 @@ class _Merger:
             buffers=moved,
             problem=first.problem,
             names=tuple(s.name for s in models),
+            tasks=self.names,
             scores=scores,
             measure=key,
             line=_line(models, tasks, whole),
@@ -490,7 +526,7 @@ class _Merger:
     ) -> np.ndarray:
         number = len(self.specialists)
         lost = np.zeros((number, number))
-        if np.isnan(scores).any():
+        if np.isnan(scores).any() or len(tasks) < number:
             return np.full_like(lost, np.nan)
         for i, j in combinations(range(number), 2):
             row = scores[-1]

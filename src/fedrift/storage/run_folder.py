@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from fedrift.config.grid import COMPARISON, RUNS
 from fedrift.config.spec import Spec
 from fedrift.core.plain_files import check_plain, missing_folders, remove_empty, replace_bytes
 from fedrift.errors import InputError, why
@@ -62,6 +63,22 @@ def check_free(path: Path) -> None:
             _check_empty(path)
     except OSError as error:
         raise InputError(f"out '{path}' cannot be used: {error.strerror}") from None
+
+
+def check_comparable(path: Path) -> None:
+    """Refuses a folder for a comparison that holds foreign files and none yet. Writes nothing."""
+    if not path.is_dir():
+        check_free(path)
+        return
+    try:
+        names = sorted(e.name for e in path.iterdir() if not is_temporary(e.name))
+    except OSError as error:
+        raise InputError(f"out '{path}' cannot be used: {error.strerror}") from None
+    if names and not {COMPARISON, RUNS} & set(names):
+        raise InputError(
+            f"out '{path}' holds {names[0]} and no comparison; name a new folder, or that of a "
+            "comparison to go on with"
+        )
 
 
 def _check_parent(path: Path) -> None:
