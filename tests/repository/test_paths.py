@@ -31,6 +31,12 @@ def test_paths_are_there(file: Path) -> None:
     assert missing(file.read_text(encoding="utf-8")) == []
 
 
+def test_no_merge_of_branches_is_left_half_done() -> None:
+    texts = [*NAMING, ROOT / "CHANGELOG.md"]
+    marks = re.compile(r"^(<{7}|={7}|>{7})( |$)", flags=re.MULTILINE)
+    assert [file.name for file in texts if marks.search(file.read_text(encoding="utf-8"))] == []
+
+
 def walk() -> list[str]:
     """The steps of one round as CONTRIBUTING tells them."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
