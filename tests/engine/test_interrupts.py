@@ -17,6 +17,7 @@ import fedrift as fr
 from fedrift.backends import context
 from fedrift.backends.worker import main
 from fedrift.engine.history import defer_interrupts
+from fedrift.engine.interrupts import REMINDER
 from tests.support.problems import small_run
 from tests.support.product import Scaffold, checkpoint, run_folder
 
@@ -115,16 +116,18 @@ def test_a_run_killed_while_its_folder_is_made_starts_anew(left: str, tmp_path: 
     assert (place / run_folder.CLIENTS).exists()
 
 
-def test_sigterm_is_held_back_where_it_ends_as_ctrl_c_does() -> None:
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+@pytest.mark.parametrize("number", [signal.SIGTERM, REMINDER])
+def test_what_ends_as_ctrl_c_does_is_held_back(number: signal.Signals) -> None:
+    """The reminder, too: one that came in an import is heard a little later, wherever that is."""
+    before = signal.signal(number, signal.default_int_handler)
     done = False
     try:
         with pytest.raises(KeyboardInterrupt), defer_interrupts():
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
             done = True
-        assert signal.getsignal(signal.SIGTERM) == signal.default_int_handler
+        assert signal.getsignal(number) == signal.default_int_handler
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
     assert done
 
 

@@ -23,6 +23,7 @@ from fedrift.core.flat import Vec
 from fedrift.core.training import Reports
 from fedrift.engine.callbacks import Callback, RoundReport, writing
 from fedrift.engine.check_objects import check_column
+from fedrift.engine.interrupts import REMINDER
 from fedrift.engine.ledger import Cost, Entry, Ledger
 from fedrift.engine.result import Status
 from fedrift.errors import InputError
@@ -88,13 +89,15 @@ def is_finite(row: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def defer_interrupts() -> Generator[None]:
-    """Hold back SIGINT and SIGTERM: what is half recorded could not be continued exactly.
+    """Hold back SIGINT, SIGTERM and the reminder of one that has waited for an import: what is half
+    recorded could not be continued exactly.
 
     Only the main thread is ever interrupted; elsewhere, and where no function of Python hears a
     signal, nothing is changed.
     """
-    both = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    heard = {number: usual for number, usual in both.items() if callable(usual)}
+    all_of_them = (signal.SIGINT, signal.SIGTERM, REMINDER)
+    usual = {number: signal.getsignal(number) for number in all_of_them}
+    heard = {number: handler for number, handler in usual.items() if callable(handler)}
     if threading.current_thread() is not threading.main_thread() or not heard:
         yield
         return
@@ -104,8 +107,8 @@ def defer_interrupts() -> Generator[None]:
     try:
         yield
     finally:
-        for number, usual in heard.items():
-            signal.signal(number, usual)
+        for number, handler in heard.items():
+            signal.signal(number, handler)
         if pending:
             heard[signal.Signals(pending[-1][0])](*pending[-1])
 
