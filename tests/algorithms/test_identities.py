@@ -41,7 +41,6 @@ MATRIX = [
     ("fedgf:rho=0.1,rho_g=0.3,threshold=1e9", "fedsam:rho=0.1", "="),
     ("fedgf:rho=0.1,rho_g=0.3,threshold=auto,window=1000", "fedsam:rho=0.1", "="),
     ("mofedsam:alpha=1,rho=0.1", "fedsam:rho=0.1,weights=uniform", "="),
-    ("mofedsam", "mofedsam:alpha=0.1,rho=0.1", "="),
     ("sam(scaffold:freeze_controls=true):rho=0.1", "fedsam:rho=0.1,weights=uniform", "="),
     ("mofedsam:rho=0", "fedcm", "="),
     ("fedgamma:rho=0", "scaffold:option=II", "="),

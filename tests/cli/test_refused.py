@@ -91,7 +91,7 @@ def test_a_summary_without_its_fingerprint_is_no_end(
     summary.write_text(json.dumps(record))
     capsys.readouterr()
     assert code_of(["resume", str(tmp_path / "a"), "--workers", "0"]) == 2
-    assert "summary.json has no fingerprint" in " ".join(capsys.readouterr().err.split())
+    assert "is damaged: it has no fingerprint" in " ".join(capsys.readouterr().err.split())
 
 
 def test_states_of_other_clients_are_refused(

@@ -71,7 +71,7 @@ def importing() -> Generator[None]:
 
 
 TRIM, MAP = -1, -3  # what glibc calls M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
-FREE = 1 << 28  # bytes that stay with the process
+FREE = 1 << 24  # bytes that stay with the process
 MAPPED = 1 << 25  # from so many on an array is given back alone; glibc allows no more
 
 

@@ -69,8 +69,8 @@ def resume(
     if summary.get("status") == "diverged" or (summary.get("status") == "done" and not is_longer):
         if "fingerprint" not in summary:
             raise InputError(
-                f"'{folder}': {SUMMARY} has no fingerprint, so it is not as it was written; "
-                "fedrift verify says what else is wrong"
+                f"'{folder / SUMMARY}' is damaged: it has no fingerprint; fedrift verify says what "
+                "else is wrong"
             )
         console(errors=True).print(f"'{folder}' is finished; nothing is left to do")
         try:
