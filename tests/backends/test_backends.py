@@ -291,7 +291,7 @@ keep_freed_memory()
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    kept = [np.ones(6_000_000, np.float32) for _ in range(3)]
+    kept = [np.ones(1_000_000, np.float32) for _ in range(3)]
     del kept
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 faults()
