@@ -577,7 +577,10 @@ class Neighbours(fr.Callback):
         self.held = [own_bytes(child.pid or 0) for child in active_children()]
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="no smaps here")
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(),
+    reason="reads what workers hold from /proc, which only Linux has",
+)
 @pytest.mark.parametrize("is_object", [True, False])
 def test_no_worker_holds_a_base_of_its_own(is_object: bool) -> None:
     held: dict[int, list[int]] = {}

@@ -72,7 +72,10 @@ class Telling(Wide):
 
 
 @pytest.mark.usefixtures("local")
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="no smaps here")
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(),
+    reason="reads what workers hold from /proc, which only Linux has",
+)
 def test_a_worker_on_ray_holds_the_base_once(tmp_path: Path) -> None:
     base, held = 48 * 1024**2, {}
     for width in (8, 1024):

@@ -117,7 +117,10 @@ COMMAND = [sys.executable, "-m", "fedrift", "run", "scaffold", "--rounds", "1000
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc").exists(), reason="no /proc")
+@pytest.mark.skipif(
+    not Path("/proc").exists(),
+    reason="looks for processes left behind in /proc, which only Linux has",
+)
 @pytest.mark.parametrize("delay", [0.8, 1.5, 2.5, 4.0, 8.0])
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_behind(delay: float, kind: signal.Signals, tmp_path: Path) -> None:
@@ -141,7 +144,7 @@ def test_nothing_is_left_behind(delay: float, kind: signal.Signals, tmp_path: Pa
     assert not orphaned(shared)
 
 
-@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="no /dev/shm")
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="shared memory is no file here")
 def test_segments_of_others_are_told_from_those_left_behind() -> None:
     before, path = present(), Path("/dev/shm") / f"fedrift-test-{os.getpid()}"
     try:

@@ -14,7 +14,7 @@ import pytest
 from fedrift.engine import interrupts
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM to catch")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows ends a process without telling it")
 def test_sigterm_ends_as_ctrl_c_does(tmp_path: Path) -> None:
     words = "run fedavg --rounds 100000 --clients 3 --model logistic --workers 0 --out kept"
     with subprocess.Popen(
@@ -32,7 +32,9 @@ def test_sigterm_ends_as_ctrl_c_does(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc to look at children in")
+@pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="looks for children in /proc, which only Linux has"
+)
 def test_ctrl_c_reaches_the_processes_of_conform_through_their_parent() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "fedrift", "conform", "fedavg", "fedsgd", "fedprox", "mime"],
@@ -82,7 +84,7 @@ MODULES = (
 )
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM to catch")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows ends a process without telling it")
 @pytest.mark.parametrize("module", MODULES)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_no_import_is_too_early(name: str, module: str, tmp_path: Path) -> None:
@@ -171,7 +173,7 @@ main()
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM to catch")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows ends a process without telling it")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_no_moment_is_too_late(name: str) -> None:
     """While Python takes itself apart it has given up its handlers: what was to be said is said."""

@@ -24,7 +24,13 @@ from fedrift.engine.execute import one_thread
 from fedrift.engine.ledger import Entry, Ledger
 from fedrift.engine.result import Result
 from fedrift.errors import InputError, named_arguments
-from fedrift.merging import Specialist, check_alike, check_start, specialists_of, with_data
+from fedrift.merging.specialists import (
+    Specialist,
+    check_alike,
+    check_start,
+    specialists_of,
+    with_data,
+)
 from fedrift.report.saved import SavedRun
 
 Router = Literal["ridge", "prototype"]
