@@ -19,7 +19,7 @@ from fedrift.config.fields import whole
 from fedrift.config.merging import RULES, check_rule
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.evaluation import Evaluator, combine, evaluate_chunk
-from fedrift.core.flat import Vec
+from fedrift.core.flat import Batch, Vec
 from fedrift.core.isolation import one_thread
 from fedrift.core.messages import Size
 from fedrift.core.plain_files import write_file
@@ -278,7 +278,8 @@ class _Merger:
             return rules.mean(align_all(Chain.of(problem.layout), models, seed=self.seed))
         if self.rule == "evolve":
             steps = int(options.get("steps", 200))
-            return _evolved(those, around, steps, self._samples, self.seed)
+            batches = [one.some(self._samples, self.seed) for one in those[: len(self.names)]]
+            return _evolved(those, batches, around, steps, self.seed)
         return rules.mean(models)
 
     def _model(
@@ -345,12 +346,15 @@ def _settle(problem: Problem, shown: EvaluatedModel) -> None:
 
 
 def _evolved(
-    specialists: Sequence[Specialist], around: EvaluatedModel, steps: int, samples: int, seed: int
+    specialists: Sequence[Specialist],
+    batches: Sequence[Batch],
+    around: EvaluatedModel,
+    steps: int,
+    seed: int,
 ) -> Vec:
-    """`around` has the running statistics of what is made."""
+    """`batches` are of the tasks; `around` has the running statistics of what is made."""
     models, problem = [one.w for one in specialists], specialists[0].problem
     _settle(problem, around)
-    batches = [one.some(samples, seed) for one in specialists]
     groups = [slice(0, problem.w0.numel())]
 
     def loss(weights: Tensor) -> float:
