@@ -135,10 +135,10 @@ def test_an_unfinished_comparison_goes_on_with_the_same_command() -> None:
 @pytest.mark.parametrize("name", [name for name in FINISHED if name != "python"])
 def test_a_run_is_verified(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, answer = code_of(["verify", name, "-q"]), capsys.readouterr()
-    if has_same_bits(loaded(name)):
-        assert (code, "all 3 evaluated rounds agree" in answer.out) == (0, True), answer.err
-    else:  # the folder holds together, and the rounds have the same columns
-        assert code == 0 or (("loss was" in answer.err) or ("fingerprint is" in answer.err))
+    # These folders say which instruction set they were made with, and not how it rounded.
+    elsewhere = answer.out.startswith("cannot be compared bit for bit (instructions was ")
+    assert code == 0, answer.err
+    assert "all 3 evaluated rounds agree" in answer.out or elsewhere
 
 
 def test_the_same_fork_comes_to_the_same() -> None:

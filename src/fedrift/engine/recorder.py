@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedrift.config import own_code
 from fedrift.config.spec import FIELDS, Spec
+from fedrift.core.arithmetic import last_bits
 from fedrift.data.split import Split
 from fedrift.engine import domains
 from fedrift.errors import InputError
@@ -170,9 +171,10 @@ LIMITS = ("ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
 
 
 def instructions() -> str:
-    """The instruction set of this process: results under another differ in their last bits."""
+    """The instruction set of this process and how it rounds, as in `AVX512/04606ffa`: under another,
+    and on another maker's processor with the same set, results differ in their last bits."""
     limits = [f"{name}={os.environ[name]}" for name in LIMITS if os.environ.get(name)]
-    return " ".join([torch.backends.cpu.get_cpu_capability(), *limits])
+    return " ".join([f"{torch.backends.cpu.get_cpu_capability()}/{last_bits()}", *limits])
 
 
 def instructions_of(known: Mapping[str, Any]) -> str:
