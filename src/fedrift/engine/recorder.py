@@ -171,8 +171,8 @@ LIMITS = ("ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
 
 
 def instructions() -> str:
-    """The instruction set of this process and how it rounds, as in `AVX512/04606ffa`: under another,
-    and on another maker's processor with the same set, results differ in their last bits."""
+    """The instruction set of this process and how it rounds, as in `AVX512/04606ffa`: where these
+    differ, as on two makers' processors with the same set, so do the last bits of results."""
     limits = [f"{name}={os.environ[name]}" for name in LIMITS if os.environ.get(name)]
     return " ".join([f"{torch.backends.cpu.get_cpu_capability()}/{last_bits()}", *limits])
 
