@@ -131,6 +131,41 @@ def test_what_ends_as_ctrl_c_does_is_held_back(number: signal.Signals) -> None:
     assert done
 
 
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_a_signal_among_handlers_that_are_exchanged_leaves_none_deaf(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two are taken away and given back, one after the other; Ctrl-C comes after one of them."""
+    heard: list[int] = []
+    both = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: lambda n, _: heard.append(n)}
+    before = {number: signal.signal(number, handler) for number, handler in both.items()}
+    usual, calls = signal.signal, 0
+
+    def exchange(number: int, handler: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        found = usual(number, handler)
+        if calls == at:
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    try:
+        monkeypatch.setattr(signal, "signal", exchange)
+        with pytest.raises(KeyboardInterrupt), defer_interrupts():
+            pass
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with defer_interrupts():
+            signal.raise_signal(signal.SIGTERM)
+            assert heard == [signal.SIGTERM]
+        assert heard == [signal.SIGTERM] * 2
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 # A run that diverges, by its loss or by its weights, after two good rounds.
 
 DIVERGING = {"loss": "step:2,factor=3e38", "weights": "step:2,factor=1e40"}

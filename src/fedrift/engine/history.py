@@ -8,9 +8,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import FrameType
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -31,6 +32,7 @@ from fedrift.storage.checkpoint import Checkpoint
 from fedrift.storage.client_state import States
 
 Metrics = dict[str, Any]
+Handler = Callable[[int, FrameType | None], Any]
 
 
 @dataclass
@@ -87,6 +89,26 @@ def is_finite(row: Mapping[str, Any]) -> bool:
 # Steps that belong together: Ctrl-C waits until they are done.
 
 
+class Gate:
+    """A handler of signals that keeps them while it is shut, and else hands them on: one switch for
+    all, so that a signal that comes while handlers are given back finds none that has no use."""
+
+    def __init__(self, behind: Mapping[int, Handler]) -> None:
+        self.behind, self.is_shut = behind, True
+        self.kept: list[tuple[int, FrameType | None]] = []
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.is_shut:
+            self.kept.append((number, frame))
+        else:
+            self.behind[number](number, frame)
+
+    def deliver(self) -> None:
+        """Hand on what was kept; the last stands for all."""
+        for number, frame in self.kept[-1:]:
+            self.behind[number](number, frame)
+
+
 @contextmanager
 def defer_interrupts() -> Generator[None]:
     """Hold back SIGINT, SIGTERM and the reminder of one that has waited for an import: what is half
@@ -95,22 +117,27 @@ def defer_interrupts() -> Generator[None]:
     Only the main thread is ever interrupted; elsewhere, and where no function of Python hears a
     signal, nothing is changed.
     """
-    all_of_them = (signal.SIGINT, signal.SIGTERM, REMINDER)
-    usual = {number: signal.getsignal(number) for number in all_of_them}
+    usual = {number: _handler_of(number) for number in (signal.SIGINT, signal.SIGTERM, REMINDER)}
     heard = {number: handler for number, handler in usual.items() if callable(handler)}
     if threading.current_thread() is not threading.main_thread() or not heard:
         yield
         return
-    pending: list[tuple[int, Any]] = []
-    for number in heard:
-        signal.signal(number, lambda *details: pending.append(details))
-    try:
-        yield
-    finally:
-        for number, handler in heard.items():
-            signal.signal(number, handler)
-        if pending:
-            heard[signal.Signals(pending[-1][0])](*pending[-1])
+    gate = Gate(heard)
+    with ExitStack() as last:
+        last.callback(gate.deliver)
+        try:
+            for number, handler in heard.items():
+                last.callback(signal.signal, number, handler)
+                signal.signal(number, gate)
+            yield
+        finally:
+            gate.is_shut = False
+
+
+def _handler_of(number: int) -> Any:
+    """Where giving back was cut short an open gate is left, which stands for what is behind it."""
+    handler = signal.getsignal(number)
+    return handler.behind[number] if isinstance(handler, Gate) and not handler.is_shut else handler
 
 
 @dataclass
