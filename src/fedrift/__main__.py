@@ -14,12 +14,7 @@ def main() -> NoReturn:
     interrupts.listen()
     from fedrift import cli
 
-    try:
-        interrupts.work_begins()
-        code = cli.code_of(None)
-    except KeyboardInterrupt:  # while the last one was being answered
-        code = cli.INTERRUPTED
-    interrupts.work_ends()
+    code = interrupts.working(cli.code_of)
     gc.freeze()  # the end of the process frees it all faster than a search for garbage
     sys.exit(code)
 

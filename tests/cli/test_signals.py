@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedrift.engine import interrupts
+from fedrift.errors import INTERRUPTED
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows ends a process without telling it")
@@ -182,6 +183,49 @@ def test_no_moment_is_too_late(name: str) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "late"), done
+
+
+LEAVING = """
+import ctypes, functools, sys
+from fedrift import cli
+class Late:
+    __del__ = staticmethod(functools.partial(ctypes.PyDLL(None)["raise"], {number}))
+def code_of(arguments):
+    late = Late()  # goes when this returns; Python hears of the signal at its next function
+    return 2
+cli.code_of = code_of
+from fedrift.__main__ import main
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows ends a process without telling it")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_that_comes_when_all_is_done_is_passed_over(number: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING.format(number=int(number))],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (2, "")
+
+
+FIRST = """
+import _signal, sys
+class Tells:
+    def find_spec(self, name, path=None, target=None):
+        if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+            print(name)
+sys.meta_path.insert(0, Tells())
+sys.argv = ["fedrift"]
+import fedrift
+"""
+
+
+def test_nothing_is_imported_before_it_listens() -> None:
+    said = subprocess.check_output([sys.executable, "-c", FIRST], text=True).split()
+    slow = [name for name in said if name not in (*sys.builtin_module_names, "__future__")]
+    assert slow == ["fedrift", "fedrift.engine", "fedrift.engine.interrupts"]
+    assert interrupts.ENDED == INTERRUPTED
 
 
 def test_ctrl_c_in_a_finalizer_is_not_lost() -> None:

@@ -5,8 +5,9 @@ modules are imported: libraries half imported answer with other errors, with cra
 So a signal ends the program at once as long as nothing has begun, waits for the end of an import
 later on, and is no matter when all is done. A second one does not wait.
 
-Only the program listens; `import fedrift` in somebody's own changes nothing. Little is imported
-here, because nobody listens until it is.
+Only the program listens; `import fedrift` in somebody's own changes nothing. Nothing is imported
+here that Python has not loaded when it begins, or is a part of it, because nobody listens until it
+is: `_signal` is `signal` without its enumerations.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ from __future__ import annotations
 import _thread
 import atexit
 import os
-import signal
 import sys
 import time
-from types import FrameType
 
-from fedrift.errors import INTERRUPTED
+TYPE_CHECKING = False  # `typing` takes long to import
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable
+    from types import FrameType
+else:
+    import _signal as signal
 
+ENDED = 128 + signal.SIGINT  # what shells say of a program that Ctrl-C has ended
 BEGAN = time.perf_counter()
 """The first line of the program."""
 PATIENCE = 0.05  # seconds between two looks at whether an import is over
-REMINDER: signal.Signals = getattr(signal, "SIGURG", None) or signal.Signals["SIGBREAK"]
+REMINDER: int = getattr(signal, "SIGURG", None) or vars(signal)["SIGBREAK"]
 """What a signal that waits is repeated by: another one, since two of a kind that come in the same
 instant are one. Whoever does not listen to it ignores it."""
 STARTING, WORKING, ENDING = range(3)
@@ -40,7 +46,7 @@ class Listener:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.stage == STARTING or self._waits:
-            os._exit(INTERRUPTED)
+            os._exit(ENDED)
         self.remind(number, frame)
 
     def remind(self, number: int, frame: FrameType | None) -> None:
@@ -125,10 +131,22 @@ def work_begins() -> None:
         sys.unraisablehook = listener.unraisable
 
 
-def work_ends() -> None:
-    """Nothing is left to interrupt."""
-    for listener in _listener:
+def working(work: Callable[[None], int]) -> int:
+    """Does the work of the program; its exit code. Afterwards nothing is left to interrupt.
+
+    Python looks for signals where functions begin, where loops begin again and where functions of C
+    return. What is thrown away when the work returns takes a while, and one that comes meanwhile is
+    heard at the next such place: none may stand between that return and the last stage.
+    """
+    listener, code = _listener[0], ENDED
+    try:
+        work_begins()
+        code = work(None)
+    except KeyboardInterrupt:  # while the last one was being answered
+        pass
+    finally:
         listener.stage = ENDING
+    return code
 
 
 def listen_if_program() -> None:
