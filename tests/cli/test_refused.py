@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ REFUSED = {
     "compare, watched": f"compare fedavg {SMALL} --data text:pipe --out new --watch",
     "compare, another before": f"compare fedavg {SMALL} --data text:pipe --out before",
     "compare, foreign files": f"compare fedavg {SMALL} --out foreign",
+    "compare, no text": f"compare fedavg {SMALL} --out c\udcff",
+    "compare, no text of its own": f"compare fedavg {SMALL} --out h\udcff",
+    "compare, a pipe": "compare --spec pipe",
+    "run, no text": f"run fedavg {SMALL} --out c\udcff",
+    "run, a pipe": "run --spec pipe",
     "run, first round": f"run fedavg {SMALL} --weights uniform --aggregate krum:1 --out a/b/c",
     "run, watched": f"run fedavg {SMALL} --weights uniform --aggregate krum:1 --out a/b --watch",
     "preset": "preset run mnist-scaffold --workers 0",
@@ -40,6 +46,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.timeout(120)  # of a pipe nobody reads to the end
 @pytest.mark.parametrize("name", REFUSED)
 def test_nothing_is_written(
     name: str, before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -47,11 +54,12 @@ def test_nothing_is_written(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDRIFT_DATA", str(tmp_path / "missing"))
     os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "h\udcff").mkdir()
     if "foreign" in name:
         (tmp_path / "foreign").mkdir()
         (tmp_path / "foreign" / "notes.txt").write_text("mine")
-    if "before" in name:
-        before.rename(tmp_path / "before")
+    if "before" in REFUSED[name]:
+        shutil.copytree(before, tmp_path / "before")
     known = seen(tmp_path)
     assert code_of(REFUSED[name].split()) == 2
     assert seen(tmp_path) == known
@@ -60,6 +68,29 @@ def test_nothing_is_written(
 def seen(folder: Path) -> dict[Path, bytes]:
     """Every file with its content, every folder."""
     return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+WORDS = ("run \udcff", "run fedavg --data \udcff", "run fedavg --model \udcff", "run --spec \udcff")
+WORDS += (
+    "run fedavg --lr \udcff",
+    "run fedavg --data npz:\udcff",
+    "compare fedavg \udcff",
+    "\udcff",
+)
+WORDS += tuple(f"{name} \udcff" for name in "verify report analyse timeline explain list".split())
+WORDS += ("merge \udcff \udcff", "conform \udcff:\udcff", "preset show \udcff", "run --\udcff")
+
+
+@pytest.mark.parametrize("words", WORDS, ids=ascii)
+def test_bytes_that_are_no_text_are_refused_and_spelled(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As a shell hands them on: half a character stands for each, and no terminal prints it."""
+    monkeypatch.chdir(tmp_path)
+    assert code_of(words.split()) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("error: ") and "FEDRIFT_DEBUG" not in said
+    assert "\\udcff" in said
 
 
 def test_what_was_made_before_a_refusal_is_kept(

@@ -116,3 +116,26 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name: str, folder: Path
     assert isinstance(run, fr.SavedRun)
     with pytest.raises(fr.InputError):
         run.tensors() if name.startswith("model") else small_run("scaffold", out=folder, rounds=2)
+
+
+HALVES = ["\\ud800", "\\uDC00x", "\\ud800\\ud800"]
+
+
+@pytest.mark.parametrize("file", [*LINES, *RECORDS])
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("place", ["value", "name", "list"])
+def test_halves_of_characters_are_damage(file: str, half: str, place: str, folder: Path) -> None:
+    """JSON can spell them, and no file, page or terminal can hold them."""
+    forms = {"value": f'"mine": "{half}"', "name": f'"{half}": 1', "list": f'"mine": [["{half}"]]'}
+    text = (folder / file).read_text()
+    (folder / file).write_text("{" + forms[place] + ", " + text.lstrip()[1:])
+    told(folder, file)
+
+
+@pytest.mark.parametrize("file", [*LINES, *RECORDS, "spec.toml"])
+def test_so_are_bytes_that_are_no_text(file: str, folder: Path) -> None:
+    with (folder / file).open("r+b") as kept:
+        content = kept.read()
+        kept.seek(0)
+        kept.write(content.replace(b'"', b'"\xed\xa0\x80', 1))
+    told(folder, file)

@@ -58,4 +58,4 @@ def one_line(text: str) -> str:
 
 def visible(text: str) -> str:
     """Text of strangers: what would move the cursor or change colours is spelled instead."""
-    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)

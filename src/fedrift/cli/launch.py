@@ -304,7 +304,7 @@ def _rows(summary: dict[str, Any], folder: str | None) -> list[tuple[str, str]]:
 
 
 def _fingerprint(summary: dict[str, Any]) -> str:
-    """With the instruction set that it belongs to."""
+    """With the arithmetic that it belongs to."""
     used = summary.get("instructions")
     return str(summary["fingerprint"]) + (f" ({used})" if used else "")
 

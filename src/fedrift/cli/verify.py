@@ -373,8 +373,8 @@ def verify(
     """Check a run folder: its files against each other, and its rounds by doing them again.
 
     Exit code 0 if all agrees to the last bit, 1 if something is damaged or differs, 2 if it is no
-    run folder. A run of another instruction set, or of other versions of torch or numpy, cannot be
-    compared bit for bit: 0 if losses and weights are within 1e-6.
+    run folder. A run of a processor that rounds otherwise, or of other versions of torch or
+    numpy, cannot be compared bit for bit: 0 if losses and weights are within 1e-6.
     """
     from fedrift.cli.launch import check_trust
 

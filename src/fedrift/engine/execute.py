@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -282,53 +282,52 @@ def _execute(
         store = rows = Store(task.algorithm, problem, where)
     else:
         store = place.states(visitor)
-    evaluator = None
-    if task.evaluated is not None:
-        sizes = () if task.domains is None else task.domains.sizes
-        evaluator = Evaluator(
-            problem, *task.evaluated, evaluation.evaluate_chunk, bool(task.metrics), sizes
-        )
-    try:
+    with ExitStack() as unused:  # given back if it does not come to the first round
+        unused.callback(store.close)
+        evaluator = None
+        if task.evaluated is not None:
+            sizes = () if task.domains is None else task.domains.sizes
+            evaluator = Evaluator(
+                problem, *task.evaluated, evaluation.evaluate_chunk, bool(task.metrics), sizes
+            )
         progress, remarks = resume(task, store, folder, again)
-    except BaseException:
-        store.close()
-        raise
-    has_diverged = progress.diverged_at is not None
-    if is_origin and until is not None and progress.round >= until and not has_diverged:
-        store.close()
-        return None
-    planned = plan(task, store, number, progress.round, remarks)
-    planned = replace(planned, local=work(local_of(task.algorithm)), is_origin=is_origin)
-    try:
-        check_fits(planned, Path(store.scratch), folder is not None)
-    except InputError:
-        store.close()
-        if folder is not None and not again:  # the fix may be wanted in the same folder
-            folder.withdraw()
-        raise
-    for callback in callbacks:
-        callback.on_start(planned)
-    if rows is not None:
-        at, cost = address_of(kind), cost_of(task)
-        chosen = made(kind, RunParts(visitor, rows, evaluator, cost, number, at, pool, meter))
-    else:
-        assert place is not None
-        chosen = place.backend(visitor, evaluator)
-    history = History(
-        task.algorithm,
-        store,
-        progress,
-        lambda chunks: combined(task, chunks),
-        recorder=None if folder is None else recorder.RunRecorder(folder),
-        callbacks=callbacks,
-        meter=meter,
-        at_clients=task.at_clients,
-    )
-    present = (lambda: None) if place is None else place.present
-    settings = replace(_settings(task), until=until, present=present)
-    # Without a folder, clients' models are in the store, which goes with the result.
-    lives_on = rows is not None and folder is None and has_models(task)
-    engine = Engine(task.algorithm, problem, chosen, store, settings, history, meter)
+        has_diverged = progress.diverged_at is not None
+        if is_origin and until is not None and progress.round >= until and not has_diverged:
+            return None
+        planned = plan(task, store, number, progress.round, remarks)
+        planned = replace(planned, local=work(local_of(task.algorithm)), is_origin=is_origin)
+        try:
+            check_fits(planned, Path(store.scratch), folder is not None)
+        except InputError:
+            unused.close()
+            if folder is not None and not again:  # the fix may be wanted in the same folder
+                folder.withdraw()
+            raise
+        for callback in callbacks:
+            callback.on_start(planned)
+        if rows is not None:
+            at, cost = address_of(kind), cost_of(task)
+            chosen = made(kind, RunParts(visitor, rows, evaluator, cost, number, at, pool, meter))
+        else:
+            assert place is not None
+            chosen = place.backend(visitor, evaluator)
+        unused.callback(chosen.close)
+        history = History(
+            task.algorithm,
+            store,
+            progress,
+            lambda chunks: combined(task, chunks),
+            recorder=None if folder is None else recorder.RunRecorder(folder),
+            callbacks=callbacks,
+            meter=meter,
+            at_clients=task.at_clients,
+        )
+        present = (lambda: None) if place is None else place.present
+        settings = replace(_settings(task), until=until, present=present)
+        # Without a folder, clients' models are in the store, which goes with the result.
+        lives_on = rows is not None and folder is None and has_models(task)
+        engine = Engine(task.algorithm, problem, chosen, store, settings, history, meter)
+        unused.pop_all()
     is_refused = False
     try:
         finished = engine.run()

@@ -322,7 +322,7 @@ class Result:
         }
 
     def _instructions(self) -> str:
-        """The instruction set that the fingerprint belongs to."""
+        """The arithmetic that the fingerprint belongs to."""
         from fedrift.engine import recorder
         from fedrift.storage.run_folder import read_environment
 

@@ -244,8 +244,10 @@ def _versions(findings: Findings) -> list[str]:
     lines: list[str] = []
     for key in ("fedrift", "torch", "instructions"):
         versions = {str(run.environment.get(key, "")) for run in findings.grouped.runs} - {""}
+        # Earlier versions named the instruction set only, which is no other one.
+        versions = {one for one in versions if not any(v.startswith(f"{one}/") for v in versions)}
         if len(versions) > 1:
-            name = "CPU instructions" if key == "instructions" else key
+            name = "CPU arithmetic" if key == "instructions" else key
             lines.append(
                 f"The runs were made with different {name}: {', '.join(sorted(versions))}."
             )

@@ -54,6 +54,7 @@ def is_own_column(name: str) -> bool:
 
 def check_free(path: Path) -> None:
     """Refuses a folder that holds another run or foreign files. Writes nothing."""
+    _check_name(path)
     try:
         if not path.exists():
             _check_parent(path)
@@ -70,6 +71,7 @@ def check_comparable(path: Path) -> None:
     if not path.is_dir():
         check_free(path)
         return
+    _check_name(path)
     try:
         names = sorted(e.name for e in path.iterdir() if not is_temporary(e.name))
     except OSError as error:
@@ -79,6 +81,14 @@ def check_comparable(path: Path) -> None:
             f"out '{path}' holds {names[0]} and no comparison; name a new folder, or that of a "
             "comparison to go on with"
         )
+
+
+def _check_name(path: Path) -> None:
+    """Its records name the folder, and a name may be bytes that are no text."""
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError(f"out '{path}' is not in UTF-8; name a folder that is") from None
 
 
 def _check_parent(path: Path) -> None:
