@@ -155,8 +155,24 @@ def test_a_resume_that_fails_leaves_nothing_open(
     monkeypatch.setattr(execute, "resume", fails)
     with pytest.raises(fr.InputError, match="no"):
         small_run("scaffold", out=tmp_path / "run")
+    assert not held_open(tmp_path)
+
+
+def held_open(folder: Path) -> list[str]:
     held = [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
-    assert not [path for path in held if path.startswith(str(tmp_path))]
+    return [path for path in held if path.startswith(str(folder))]
+
+
+class Refuses(fr.Callback):
+    def on_start(self, plan: fr.Plan) -> None:
+        raise KeyError("no")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc to count descriptors in")
+def test_so_does_a_callback_that_fails_before_the_first_round(tmp_path: Path) -> None:
+    with pytest.raises(KeyError):
+        small_run("scaffold", out=tmp_path / "run", callbacks=[Refuses()])
+    assert not held_open(tmp_path)
 
 
 @pytest.mark.parametrize("damage", [cut, flip, empty])
