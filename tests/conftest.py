@@ -13,6 +13,11 @@ from hypothesis import HealthCheck, settings
 # Before fedrift is imported, here and in workers: every visit and evaluation looks at its tensors.
 os.environ.setdefault("FEDRIFT_CHECK_LAYOUT", "1")
 
+# Where bytecode is not written, every worker and every program that a test starts compiles all
+# modules and rewrites all assertions again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A busy machine must not fail a test: no deadline, no complaint about slow drawing.
 settings.register_profile("fedrift", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fedrift")

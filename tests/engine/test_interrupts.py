@@ -48,8 +48,12 @@ class Interrupts:
         sys.setprofile(None)
 
 
+SHORT: dict[str, Any] = {"per_round": 2, "batch_size": None}
+"""A round in which every kind of call is made, few of them often."""
+
+
 def run(out: Path | None = None) -> fr.Result:
-    return small_run("scaffold", rounds=3, out=out, workers=0)
+    return small_run("scaffold", rounds=3, out=out, workers=0, **SHORT)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +177,7 @@ DIVERGING = {"loss": "step:2,factor=3e38", "weights": "step:2,factor=1e40"}
 
 def diverging(how: str, out: Path | None, workers: int = 0, **more: Any) -> fr.Result:
     options: dict[str, Any] = {"schedule": DIVERGING[how], "rounds": 6, "workers": workers}
-    return small_run("scaffold", out=out, **(options | more))
+    return small_run("scaffold", out=out, **(SHORT | options | more))
 
 
 def assert_same_end(again: fr.Result, alone: fr.Result) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -100,6 +101,12 @@ def options(
     """
 
 
+@functools.cache
+def tree() -> click.Command:
+    """All commands with their options, made once in a process."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The program `fedrift`: exit code 0 done, 1 failed, 2 the user's input, 130 interrupted."""
     sys.exit(code_of(arguments))
@@ -107,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def code_of(arguments: Sequence[str] | None) -> int:
     """Runs a command and says in one sentence what went wrong."""
-    command = typer.main.get_command(app)
+    command = tree()
     given = None if arguments is None else list(arguments)
     try:
         # Without standalone mode click returns the code of typer.Exit and raises the rest.

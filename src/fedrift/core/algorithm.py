@@ -549,10 +549,19 @@ def client_methods(root: Algorithm[Any, Any]) -> list[ClientMethod]:
 
 
 def _methods(node: Algorithm[Any, Any]) -> Iterator[ClientMethod]:
-    for name, function in inspect.getmembers(type(node), inspect.isfunction):
-        first = list(inspect.signature(function).parameters)[1:4]
-        if not name.startswith("_") and first == ["site", "down", "mine"]:
-            yield ClientMethod(node, function, signature(getattr(node, name)))
+    for name in _client_names(type(node)):
+        yield ClientMethod(node, getattr(type(node), name), signature(getattr(node, name)))
+
+
+@lru_cache(maxsize=256)
+def _client_names(kind: type) -> tuple[str, ...]:
+    """Asked in every exchange; reading all signatures of a class costs more than a small visit."""
+    return tuple(
+        name
+        for name, function in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_")
+        and list(inspect.signature(function).parameters)[1:4] == ["site", "down", "mine"]
+    )
 
 
 def makes_steps(root: Algorithm[Any, Any]) -> bool:
