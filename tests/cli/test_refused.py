@@ -28,6 +28,8 @@ REFUSED = {
     "compare, foreign files": f"compare fedavg {SMALL} --out foreign",
     "compare, no text": f"compare fedavg {SMALL} --out c\udcff",
     "compare, no text of its own": f"compare fedavg {SMALL} --out h\udcff",
+    "compare, too long": f"compare fedavg {SMALL} --out {'n' * 300}",
+    "run, too long": f"run fedavg {SMALL} --out a/b/{'n' * 300}",
     "compare, a pipe": "compare --spec pipe",
     "run, no text": f"run fedavg {SMALL} --out c\udcff",
     "run, a pipe": "run --spec pipe",

@@ -304,6 +304,27 @@ def test_workers_have_the_settings_of_their_parent() -> None:
     assert run(AsksTorch, 2).fingerprint == usual
 
 
+class AsksTheDefault(Base):
+    """What it computes depends on how precise a number is that nobody has said more of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(20, 1, dtype=torch.float32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * (1.0 + torch.finfo(torch.ones(1).dtype).bits / 64)
+
+
+def test_so_have_they_its_default_dtype() -> None:
+    usual = run(AsksTheDefault, 2).fingerprint
+    torch.set_default_dtype(torch.float64)
+    try:
+        prints = [run(AsksTheDefault, workers).fingerprint for workers in (0, 2)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert prints[0] == prints[1] != usual
+
+
 class Attends(nn.Module):
     """Takes another road in evaluation where torch's fast path is on."""
 

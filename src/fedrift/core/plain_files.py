@@ -93,6 +93,16 @@ def missing_folders(path: Path) -> list[Path]:
     return [one for one in (path, *path.parents) if not os.path.exists(one)]
 
 
+def make_folders(path: Path) -> None:
+    """A folder with those that it lies in: all of them or none."""
+    missing = missing_folders(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        remove_empty([folder for folder in missing if os.path.exists(folder)])
+        raise
+
+
 def remove_empty(folders: Sequence[Path]) -> None:
     """Folders in this order, up to the first that holds something."""
     with contextlib.suppress(OSError):

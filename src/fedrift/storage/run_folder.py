@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedrift.config.grid import COMPARISON, RUNS
 from fedrift.config.spec import Spec
-from fedrift.core.plain_files import check_plain, missing_folders, remove_empty, replace_bytes
+from fedrift.core.plain_files import (
+    check_plain,
+    make_folders,
+    missing_folders,
+    remove_empty,
+    replace_bytes,
+)
 from fedrift.errors import InputError, why
 from fedrift.storage import clean
 from fedrift.storage.jsonl import Record, dump, read_lines
@@ -68,7 +74,7 @@ def check_free(path: Path) -> None:
 
 def check_comparable(path: Path) -> None:
     """Refuses a folder for a comparison that holds foreign files and none yet. Writes nothing."""
-    if not path.is_dir():
+    if not os.path.isdir(path):  # pathlib raises for names that no folder can have
         check_free(path)
         return
     _check_name(path)
@@ -242,7 +248,7 @@ class RunFolder:
         check_free(folder.path)
         folder._missing = missing_folders(folder.path)
         try:
-            folder.path.mkdir(parents=True, exist_ok=True)
+            make_folders(folder.path)
             folder._take()
             check_free(folder.path)  # again: another process may have been faster
             has_begun = True
