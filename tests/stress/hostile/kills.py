@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.stress.hostile.trial import HANG, Ended, Place, Started, command, flaws, real, started
+from tests.stress.portions import ROOT
 
 TASK = "--data digits --clients 4 --model logistic --steps 1 --batch-size 16 --quiet --json".split()
 ALGORITHMS = ("fedavg", "scaffold", "mime", "swa(fedgamma):start=0.5", "fedper", "ditto(fedavg)")
@@ -70,6 +71,7 @@ TURNS = (
     *("run", "run", "resume", "divergence", "compare", "report", "run", "divergence", "beginning"),
     *("run", "resume", "compare", "workers", "run", "divergence", "report", "beginning", "workers"),
 )
+OF_PYTHON = 'Traceback (most recent call last):\n  File "<frozen '
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
@@ -196,12 +198,19 @@ def case(seed: int, number: int, originals: Path, scratch: Path) -> dict[str, An
 
 def _flaws_of(ended: Ended, sent: int, has_hit: bool) -> list[str]:
     """What a command that was struck may not say or do."""
-    # Before Python itself has begun nobody catches a signal.
+    # Before Python itself has begun nobody catches a signal, and while it does it tells of Ctrl-C.
     is_ended = has_hit and ended.code == -sent and not ended.is_traceback
-    found = [] if is_ended else flaws(ended)
+    found = [] if is_ended or (has_hit and is_before_us(ended)) else flaws(ended)
     if ended.code == 2:
         found.append(f"refused: {ended.errors.strip()[:200]}")
     return found
+
+
+def is_before_us(ended: Ended) -> bool:
+    """Whether Ctrl-C has struck Python on its way to our first line: it tells of its own first, as
+    of `site` and `runpy`, and of none of ours."""
+    is_early = OF_PYTHON in ended.errors and "KeyboardInterrupt" in ended.errors and not ended.out
+    return is_early and str(ROOT / "src") not in ended.errors
 
 
 def _finished(
