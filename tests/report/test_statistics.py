@@ -476,3 +476,25 @@ def test_all_are_judged_at_clients_where_one_is() -> None:
         make_findings([personal, alone])
     plain = make_findings([both]).grouped.runs[0]
     assert plain.accuracy is not None and plain.accuracy.tolist() == [0.5, 0.6, 0.7, 0.8]
+
+
+@pytest.mark.parametrize(
+    ("used", "says"),
+    [
+        (("AVX512", "AVX512/0a", "AVX512/0a"), ""),  # an earlier version did not say how it rounds
+        (("AVX512/0a", "AVX512/0b"), "different CPU arithmetic: AVX512/0a, AVX512/0b."),
+        (("AVX2", "AVX512/0a"), "different CPU arithmetic: AVX2, AVX512/0a."),
+    ],
+)
+def test_runs_that_were_rounded_otherwise_are_told(used: tuple[str, ...], says: str) -> None:
+    from fedrift.report.statistics.findings import make_findings
+    from fedrift.report.statistics.measured import measure_run
+
+    runs: list[Any] = []
+    for i, instructions in enumerate(used):
+        record = _record([0.5, 0.6, 0.7, 0.8], None, False)
+        record.spec = Spec.of({"algorithm": "fedavg", "rounds": 4, "seed": i})
+        record.environment = {"instructions": instructions}
+        runs.append(measure_run(record, str(i)))
+    said = " ".join(sentences.of_all_figures(make_findings(runs)))
+    assert says in said and ("arithmetic" in said) == bool(says)
