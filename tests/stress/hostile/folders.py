@@ -357,7 +357,7 @@ def changed(folder: Path, what: Sequence[tuple[Change, str]]) -> None:
     for change, seed in what:
         try:
             change(random.Random(seed), folder)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, struct.error):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError, struct.error):
             continue  # what an earlier change has left cannot be changed like this
         except Exception as error:
             if type(error).__name__ not in ("SafetensorError", "RuntimeError"):
