@@ -21,7 +21,7 @@ demo: $(READY) ## FedAvg against SCAFFOLD on an even and a skewed split
 	$(PY) examples/demo.py
 
 test: $(READY) ## the fast tests
-	$(PY) -m pytest -n auto --maxprocesses 8 -m "not slow" $(TESTS)
+	$(PY) -m pytest -n auto --dist worksteal -m "not slow" $(TESTS)
 
 test-slow: $(READY) ## the slow tests
 	$(PY) -m pytest -m slow $(TESTS)

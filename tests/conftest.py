@@ -53,6 +53,12 @@ def data_folder() -> Path:
     return folder
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are processors: a quarter of the time, a test waits for something."""
+    return min(8, (os.cpu_count() or 1) + 1)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Which planted mistakes were caught, and by what."""
     caught = [

@@ -62,7 +62,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
 
 
 USUAL: dict[str, Any] = {
-    "clients": uneven_clients(),
+    "clients": uneven_clients(samples=250),
     "test": blobs(100, seed=5),
     "rounds": 3,
     "lr": 0.05,

@@ -94,7 +94,7 @@ def vector(site: Site) -> Vec:
 @pytest.mark.parametrize("is_stacked", [False, True])
 def test_local_training_stays_on_its_device(is_stacked: bool, rule: Any, optimizer: Any) -> None:
     site = site_of(models.factory("mlp:hidden=6", (8,), 4), is_stacked)
-    local = Local(batch_size=16, epochs=2, gradient=rule, optimizer=optimizer, clip=1.0)
+    local = Local(batch_size=64, epochs=2, gradient=rule, optimizer=optimizer, clip=1.0)
     w, v = vector(site), vector(site)
     corrections = (Linear(v), Prox(0.1), Prox(0.1, v), Blend(0.5, v), SVRG(v, v))
     run = site.train(local, w, *corrections, outside=(Linear(v),), mean_grad=True)

@@ -71,7 +71,7 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "flat-minima-table": {
         "data": DATA,
-        "model": "mlp",
+        "model": "mlp:hidden=8,depth=1",
         "rows": ["FedAvg", "SAM + SWA", "WiMA", "Mixup"],
         "clients": 10,
         "per_round": 2,

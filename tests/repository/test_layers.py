@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,14 @@ BESIDE_THE_PACKAGES = {
 PUBLIC_FUNCTIONS = {"run", "split", "compare"}  # `fr.run` would become a package of that name
 
 
+@cache
+def package() -> Graph:
+    """Read once: every test asks, none changes it."""
+    return Graph(PACKAGE)
+
+
 def test_imports_follow_the_table() -> None:
-    assert violations(Graph(PACKAGE)) == []
+    assert violations(package()) == []
 
 
 def test_rows_allow_only_earlier_rows_and_their_own() -> None:
@@ -44,12 +51,12 @@ def test_rows_allow_only_earlier_rows_and_their_own() -> None:
 
 
 def test_imports_have_no_cycle() -> None:
-    assert cycle(Graph(PACKAGE)) == []
+    assert cycle(package()) == []
 
 
 def test_algorithms_have_one_import() -> None:
     """`from fedrift.core import …`, and another algorithm to build on; never a module of core."""
-    graph = Graph(PACKAGE)
+    graph = package()
     for name, module in graph.modules.items():
         if first(name) == "algorithms":
             sources = {source for source, _ in module.imports() if first(source) == FRONT_DOOR}
@@ -58,11 +65,11 @@ def test_algorithms_have_one_import() -> None:
 
 
 def test_help_and_bad_input_do_not_import_torch() -> None:
-    assert heavy(Graph(PACKAGE)) == []
+    assert heavy(package()) == []
 
 
 def test_a_command_imports_no_report_and_no_algorithm_before_it_wants_one() -> None:
-    graph = Graph(PACKAGE)
+    graph = package()
     early = {name for name in graph.needs("cli") if first(name) in ("report", "presets")}
     assert early == {"report", "report.numbers"}
     assert not {name for name in graph.needs("algorithms") if name.startswith("algorithms.")}
@@ -71,7 +78,7 @@ def test_a_command_imports_no_report_and_no_algorithm_before_it_wants_one() -> N
 def test_every_row_is_one_package_or_module_that_is_there_and_says_what_it_is_for() -> None:
     names = [layer.name for layer in LAYERS]
     assert len(names) == len(set(names))
-    assert set(names) == {name.partition(".")[0] for name in Graph(PACKAGE).modules}
+    assert set(names) == {name.partition(".")[0] for name in package().modules}
     for layer in LAYERS:
         assert layer.about.endswith((".", "?")) and "\n" not in layer.about
         unknown = layer.allowed - set(names)

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -169,10 +170,19 @@ class Module:
         self.name = ".".join(parts) or FRONT_DOOR
         self.tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
 
-    def imports(self, eager: bool = False) -> Iterator[tuple[str, str]]:
+    def imports(self, eager: bool = False) -> tuple[tuple[str, str], ...]:
         """Every import as (absolute module, name taken from it); eager: only at import time."""
-        return self._imports(when_imported(self.tree) if eager else ast.walk(self.tree))
+        return self._eager if eager else self._every
 
+    @cached_property
+    def _every(self) -> tuple[tuple[str, str], ...]:
+        return tuple(self._imports(ast.walk(self.tree)))
+
+    @cached_property
+    def _eager(self) -> tuple[tuple[str, str], ...]:
+        return tuple(self._imports(when_imported(self.tree)))
+
+    @cached_property
     def handed_on(self) -> dict[str, str]:
         """Name → home of what a package fetches when it is asked for it: its imports for the type
         checker."""
@@ -217,13 +227,16 @@ class Graph:
     def __init__(self, root: Path) -> None:
         found = (Module(root, path) for path in sorted(root.rglob("*.py")))
         self.modules = {module.name: module for module in found}
+        self._inside: dict[tuple[str, bool], frozenset[str]] = {}
 
-    def inside(self, name: str, eager: bool = False) -> set[str]:
+    def inside(self, name: str, eager: bool = False) -> frozenset[str]:
         """The modules of the package that one of them imports."""
-        pairs = self.modules[name].imports(eager)
-        return {
-            self.target(source, taken) for source, taken in pairs if first(source) == FRONT_DOOR
-        }
+        if (name, eager) not in self._inside:
+            pairs = self.modules[name].imports(eager)
+            self._inside[name, eager] = frozenset(
+                self.target(source, taken) for source, taken in pairs if first(source) == FRONT_DOOR
+            )
+        return self._inside[name, eager]
 
     def outside(self, name: str, eager: bool = False) -> set[str]:
         """The other top-level packages that it imports."""
@@ -237,7 +250,7 @@ class Graph:
         if longer in self.modules:
             return longer
         package = self.modules.get(inside or FRONT_DOOR)
-        homes = {} if package is None else package.handed_on()
+        homes = {} if package is None else package.handed_on
         return self.target(homes[taken], taken) if taken in homes else inside or FRONT_DOOR
 
     def needs(self, name: str) -> set[str]:

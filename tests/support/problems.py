@@ -103,9 +103,9 @@ def blobs(n: int = 600, seed: int = 0) -> tuple[Tensor, Tensor]:
     return centres[y] + torch.randn(n, 8, generator=g), y
 
 
-def uneven_clients(clients: int = 7, seed: int = 0) -> fr.Split:
+def uneven_clients(clients: int = 7, seed: int = 0, samples: int = 600) -> fr.Split:
     """Skewed labels, unequal sizes, sizes that are no multiple of the batch."""
-    x, y = blobs(600, seed)
+    x, y = blobs(samples, seed)
     return fr.split(x, y, "dirichlet:0.3", clients=clients, seed=seed)
 
 
