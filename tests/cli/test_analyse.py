@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedrift.analysis import classes
+from fedrift.analysis import classes, examine
 from fedrift.cli import code_of
 from fedrift.explain import workings
 from fedrift.report import write
@@ -35,6 +35,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kept(folder / "b", "scaffold")
     assert code_of(["analyse", str(folder), "--what", "drift,classes", "-q", *FEW]) == 0
     return folder
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what is only about numbers: a figure takes most of a second."""
+
+    def touched(draw: Any, path: Path) -> Path:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        return path
+
+    monkeypatch.setattr(examine, "draw_file", touched)
 
 
 def test_numbers_and_figures_stand_in_the_run_folders(runs: Path) -> None:
@@ -67,6 +79,7 @@ def test_figures_of_an_earlier_time_do_not_stay(tmp_path: Path) -> None:
     assert shown == {f"classes-{name}" for name in names}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_recency_counts_rounds_that_were_not_evaluated(tmp_path: Path) -> None:
     split = {"partition": "classes:1", "clients": 10, "per_round": 3, "rounds": 6}
     often = kept(tmp_path / "often", "fedavg", **split)
@@ -196,6 +209,7 @@ def test_folders_without_runs_are_refused(
     assert "does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_cannot_be_measured_is_a_note_or_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,11 +220,10 @@ def test_what_cannot_be_measured_is_a_note_or_an_error(
     assert "nothing could be measured" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_interruption_keeps_what_is_finished(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedrift.analysis import examine
-
     def stopped(case: Any, options: Any) -> Any:
         raise KeyboardInterrupt
 

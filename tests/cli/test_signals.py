@@ -44,11 +44,13 @@ def test_ctrl_c_reaches_the_processes_of_conform_through_their_parent() -> None:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         while not (found := children.read_text().split()):
             assert process.poll() is None
+            time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)  # as from a terminal; they still import
         assert (process.wait(60), *process.communicate()) == (130, "", "")
     until = time.monotonic() + 30
     while any(Path(f"/proc/{pid}").exists() for pid in found):
         assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_the_processes_of_conform_end_with_their_parent() -> None:
