@@ -126,6 +126,16 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Usage: fedrift" in capsys.readouterr().out
 
 
+def test_help_wraps_where_the_terminal_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    code_of(["compare", "--help"])
+    text = capsys.readouterr().out
+    assert "an axis of the grid: numbers separated by commas" in text
+    assert "\n fedrift compare fedavg scaffold --partition" in text, "examples keep their lines"
+
+
 def test_help_of_run_names_every_field_of_the_spec(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

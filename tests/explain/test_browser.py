@@ -60,9 +60,12 @@ def test_buttons_keys_slider_and_layers(browser: Browser, scaffold: Path) -> Non
     page.click("[data-go=next]")
     page.click("[data-go=next]")
     assert "local step 2" in page.inner_text("#heading")
-    page.click("h1")
-    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")  # with the button still in focus
     assert "local step 1" in page.inner_text("#heading")
+    page.keyboard.press("End")
+    assert page.evaluate("view.at === data.frames.length - 1")
+    page.keyboard.press("Home")
+    page.click("[data-go=next]")
     page.click("[data-go=round]")
     assert page.inner_text("#heading") == "Round 2"
     page.fill("#slider", "12")
@@ -74,9 +77,21 @@ def test_buttons_keys_slider_and_layers(browser: Browser, scaffold: Path) -> Non
     assert page.get_attribute("button[data-layer=Linear]", "aria-pressed") == "false"
     page.click("[data-go=play]")
     page.wait_for_function("() => view.at > 13")
+    assert page.get_attribute("[data-go=play]", "aria-label") == "Pause"
     page.click("[data-go=play]")
     assert page.evaluate("view.timer") is None
     assert found.complaints == found.from_afar == []
+    page.close()
+
+
+def test_an_axis_of_loss_has_several_marks(browser: Browser, tmp_path: Path) -> None:
+    path = explain("fedavg", tmp_path / "page.html").path  # which stays within a factor of ten
+    page = browser.new_page()
+    found = opened(page, path)
+    page.locator("[data-chart=progress]").scroll_into_view_if_needed()
+    page.wait_for_selector("[data-chart=progress] .ytick text")
+    assert page.locator("[data-chart=progress] .ytick text").count() >= 2
+    assert found.complaints == []
     page.close()
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
 
 from fedrift.report import write
+from fedrift.report.methods import Working
 from fedrift.report.selection import Labelled
 from tests.support.browsers import PHONE, Opened, browser, needs_browser
 from tests.support.product import run_folder as results
@@ -137,6 +139,38 @@ def test_a_phone_shows_it_without_scrolling_sideways(
     assert not found.overflows
     assert found.complaints == []
     context.close()
+
+
+def test_a_wide_picture_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    drawn = io.BytesIO()
+    plt.imsave(drawn, [[0.0] * 1100] * 20)
+
+    def explain(_: Sequence[str]) -> list[Working]:
+        return [Working("FedAvg", ("It averages.",), drawn.getvalue())]
+
+    page = write(grid(tmp_path / "runs"), tmp_path / "report.html", explain=explain).files[0]
+    size = {"width": PHONE, "height": 844}
+    context = browser.new_context(viewport=size, is_mobile=True)  # type: ignore[reportArgumentType]
+    found = Report(context.new_page(), page)
+    found.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert found.page.locator("#workings img").is_visible()
+    assert not found.overflows
+    context.close()
+
+
+BROKEN = """() => [...document.querySelectorAll("#runs td.word, #runs tbody th")]
+.filter((cell) => {
+  const name = cell.textContent, words = document.createRange();
+  if (/[\\s\\/-]/.test(name) || name.length > 20 || !cell.offsetWidth) return false;
+  words.selectNodeContents(cell);
+  return words.getClientRects().length > 1;
+}).map((cell) => cell.textContent)"""  # single words on several lines
+
+
+def test_words_of_a_table_stay_whole(opened: Report) -> None:
+    opened.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert opened.page.evaluate(BROKEN) == []
 
 
 def test_curves_can_be_smoothed_filtered_and_held_against_a_target(opened: Report) -> None:

@@ -311,6 +311,8 @@ def test_measured_clients_take_the_place_of_expected_ones(tmp_path: Path) -> Non
     assert "Expected accuracy of every client" not in page
     assert "the clients&#x27; own test data, mean over clients" in page
     assert page.count('aria-label="Accuracy of each client over rounds') == 2
+    assert "the darker the better" in page and "a line each" not in page
+    assert "dotted line" not in page, "accuracy at clients has no level of chance"
 
 
 def test_a_run_of_few_clients_has_a_line_for_each(tmp_path: Path) -> None:
@@ -321,6 +323,7 @@ def test_a_run_of_few_clients_has_a_line_for_each(tmp_path: Path) -> None:
     page = at_clients(tmp_path, "fedavg", clients=few)
     picture = page.split('aria-label="Accuracy of each client over rounds')[1].split("</svg>")[0]
     assert picture.count("<path") + picture.count("<polyline") >= 4
+    assert "a line each" in page and "the darker the better" not in page
 
 
 def test_without_evaluation_at_clients_they_are_expected(tmp_path: Path) -> None:

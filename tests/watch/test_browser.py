@@ -65,6 +65,19 @@ def test_curves_grow_and_new_runs_appear(
     assert complaints == []
 
 
+def test_the_title_says_what_runs_and_axes_of_logarithms_have_round_marks(
+    browser: Browser, server: WatchServer, tmp_path: Path
+) -> None:
+    add(tmp_path / NASTY, "rounds.jsonl", row(3) | {"loss": 3.4e24})
+    page, complaints = open_page(browser, server)
+    assert page.title().endswith(f" · {tmp_path.name} · fedrift watch")
+    assert "3.4e+24" in page.locator(".run .figures").inner_text()
+    page.check("#log")
+    marks = page.locator("#chart svg text[text-anchor=end]").all_text_contents()
+    assert len(marks) >= 2 and len(set(marks)) == len(marks)
+    assert complaints == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_need_not_scroll_sideways(
     browser: Browser, server: WatchServer, scheme: str

@@ -104,12 +104,24 @@ def options(
 @functools.cache
 def tree() -> click.Command:
     """All commands with their options, made once in a process."""
-    return typer.main.get_command(app)
+    return flowing(typer.main.get_command(app))
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The program `fedrift`: exit code 0 done, 1 failed, 2 the user's input, 130 interrupted."""
     sys.exit(code_of(arguments))
+
+
+def flowing(command: click.Command) -> click.Command:
+    """Paragraphs of its help wrap where the terminal ends, not where they do in the source; those
+    marked with a backspace keep their lines, and lose the mark, which would be an empty one."""
+    for one in getattr(command, "commands", {}).values():
+        flowing(one)
+    paragraphs = (command.help or "").split("\n\n")
+    command.help = "\n\n".join(
+        one[2:] if one.startswith("\b\n") else one.replace("\n", " ") for one in paragraphs
+    )
+    return command
 
 
 def code_of(arguments: Sequence[str] | None) -> int:

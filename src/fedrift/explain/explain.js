@@ -32,9 +32,9 @@ function fillSelects() {
   slider.addEventListener("input", () => { stop(); go(Number(slider.value)); });
   all("[data-go]").forEach((button) => button.addEventListener("click", () => press(button.dataset.go)));
   document.addEventListener("keydown", (event) => {
-    if (event.target.closest("input, select, textarea, button, summary")) return;
-    const key = { ArrowRight: "next", ArrowLeft: "back", " ": "play", Home: "first" }[event.key];
-    if (!key) return;
+    const key = { ArrowRight: "next", ArrowLeft: "back", " ": "play", Home: "first", End: "last" }[event.key];
+    const other = event.key === " " ? "input, button, summary" : "input"; // what has a use for the key itself
+    if (!key || event.ctrlKey || event.metaKey || event.altKey || event.target.closest(other)) return;
     event.preventDefault();
     press(key);
   });
@@ -64,6 +64,7 @@ function press(what) {
   if (what === "play") return view.timer ? stop() : play();
   stop();
   if (what === "first") go(0);
+  if (what === "last") go(data.frames.length - 1);
   if (what === "next") go(view.at + 1);
   if (what === "back") go(view.at - 1);
   if (what === "round") {
@@ -80,13 +81,18 @@ function play() {
     view.timer = setTimeout(tick, frame().kind === "step" && frame().step > 1 ? PAUSE * 0.75 : PAUSE * 1.6);
   };
   view.timer = setTimeout(tick, 150);
-  one("[data-go=play]").textContent = "Pause";
+  callPlay("Pause");
 }
 
 function stop() {
   clearTimeout(view.timer);
   view.timer = null;
-  one("[data-go=play]").textContent = "Play";
+  callPlay("Play");
+}
+
+function callPlay(words) {
+  const button = one("[data-go=play]");
+  button.textContent = button.title = button.ariaLabel = words;
 }
 
 function go(at) {
@@ -124,6 +130,15 @@ const cursor = () => {
   return [{ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: css("--accent"), width: 1.5, dash: "dot" } }];
 };
 
+// Whole powers of ten; between few of them also twice and five times these, so that no axis has one mark.
+function logMarks(values) {
+  const logs = values.filter((value) => value > 0).map(Math.log10), low = Math.min(...logs), high = Math.max(...logs);
+  if (!(high - low < 2)) return { exponentformat: "power", dtick: 1 };
+  const powers = [...Array(4).keys()].map((i) => Math.floor(low) + i);
+  const tickvals = powers.flatMap((power) => (high - low < 0.5 ? [1, 1.5, 2, 3, 4, 5, 6, 8] : [1, 2, 5]).map((digit) => Number(`${digit}e${power}`)));
+  return { tickvals, ticktext: tickvals.map(String) };
+}
+
 function progress(chart, width) {
   const trace = (path, name, color, dash) => ({ type: "scatter", mode: "lines+markers", x: path.above.map((_, i) => i), y: path.above, name, line: { color, width: 2.4, dash }, marker: { size: 6 }, hovertemplate: "%{y:.3g}" });
   const traces = [trace(data.path, safe(data.title), css("--accent"))];
@@ -131,7 +146,7 @@ function progress(chart, width) {
   return plot(chart, traces, {
     showlegend: true, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, hovermode: "x unified", shapes: cursor(),
     margin: { l: 58, r: 20, t: 34, b: 44 },
-    xaxis: { title: { text: "round" }, dtick: data.path.above.length > 16 ? undefined : 1 }, yaxis: { type: "log", title: { text: "F(w) − F(minimum)" }, exponentformat: "power", dtick: 1 },
+    xaxis: { title: { text: "round" }, dtick: data.path.above.length > 16 ? undefined : 1 }, yaxis: { type: "log", title: { text: "F(w) − F(minimum)" }, ...logMarks(traces.flatMap((one) => one.y)) },
   }, width);
 }
 

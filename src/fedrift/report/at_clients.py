@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrift.figures.svg import Line, lines_picture, table_picture
 from fedrift.report import numbers, pictures
@@ -196,10 +197,16 @@ def _maps(findings: Findings) -> str:
         f"{client_map(_found(one)[0], _name(one, several))}</figure>"
         for one in shown
     ]
+    are_few = [_has_lines(_found(one)[0]) for one in shown]
+    how = {
+        "a line each": any(are_few),
+        "a row each, the worst at the end on top, the darker the better (in the dark, the "
+        "lighter)": not all(are_few),
+    }
     about = (
-        "Every client over the rounds in which it was asked, of the first seed: the worst at the "
-        "end on top, the darker the better (in the dark, the lighter). A client that had not been "
-        "visited yet was evaluated with the model that it began with."
+        "Every client over the rounds in which it was asked, of the first seed: "
+        f"{'; '.join(words for words, is_used in how.items() if is_used)}. A client that had not "
+        "been visited yet was evaluated with the model that it began with."
     )
     return folded(
         "Every client over the rounds",
@@ -213,15 +220,23 @@ def _name(one: Finding, several: bool) -> str:
     return f"{one.method}, {one.group.setting.label}" if several else one.method
 
 
+def _has_lines(found: AtClients) -> bool:
+    return len(_asked(found)) <= FEW and len(found.table) > 1
+
+
+def _asked(found: AtClients) -> NDArray[np.int64]:
+    return np.unique(np.concatenate([asked.client for asked in found.table]))
+
+
 def client_map(found: AtClients, name: str) -> str:
     """A line per client if they are few, else a row of colours, the worst at the end on top."""
-    ids = np.unique(np.concatenate([asked.client for asked in found.table]))
+    ids = _asked(found)
     table = np.full((len(ids), len(found.table)), np.nan)
     for i, asked in enumerate(found.table):
         table[np.searchsorted(ids, asked.client), i] = asked.accuracy
     order = np.argsort(np.nan_to_num(table[:, -1], nan=-1.0), kind="stable")
     rounds = [asked.round for asked in found.table]
-    if len(ids) <= FEW and len(rounds) > 1:
+    if _has_lines(found):
         lines = [
             Line(f"client {ids[row]}", pictures.colour(i), kept, table[row][good].tolist())
             for i, row in enumerate(order)

@@ -164,7 +164,7 @@ def _reading(findings: Findings) -> str:
         "Smoothing draws the mean of each round and those before it. The target line stands at "
         f"the target of the leaderboard unless it is given. {tables.target_text(findings)}"
     )
-    if findings.has_accuracy:
+    if pictures.chance(findings) is not None and findings.has_accuracy:
         about += " The dotted line is the share of the most frequent class."
     return about
 

@@ -35,6 +35,7 @@ function time(seconds) {
 
 function short(value) {
   if (value === 0) return "0";
+  if (Math.abs(value) >= 1e15) return value.toExponential(1);
   const units = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
   for (const [size, unit] of units) if (Math.abs(value) >= size) return `${+(value / size).toPrecision(3)} ${unit}`;
   return String(+value.toPrecision(3));
@@ -85,7 +86,9 @@ async function refresh() {
     isOver = false;
     showWhose();
     await Promise.all([...drawn().map(fetchCurves), fetchClients(whose())]);
-    byId("state").textContent = `${overview.runs.filter((run) => run.status === "running").length} running, ${overview.runs.length} in all`;
+    const running = overview.runs.filter((run) => run.status === "running").length;
+    byId("state").textContent = `${running} running, ${overview.runs.length} in all`;
+    document.title = `${running ? `${running} running` : "ended"} · ${overview.root} · fedrift watch`;
   } catch (error) {
     isOver = true;
     byId("state").textContent = "fedrift watch has ended; this is what it last saw";
@@ -170,7 +173,7 @@ function parts(run) {
   const figures = [
     [run.status, ""],
     [`${run.reached}/${run.rounds}`, "rounds"],
-    [run.accuracy === null ? null : `${(100 * run.accuracy).toFixed(2)} %`, "accuracy"],
+    [run.accuracy === null ? null : `${(100 * run.accuracy).toFixed(2)}\u00a0%`, "accuracy"],
     [run.loss === null ? null : short(run.loss), "loss"],
     [run.seconds === null ? null : time(run.seconds), "so far"],
     run.pace && run.pace > 1 ? [time(run.pace), "a round"] : [run.pace ? short(1 / run.pace) : null, "rounds a second"],
@@ -219,6 +222,15 @@ function clockTicks(low, high) {
   return marksOf(low, high, step).map((at) => [at, `${+(at / length).toPrecision(6)} ${unit}`]);
 }
 
+// `low` and `high` are powers of ten: between few of these also twice and five times them.
+function logTicks(low, high) {
+  const digits = high - low > 4 ? [1] : high - low > 1 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9];
+  const step = Math.ceil((high - low) / 8), marks = [];
+  for (let power = Math.floor(low); power <= high; power += high - low > 4 ? step : 1)
+    for (const digit of digits) marks.push(Math.log10(Number(`${digit}e${power}`)));
+  return marks.filter((mark) => mark >= low && mark <= high);
+}
+
 function marksOf(low, high, step) {
   const marks = [];
   for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) marks.push(+at.toPrecision(12));
@@ -250,7 +262,7 @@ function showChart() {
   const toY = (y) => HIGH - EDGE.bottom - (((isLog ? Math.log10(y) : y) - y0) / (y1 - y0)) * (HIGH - EDGE.top - EDGE.bottom);
   const figure = (value) => (measure.includes("accuracy") && !measure.endsWith("jain") ? `${+(100 * value).toPrecision(3)} %` : short(value));
   const svg = shape("svg", { viewBox: `0 0 ${WIDE} ${HIGH}` });
-  for (const mark of ticks(y0, y1)) {
+  for (const mark of isLog ? logTicks(y0, y1) : ticks(y0, y1)) {
     const y = toY(isLog ? 10 ** mark : mark);
     svg.append(shape("line", { x1: EDGE.left, x2: WIDE - EDGE.right, y1: y, y2: y, class: "rule" }));
     svg.append(shape("text", { x: EDGE.left - 8, y: y + 4, "text-anchor": "end" }, figure(isLog ? 10 ** mark : mark)));
