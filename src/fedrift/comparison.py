@@ -28,7 +28,7 @@ from fedrift.engine.prepare import is_computed, load, prepare
 from fedrift.engine.result import Result
 from fedrift.engine.trackers import Track
 from fedrift.errors import InputError, sentence
-from fedrift.storage.run_folder import as_frame
+from fedrift.storage.run_folder import as_frame, is_own_column
 
 if TYPE_CHECKING:
     from fedrift.report.selection import Labelled
@@ -166,6 +166,21 @@ def _name(item: Item) -> str:
     return slug(f"{item.label}{axes}-s{item.seed}")
 
 
+def _ends(runs: Sequence[Result]) -> list[str]:
+    """Last accuracy or loss, then own metrics: `accuracy 0.8047 ± 0.0123 over 3 seeds`, `f1 …`."""
+    from fedrift.report.statistics.estimates import estimate
+
+    rows = [r.metrics[-1] for r in runs if r.metrics]
+    own = [name for name in (rows[0] if rows else ()) if is_own_column(name)]
+    words: list[str] = []
+    for name in ["accuracy" if any(r.accuracy for r in runs) else "loss", *own]:
+        of = estimate(float(row[name]) for row in rows if isinstance(row.get(name), int | float))
+        if of.n:
+            spread = f" ± {of.std:.4f} over {of.n} seeds" if of.n > 1 else ""
+            words.append(f"{name} {of.mean:.4f}{spread}")
+    return words
+
+
 class Comparison:
     """The outcomes of a grid; tables and reports are made from it."""
 
@@ -173,17 +188,20 @@ class Comparison:
         self.outcomes, self.folder = list(outcomes), folder
 
     def __repr__(self) -> str:
-        """A line for each algorithm: its runs and the mean of their last accuracy or loss."""
+        """A line for each algorithm and setting: how its runs ended, mean and spread of seeds."""
         unseen = f": {UNSEEN}" if self.results and not any(r.metrics for r in self.results) else ""
-        lines = [f"<Comparison of {len(self.outcomes)} runs{unseen}>"]
-        for label in dict.fromkeys(o.item.label for o in self.outcomes):
-            runs, made = self.of(label), [o for o in self.outcomes if o.item.label == label]
-            measure = "accuracy" if any(r.accuracy for r in runs) else "loss"
-            ends = [curve[-1] for r in runs if (curve := getattr(r, measure))]
+        number = len(self.outcomes)
+        lines = [f"<Comparison of {number} run{'' if number == 1 else 's'}{unseen}>"]
+        cells: dict[str, list[Outcome]] = {}
+        for o in self.outcomes:
+            axes = "".join(f", {key} {value}" for key, value in o.item.axes.items())
+            cells.setdefault(o.item.label + axes, []).append(o)
+        for name, made in cells.items():
+            runs = [o.result for o in made if o.result is not None]
             words = [f"{len(runs)} of {len(made)} made" if len(runs) < len(made) else ""]
-            words += [f"{measure} {sum(ends) / len(ends):.4g} on average"] if ends else []
+            words += _ends(runs)
             words += [f"failed: {o.error}" for o in made if o.result is None][:1]
-            lines.append(f"  {label}: {', '.join(filter(None, words)) or 'not evaluated'}")
+            lines.append(f"  {name}: {', '.join(filter(None, words)) or 'not evaluated'}")
         return "\n".join(lines)
 
     @property

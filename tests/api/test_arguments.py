@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,10 @@ def test_results_are_short(tmp_path: Path) -> None:
     lines = repr(made).splitlines()
     assert lines[0] == "<Comparison of 4 runs>"
     assert lines[1].startswith("  fedavg: accuracy 0.") and lines[2].startswith("  scaffold: ")
+    assert re.search(r"accuracy 0\.\d{4} ± 0\.\d{4} over 2 seeds$", lines[1])
+    named: dict[str, Any] = {"metrics": {"share": lambda output, target: 0.25}}
+    own = repr(fr.compare(["fedavg"], seeds=1, **TASK, **named)).splitlines()
+    assert re.fullmatch(r"  fedavg: accuracy 0\.\d{4}, share 0\.2500", own[1])
 
 
 def test_participants_of_any_kind() -> None:

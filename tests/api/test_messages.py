@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import fedrift as fr
 from fedrift.cli import code_of
@@ -63,17 +64,32 @@ class Line(nn.Module):
 
 
 PLACES = torch.full((60, 8), 20)
-SAID: list[tuple[Any, Any, Tensor, str]] = [
+SAID: list[tuple[Any, Any, Any, str]] = [
     (Two, X, Y, r"Two cannot be called with two samples, a batch of shape \(2, 8\)"),
     (Two, {"a": X[:, :5], "c": X}, Y, r"keyword arguments a \(2, 5\), c \(2, 8\) .*dict"),
     (Two, (X, X), Y, r"2 arguments of shape \(2, 8\), \(2, 8\) \(the tuple x"),
     (Line, X, PLACES, r"label 20.*dimension 1 of the output \(N, 8, 50\) is taken as classes"),
     (Line, X, PLACES[:, :5] // 9, r"dimension 1 of the output \(N, 8, 50\) is taken as classes"),
+    (nn.Linear(8, 4), X.long(), Y, r"; the inputs are whole numbers: give x\.float\(\)"),
+    (nn.Linear(8, 4), X, ["cat", "dog"] * 30, r"clients\[0\] y: list .*holds text.*number it"),
+    (nn.Linear(8, 4), X, torch.ones(60, 4).long(), r"several labels at once give y\.float\(\)"),
 ]
 
 
+def test_what_is_no_list_of_clients_is_told_the_way() -> None:
+    ones = {"north": (X, Y)}
+    with pytest.raises(fr.InputError, match=r"not dict; give list\(clients\.values\(\)\)"):
+        fr.run("fedavg", model=nn.Linear(8, 4), clients=ones, rounds=1)  # type: ignore[arg-type]
+    loader = DataLoader(TensorDataset(X, Y))
+    with pytest.raises(fr.InputError, match=r"not DataLoader; give its data set \(\.dataset\)"):
+        fr.run("fedavg", model=nn.Linear(8, 4), clients=[loader], rounds=1)  # type: ignore[list-item]
+    how: dict[str, Any] = {"clients": [(X, X[:, 0])], "rounds": 1}
+    with pytest.raises(fr.InputError, match=r"the output's shape, y\[:, None\]"):
+        fr.run("fedavg", model=nn.Linear(8, 1), loss=nn.MSELoss(), **how)
+
+
 @pytest.mark.parametrize(("model", "x", "y", "says"), SAID)
-def test_what_does_not_fit_is_named(model: Any, x: Any, y: Tensor, says: str) -> None:
+def test_what_does_not_fit_is_named(model: Any, x: Any, y: Any, says: str) -> None:
     with pytest.raises(fr.InputError, match=says):
         small_run("fedavg", model=model, clients=[(x, y)], test=None, per_round=None)
 

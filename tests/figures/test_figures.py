@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
@@ -23,11 +24,12 @@ class Line:
     accuracy: list[float] = field(default_factory=lambda: [0.1, 0.5, 0.9])
     loss: list[float] = field(default_factory=lambda: [2.0, 1.0, 0.5])
     status: str = "done"
+    metrics: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
-def drawn(runs: style.Panel) -> Axes:
+def drawn(runs: style.Panel, metric: str | None = None) -> Axes:
     _, (axis,) = new_figure(1)
-    style._draw(axis, runs)
+    style._draw(axis, runs, metric)
     return axis
 
 
@@ -82,6 +84,21 @@ def test_seeds_that_were_evaluated_at_other_rounds_are_not_mixed() -> None:
     sparse = Line(rounds=[2, 4, 5], accuracy=[0.2, 0.4, 0.5])
     axis = drawn({"fedavg": [Line(rounds=[2, 4, 5]), sparse]})
     assert [float(x) for x in axis.lines[0].get_xdata()] == [2, 4, 5]  # type: ignore[union-attr]
+
+
+def test_rounds_are_marked_at_whole_numbers() -> None:
+    ticks = drawn({"fedavg": [Line(rounds=[1, 2, 3])]}).get_xticks()
+    assert all(float(tick).is_integer() for tick in ticks)
+
+
+def test_a_metric_is_drawn_by_its_name(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"f1": 0.1, "classes": []}, {}, {"f1": 0.3}]
+    drawn_at = values(drawn({"fedavg": [Line(metrics=rows)]}, "f1"))[0]
+    assert drawn_at[0] == 0.1 and drawn_at[1] != drawn_at[1] and drawn_at[2] == 0.3
+    result = small_run("fedavg", metrics={"f1": lambda output, target: 0.5})
+    assert result.plot(tmp_path / "f1.png", "f1").exists()
+    with pytest.raises(fr.InputError, match=r"metric='f2' is none of .*accuracy.*f1"):
+        result.plot(tmp_path / "f2.png", metric="f2")
 
 
 def test_panels_share_their_axis(tmp_path: Path) -> None:

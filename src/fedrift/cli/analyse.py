@@ -275,8 +275,9 @@ def _finish(
             screen.print(f"{one.run}: {one.finding.title}")
             for sentence in one.finding.sentences:
                 screen.print(f"  {one_line(sentence)}")
-    places = dict.fromkeys(os.path.dirname(file) for one in done for file in one.files)
-    for folder in (*places, *([str(beside)] if together else [])):
+    places = list(dict.fromkeys(os.path.dirname(file) for one in done for file in one.files))
+    shown = [f"{places[0]} and {len(places) - 1} more like it"] if len(places) > 2 else places
+    for folder in (*shown, *([str(beside)] if together else [])):
         screen.print(f"numbers and figures: {folder}")
     if is_many and not verbose:
         screen.print("what the numbers mean: --verbose, or fedrift report")

@@ -344,7 +344,16 @@ def _probe_output(module: nn.Module, x: Inputs, loss: Loss | None = None) -> Any
         ) or error
         raise InputError(
             f"model: {type(module).__name__} cannot be called with {_inputs(x)}: {why}"
+            f"{_kind(x, error)}"
         ) from error
+
+
+def _kind(x: Inputs, error: Exception) -> str:
+    """What to do about whole numbers where a layer wants others."""
+    is_whole = isinstance(x, Tensor) and not x.is_floating_point()
+    said = str(error).lower()
+    is_meant = "dtype" in said or "scalar type" in said or "should be the same" in said
+    return "; the inputs are whole numbers: give x.float()" if is_whole and is_meant else ""
 
 
 def _inputs(x: Inputs) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.masked import MaskedTensor
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from fedrift.core.alignment import dense
 from fedrift.core.flat import count, map_tree
@@ -46,6 +46,11 @@ def tensors(value: Any, dtype: torch.dtype | None, field: str, *, has_masks: boo
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(_writable(value))
     except (TypeError, ValueError) as error:
         why = _ragged([(item,) for item in value], error) if isinstance(value, list) else error  # type: ignore[reportUnknownArgumentType]
+        if _is_text(value):
+            why = (
+                "it holds text, or numbers of several kinds; number it first, such as with "
+                "np.unique(values, return_inverse=True)[1], or pd.get_dummies(table) for columns"
+            )
         raise InputError(f"{field}: {type(value).__name__} cannot become a tensor: {why}") from None
     if tensor.is_complex():
         raise InputError(
@@ -66,6 +71,14 @@ def tensors(value: Any, dtype: torch.dtype | None, field: str, *, has_masks: boo
             else tensor.to(torch.get_default_dtype() if dtype is None else dtype)
         )
     return tensor.to(torch.int64)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether the array of it would hold something else than numbers."""
+    try:
+        return np.asarray(value).dtype.kind in "OSU"
+    except ValueError:  # ragged
+        return False
 
 
 def _refuse_kinds(value: Any, field: str) -> None:
@@ -128,7 +141,11 @@ def pair(value: Any, dtype: torch.dtype, field: str) -> tuple[Any, Any]:
     if isinstance(value, Dataset):
         value = _read(value, field)
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise InputError(f"{field} must be a pair (x, y) or a Dataset, not {type(value).__name__}")
+        has_data = isinstance(value, DataLoader)
+        fix = "; give its data set (.dataset), batches are made here" if has_data else ""
+        raise InputError(
+            f"{field} must be a pair (x, y) or a Dataset, not {type(value).__name__}{fix}"
+        )
     x, y = inputs(value[0], dtype, f"{field} x"), tensors(value[1], dtype, f"{field} y")
     if count(x) != count(y):
         raise InputError(f"{field}: x has {count(x)} samples but y has {count(y)}")
@@ -202,9 +219,11 @@ def gather(clients: Any, dtype: torch.dtype, field: str = "clients") -> Split:
             own = own.with_data(x, y)
         return Split(x, y, clients.parts, clients.note, test=own, domains=clients.domains)
     if not isinstance(clients, Sequence) or not clients:
+        found = "it is empty" if isinstance(clients, Sequence) else f"not {type(clients).__name__}"
+        fix = f"; give list({field}.values())" if isinstance(clients, Mapping) else ""
         raise InputError(
             f"{field} must be a list of (x, y), one per client, a list of Datasets, or what "
-            "fr.split returns; it is empty or something else"
+            f"fr.split returns; {found}{fix}"
         )
     pairs = [pair(c, dtype, f"{field}[{i}]") for i, c in enumerate(clients)]
     sizes = [count(y) for _, y in pairs]

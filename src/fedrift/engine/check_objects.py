@@ -279,8 +279,26 @@ def try_loss(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
         labels = f"{probe[1].tolist()!s:.60}" if isinstance(probe[1], Tensor) else "…"
         raise InputError(
             f"{field}: no loss can be computed from the model's output for two samples and the "
-            f"targets {labels}: {error}{classes_axis(problem, probe[0])}"
+            f"targets {labels}: {error}{_fix(problem, probe)}"
         ) from error
+
+
+def _fix(problem: Problem, probe: tuple[Any, Any]) -> str:
+    """What most often helps where output and targets do not fit together, after a semicolon."""
+    x, y = probe
+    try:
+        output = problem.model.logits(problem.w0, x)
+    except (RuntimeError, TypeError, ValueError, IndexError):  # there is no output to speak of
+        return ""
+    if isinstance(output, Tensor) and isinstance(y, Tensor):
+        if output.shape == (*y.shape, 1):
+            return "; give the targets the output's shape, y[:, None]"
+        if output.shape == y.shape and y.dim() == 2 and not y.is_floating_point():
+            return (
+                "; for several labels at once give y.float() and "
+                "loss=torch.nn.functional.binary_cross_entropy_with_logits"
+            )
+    return classes_axis(problem, x)
 
 
 def _no_number(problem: Problem, probe: tuple[Any, Any]) -> str:

@@ -329,14 +329,18 @@ class Result:
         known = {} if self.folder is None else read_environment(self.folder)
         return recorder.instructions_of(known) or recorder.instructions()
 
-    def plot(self, path: str | Path) -> Path:
-        """The curve of the run as a picture; the file's ending decides the format."""
+    def plot(self, path: str | Path, metric: str | None = None) -> Path:
+        """The curve of the run as a picture; the file's ending decides the format.
+
+        metric: a column of `metrics`, such as `"loss"` or a metric of your own; the accuracy
+            unless given, or the loss where there is none.
+        """
         from fedrift.figures.style import curves
 
         if not self.metrics:
             raise InputError("plot: nothing was evaluated, so there is no curve; give test=(x, y)")
         name = str(self.info.get("algorithm", "run"))
-        return curves({name: [self]}, Path(path))
+        return curves({name: [self]}, Path(path), metric)
 
     def save(self, folder: str | Path) -> Path:
         """Write the run as a run folder."""

@@ -33,6 +33,8 @@ class Curve(Protocol):
     def loss(self) -> list[float]: ...
     @property
     def status(self) -> str: ...
+    @property
+    def metrics(self) -> Sequence[Mapping[str, Any]]: ...
 
 
 Panel = Mapping[str, Sequence[Curve]]
@@ -49,27 +51,31 @@ def new_figure(panels: int, *, sharey: bool = True) -> tuple[Figure, list[Axes]]
     return figure, list(axes)
 
 
-def curves(runs: Panel, path: Path) -> Path:
-    """Accuracy (or loss) over rounds, one line per name, a band where there are several seeds."""
-    return curve_panels({"": runs}, path)
+def curves(runs: Panel, path: Path, metric: str | None = None) -> Path:
+    """Accuracy (or loss, or what is named) over rounds, one line per name, a band where there are
+    several seeds."""
+    return curve_panels({"": runs}, path, metric)
 
 
-def curve_panels(titled: Mapping[str, Panel], path: Path) -> Path:
+def curve_panels(titled: Mapping[str, Panel], path: Path, metric: str | None = None) -> Path:
     """The same in several panels with a common vertical axis."""
     figure, axes = new_figure(len(titled))
     for axis, (title, runs) in zip(axes, titled.items(), strict=True):
-        _draw(axis, runs)
+        _draw(axis, runs, metric)
         axis.set_title(title)
     measured = any(r.accuracy for runs in titled.values() for rs in runs.values() for r in rs)
-    axes[0].set_ylabel("test accuracy" if measured else "test loss")
+    axes[0].set_ylabel(metric or ("test accuracy" if measured else "test loss"))
     if axes[-1].get_legend_handles_labels()[0]:
-        axes[-1].legend(frameon=False, loc="lower right" if measured else "upper right")
+        corner = "lower right" if measured else "upper right"
+        axes[-1].legend(frameon=False, loc="best" if metric else corner)
     return save(figure, path)
 
 
-def _draw(axis: Axes, runs: Panel) -> None:
+def _draw(axis: Axes, runs: Panel, metric: str | None = None) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for colour, (name, results) in zip(COLOURS * 8, runs.items(), strict=False):
-        series = [r.accuracy or r.loss for r in results]
+        series = [column(r, metric) if metric else r.accuracy or r.loss for r in results]
         shortest = min(map(len, series), default=0)
         if not shortest:
             continue
@@ -85,8 +91,24 @@ def _draw(axis: Axes, runs: Panel) -> None:
             if result.status == "diverged":
                 axis.plot(rounds[-1], mean[-1], "x", color=colour)
     axis.set_xlabel("round")
+    axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))  # there is no round 1.5
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def column(run: Curve, metric: str) -> list[float]:
+    """A number of every evaluated round by its name, such as an own metric; nan where it is not."""
+    from fedrift.errors import InputError
+
+    named = [k for k, v in (run.metrics[0] if run.metrics else {}).items() if _is_number(v)]
+    if metric not in named:
+        raise InputError(f"metric='{metric}' is none of {', '.join(named)}")
+    values = [row.get(metric) for row in run.metrics]
+    return [float(value) if _is_number(value) else float("nan") for value in values]  # type: ignore[arg-type]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def save(figure: Figure, path: Path) -> Path:

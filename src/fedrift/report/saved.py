@@ -131,11 +131,15 @@ class SavedRun:
         of all, of the first (`_before`) and of the last (`_after`)."""
         return self.record.training_frame()
 
-    def plot(self, path: str | Path) -> Path:
-        """The curve of the run as a picture; the file's ending decides the format."""
+    def plot(self, path: str | Path, metric: str | None = None) -> Path:
+        """The curve of the run as a picture; the file's ending decides the format.
+
+        metric: a column of `metrics`, such as `"loss"` or a metric of your own; the accuracy
+            unless given, or the loss where there is none.
+        """
         from fedrift.figures.style import curves
 
-        return curves({self.config.algorithm: [self]}, Path(path))
+        return curves({self.config.algorithm: [self]}, Path(path), metric)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every parameter and buffer that the run has decided, by name."""
