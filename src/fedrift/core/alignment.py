@@ -78,17 +78,18 @@ def settled(value: T) -> T:
     that already."""
     if isinstance(value, Tensor):
         return _settled(value)  # type: ignore[return-value]
-    if type(value) is tuple or type(value) is dict:
+    kind = type(value)
+    if kind is tuple or kind is dict:
         return _settled_items(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return _settled_fields(value)
-    return value
+    names = _names(kind)
+    return value if names is None else _settled_fields(value, names)
 
 
 def _settled(t: Tensor) -> Tensor:
     if t.layout is not torch.strided:
         return t
-    t = dense(t)
+    if t.dim() != 1 or t.stride(0) != 1:  # no vector, which most are
+        t = dense(t)
     return t if _begins_well(t) else _copied(t, t.stride())
 
 
@@ -101,20 +102,24 @@ def _settled_items(value: Any) -> Any:
 
 
 @cache
-def _names(cls: Any) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(cls))
+def _names(cls: type) -> tuple[str, ...] | None:
+    """The fields of a message or state; None for anything else."""
+    return tuple(f.name for f in fields(cls)) if is_dataclass(cls) else None
 
 
-def _settled_fields(value: Any) -> Any:
+def _settled_fields(value: Any, names: Sequence[str]) -> Any:
     """A message or state: frozen, and one that was reduced has fields that no caller can give."""
-    names = _names(type(value))
-    olds = [getattr(value, name) for name in names]
-    news = [settled(old) for old in olds]
-    if all(a is b for a, b in zip(news, olds, strict=True)):
+    moved: dict[str, Any] = {}
+    for name in names:
+        own = getattr(value, name)
+        new = settled(own)
+        if new is not own:
+            moved[name] = new
+    if not moved:
         return value
     made = object.__new__(type(value))
-    for name, new in zip(names, news, strict=True):
-        object.__setattr__(made, name, new)
+    for name in names:
+        object.__setattr__(made, name, moved.get(name, getattr(value, name)))
     return made
 
 
@@ -138,8 +143,8 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
     elif isinstance(tree, (dict, tuple)):
         for part in tree.values() if isinstance(tree, dict) else tree:
             yield from _tensors(part)
-    elif is_dataclass(tree) and not isinstance(tree, type):
-        for name in _names(type(tree)):
+    else:
+        for name in _names(type(tree)) or ():
             yield from _tensors(getattr(tree, name))
 
 

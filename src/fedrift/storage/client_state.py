@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedrift.core.algorithm import (
@@ -32,11 +31,31 @@ from fedrift.core.algorithm import (
 from fedrift.core.codecs import Unsent
 from fedrift.core.messages import Packed, hints, outline, pack, unpack
 from fedrift.core.problem import Problem
-from fedrift.storage.shared_memory import DTYPES, Ref, aligned, anonymous_file, grow, name_of
+from fedrift.storage.shared_memory import (
+    DTYPES,
+    Ref,
+    aligned,
+    anonymous_file,
+    grow,
+    name_of,
+    view,
+)
 
 MOST_GROWTH = 64 << 20  # bytes by which a file grows at once
 PAGE = 512  # words that are summed into one
 _NUMBERS: dict[str, Any] = {"int": int, "float": float, "bool": bool}
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number inside a row, and its kind."""
+
+    offset: int
+    kind: str
+
+    @property
+    def place(self) -> slice:
+        return slice(self.offset, self.offset + 8)
 
 
 @dataclass(frozen=True)
@@ -45,8 +64,8 @@ class RowLayout:
 
     like: Any
     """A state of this kind, without values."""
-    leaves: tuple[tuple[str, Ref | str], ...]
-    """Path → place of a tensor, or the kind of a number; lengths of tuples are constants."""
+    leaves: tuple[tuple[str, Ref | Number], ...]
+    """Path → place of a tensor or number; lengths of tuples are constants."""
     constants: tuple[tuple[str, int], ...]
     nbytes: int
 
@@ -58,7 +77,7 @@ class RowLayout:
         constants = tuple((p, v) for p, v in packed.items() if p.endswith("#"))
         plain = [(p, v) for p, v in packed.items() if not p.endswith("#")]
         end = aligned(len(plain))  # one byte per leaf says whether it is there
-        leaves: list[tuple[str, Ref | str]] = []
+        leaves: list[tuple[str, Ref | Number]] = []
         for path, value in plain:
             if value is None:
                 is_inner = inner is not None and path.startswith(f"{prefix}inner.")
@@ -67,9 +86,8 @@ class RowLayout:
                 leaves.append((path, Ref(end, name_of(value.dtype), tuple(value.shape))))
                 end += aligned(value.nbytes)
             else:
-                leaves.append((path, type(value).__name__))
-                end += 8
-                end = aligned(end)
+                leaves.append((path, Number(end, type(value).__name__)))
+                end += aligned(8)
         return RowLayout(outline(example), tuple(leaves), constants, end)
 
 
@@ -120,35 +138,38 @@ class StateRows:
             self._map = mmap.mmap(self.descriptor, size_now, access=self._access)
         return np.frombuffer(self._map, np.uint8, size, start)
 
+    def _tensor(self, slot: int, ref: Ref) -> Tensor:
+        """A view of a tensor of the row in a slot, which is mapped."""
+        return view(self._map, ref, slot * self.layout.nbytes)
+
     def read(self, slot: int) -> Any:
         """The state in a slot; its tensors are views of the file."""
         row = self._row(slot)
         packed: Packed = dict(self.layout.constants)
-        for i, (path, place, piece) in enumerate(self._pieces(row)):
+        for i, (path, place) in enumerate(self.layout.leaves):
             if not row[i]:
                 packed[path] = None
             elif isinstance(place, Ref):
-                packed[path] = torch.from_numpy(piece).view(DTYPES[place.dtype]).view(place.shape)
+                packed[path] = self._tensor(slot, place)
             else:
-                packed[path] = _NUMBERS[place](piece.view(np.float64)[0])
+                packed[path] = _NUMBERS[place.kind](row[place.place].view(np.float64)[0])
         return unpack(type(self.layout.like), packed, self.layout.like)
 
     def write(self, slot: int, state: Any) -> None:
         row, packed = self._row(slot), pack(state)
         if any(packed.get(path) != length for path, length in self.layout.constants):
             raise TypeError("a client state changed the length of a tuple: keep its shape fixed")
-        for i, (path, place, piece) in enumerate(self._pieces(row)):
+        for i, (path, place) in enumerate(self.layout.leaves):
             value = packed[path]
             row[i] = value is not None
             if value is None:
                 continue
             if isinstance(place, Ref):
-                if tuple(value.shape) != place.shape or name_of(value.dtype) != place.dtype:
+                if tuple(value.shape) != place.shape or value.dtype != DTYPES[place.dtype]:
                     raise TypeError(f"client state '{path}' changed its shape or dtype")
-                target = torch.from_numpy(piece).view(value.dtype).view(place.shape)
-                target.copy_(value)
+                self._tensor(slot, place).copy_(value)
             else:
-                piece.view(np.float64)[0] = value
+                row[place.place].view(np.float64)[0] = value
 
     def checksum(self, slot: int) -> int:
         """Tells a damaged row from a good one: sums of pages, then their CRC, at memory speed."""
@@ -159,13 +180,6 @@ class StateRows:
     def holds(self) -> int:
         """Slots for which the file has room."""
         return os.fstat(self.descriptor).st_size // self.layout.nbytes
-
-    def _pieces(self, row: np.ndarray) -> Iterator[tuple[str, Ref | str, np.ndarray]]:
-        end = aligned(len(self.layout.leaves))
-        for path, place in self.layout.leaves:
-            size = place.nbytes if isinstance(place, Ref) else 8
-            yield path, place, row[end : end + size]
-            end = aligned(end + size)
 
 
 class Table:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -107,13 +106,13 @@ class Block:
         if not any(ref.nbytes for ref in refs.values()):
             return {p: self.tensor(ref) for p, ref in refs.items()}
         memory = mmap.mmap(self.descriptor, self._size(), access=mmap.ACCESS_COPY)
-        return {p: _view(memory, ref) for p, ref in refs.items()}
+        return {p: view(memory, ref) for p, ref in refs.items()}
 
     def tensor(self, ref: Ref) -> Tensor:
         """A view of one tensor."""
         if ref.nbytes and (self._map is None or ref.offset + ref.nbytes > len(self._map)):
             self._map = mmap.mmap(self.descriptor, self._size())
-        return _view(self._map, ref)
+        return view(self._map, ref)
 
     def _size(self) -> int:
         return os.fstat(self.descriptor).st_size
@@ -124,11 +123,12 @@ class Block:
         os.close(self.descriptor)
 
 
-def _view(memory: mmap.mmap | None, ref: Ref) -> Tensor:
+def view(memory: mmap.mmap | None, ref: Ref, begin: int = 0) -> Tensor:
+    """One tensor of what is mapped there."""
     dtype = DTYPES[ref.dtype]
     if memory is None or not ref.nbytes:
         return torch.empty(ref.shape, dtype=dtype)
-    tensor = torch.from_numpy(np.frombuffer(memory, np.uint8, ref.nbytes, ref.offset)).view(dtype)
+    tensor = torch.frombuffer(memory, dtype=dtype, count=prod(ref.shape), offset=begin + ref.offset)
     if ref.channels_last:
         n, c, h, w = ref.shape
         return tensor.view(n, h, w, c).permute(0, 3, 1, 2)
