@@ -82,7 +82,7 @@ def settled(value: T) -> T:
     if kind is tuple or kind is dict:
         return _settled_items(value)
     names = _names(kind)
-    return value if names is None else _settled_fields(value, names)
+    return value if names is None else _settled_fields(value, names)  # type: ignore[return-value]
 
 
 def _settled(t: Tensor) -> Tensor:

@@ -50,23 +50,32 @@ class Training(NamedTuple):
         losses: Iterable[float], weights: Iterable[int], hits: Iterable[int] | None
     ) -> Training | None:
         """From the minibatches in their order; one without a label does not count."""
-        seen = [
-            (loss, n, hit)
-            for loss, n, hit in zip(losses, weights, hits or _never(), strict=hits is not None)
-            if n
-        ]
-        if not seen:
-            return None
-        weight = loss_sum = right = 0
-        for loss, n, hit in seen:  # not sum(): newer Pythons compensate it
-            weight += n
-            loss_sum += loss * n
-            right += hit
-        made = Training(weight, loss_sum / weight, seen[0][0], seen[-1][0])
-        if hits is None:
-            return made
-        ends = (seen[i][2] / seen[i][1] for i in (0, -1))
-        return Training(*made[:4], right / weight, *ends)
+        seen = np.array(list(losses), dtype=float)[:, None]
+        n = np.array(list(weights), dtype=np.int64)[:, None]
+        right = None if hits is None else np.array(list(hits), dtype=np.int64)[:, None]
+        return Training.of_each(seen, n, right)[0]
+
+    @staticmethod
+    def of_each(
+        losses: np.ndarray, weights: np.ndarray, hits: np.ndarray | None
+    ) -> list[Training | None]:
+        """The same of several visits: a column for each, a row for their first minibatches."""
+        counts, visits = weights > 0, np.arange(weights.shape[1])
+        if not counts.any():
+            return [None] * len(visits)
+        loss_sum = np.zeros(len(visits))
+        with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges, which is told
+            for loss, n, is_there in zip(losses, weights, counts, strict=True):
+                loss_sum += np.where(is_there, loss * n, 0.0)
+        first, last = counts.argmax(0), len(counts) - 1 - counts[::-1].argmax(0)
+        whole, each = np.maximum(weights.sum(0), 1), np.maximum(weights, 1)
+        columns = [weights.sum(0), loss_sum / whole, losses[first, visits], losses[last, visits]]
+        if hits is not None:
+            right = np.where(counts, hits, 0)
+            shares = right / each
+            columns += [right.sum(0) / whole, shares[first, visits], shares[last, visits]]
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return [Training(*row) if row[0] else None for row in rows]
 
     def then(self, later: Training | None) -> Training:
         """Both as one: a visit that trains twice, a round that visits twice."""
@@ -96,11 +105,6 @@ def joined_reports(reports: Sequence[Report]) -> Training | None:
 
 def no_report() -> None:
     """Nothing was trained."""
-
-
-def _never() -> Iterable[int]:
-    while True:
-        yield 0
 
 
 class Trace:

@@ -8,7 +8,7 @@ those still at work are always the first ones.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 from typing import NamedTuple
 
@@ -131,8 +131,10 @@ class Cells(NamedTuple):
     rows: int
     steps: int
 
-    def of(self, row: int) -> slice:
-        return slice(self.begin + row, self.begin + self.rows * self.steps, self.rows)
+    def of(self, figures: Sequence[float]) -> np.ndarray:
+        """Theirs among the figures of all, a row for each step."""
+        end = self.begin + self.rows * self.steps
+        return np.reshape(figures[self.begin : end], (self.steps, self.rows))
 
 
 class RowTrace:
@@ -183,13 +185,32 @@ class RowTrace:
             held.clear()
         self._held = 0
 
-    def training(self, cells: Sequence[Cells], row: int, sizes: np.ndarray) -> Training | None:
-        """What the training of a row reports, with the sizes of its minibatches."""
+    def trainings(self, cells: Sequence[Cells], sizes: np.ndarray) -> list[Training | None]:
+        """What the training of every row of a stack reports, with the sizes of its minibatches: 0
+        after its last."""
         self._look()
-        places = [one.of(row) for one in cells if row < one.rows]
-        losses = [loss for place in places for loss in self._losses[place]]
-        hits = self._hits and [hit for place in places for hit in self._hits[place]]
-        return Training.of(losses, sizes.tolist(), hits)
+        losses, hits, k = np.zeros(sizes.shape), np.zeros(sizes.shape, dtype=np.int64), 0
+        for one in cells:
+            steps = slice(k, k + one.steps)
+            losses[steps, : one.rows] = one.of(self._losses)
+            if self._hits is not None:
+                hits[steps, : one.rows] = one.of(self._hits)
+            k += one.steps
+        return Training.of_each(losses, sizes, None if self._hits is None else hits)
+
+
+class Reports:
+    """What the rows of a stack report, looked at for all when the first is asked."""
+
+    def __init__(self, trace: RowTrace, cells: Sequence[Cells], sizes: np.ndarray) -> None:
+        self._trace, self._cells, self._sizes = trace, cells, sizes
+
+    @cached_property
+    def _each(self) -> list[Training | None]:
+        return self._trace.trainings(self._cells, self._sizes)
+
+    def of(self, row: int) -> Training | None:
+        return self._each[row]
 
 
 @torch.no_grad()
@@ -305,6 +326,8 @@ class _Stack:
         }
         spans = {k: span_of(rates[:k]) for k in after}
         plain = {k: OptState(slots=(), count=count) for k, count in after.items()}
+        at_work = np.arange(len(self.batches.sizes))[:, None] < self.steps
+        reports = Reports(self.trace, self.cells, np.where(at_work, self.batches.sizes, 0))
         found: list[Trained] = []
         rows = zip(
             self.steps.tolist(),
@@ -318,7 +341,5 @@ class _Stack:
         for row, (k, examples, w, delta, own, mean) in enumerate(rows):
             opt = OptState(slots=own, count=after[k]) if own else plain[k]
             run = Run(w, delta, k, rates[0], spans[k], opt, mean)
-            sizes = self.batches.sizes[:k, row]
-            training = partial(self.trace.training, self.cells, row, sizes)
-            found.append(Trained(run, examples, training, share))
+            found.append(Trained(run, examples, partial(reports.of, row), share))
         return found
