@@ -353,11 +353,14 @@ def changes(kind: str, seed: int, number: int) -> list[tuple[Change, str]]:
     return [(r.choice(KINDS[kind]), f"{kind} {seed} {number} {i}") for i in range(count)]
 
 
+SPOILED = (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError, struct.error)
+
+
 def changed(folder: Path, what: Sequence[tuple[Change, str]]) -> None:
     for change, seed in what:
         try:
             change(random.Random(seed), folder)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError, struct.error):
+        except SPOILED:
             continue  # what an earlier change has left cannot be changed like this
         except Exception as error:
             if type(error).__name__ not in ("SafetensorError", "RuntimeError"):
