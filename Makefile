@@ -7,6 +7,7 @@ UNFINISHED := $(VENV)/.unfinished
 # The first of these that runs and is new enough; `make PYTHON=…` chooses another.
 PYTHON ?= python3 python3.13 python3.12 python3.11
 TESTS ?= tests
+JOBS ?= auto
 
 .PHONY: help setup demo test test-slow test-bits test-stress test-federation check format bench docs docs-pages docs-images clean
 .DEFAULT_GOAL := help
@@ -20,8 +21,8 @@ setup: $(READY) ## create .venv with the tested versions (instant when nothing c
 demo: $(READY) ## FedAvg against SCAFFOLD on an even and a skewed split
 	$(PY) examples/demo.py
 
-test: $(READY) ## the fast tests
-	$(PY) -m pytest -n auto --dist worksteal -m "not slow" $(TESTS)
+test: $(READY) ## the fast tests; TESTS=tests JOBS=auto
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(TESTS)
 
 test-slow: $(READY) ## the slow tests
 	$(PY) -m pytest -m slow $(TESTS)
