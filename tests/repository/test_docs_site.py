@@ -8,11 +8,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
 
 import fedrift
 import fedrift.core
-from fedrift.cli import app
+from fedrift.cli import tree
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -43,7 +42,7 @@ def commands(page: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", [*WRITTEN, ROOT / "README.md"], ids=lambda p: p.stem)
 def test_commands_are_understood(page: Path) -> None:
-    known = typer.main.get_command(app)
+    known = tree()
     for name, *words in commands(page):
         command = known.commands[name]  # type: ignore[attr-defined]
         command.make_context(name, words, resilient_parsing=False)

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import typer
 
 from fedrift.algorithms import NAMES
-from fedrift.cli import app
+from fedrift.cli import tree
 from tests.stress.hostile.trial import (
     ENDS,
     Ended,
@@ -277,7 +276,7 @@ def commands() -> dict[tuple[str, ...], tuple[Option, ...]]:
             return
         found[path] = tuple(_option(p) for p in node.params if p.name not in (None, "help"))
 
-    walk(typer.main.get_command(app), ())
+    walk(tree(), ())
     return found
 
 
