@@ -141,3 +141,17 @@ def test_time_is_marked_as_clocks_are_read(longest: float, marks: list[str]) -> 
     low, high = axis.get_xlim()
     seen = [t.get_text() for t in axis.get_xticklabels() if low <= t.get_position()[0] <= high]
     assert seen == marks
+
+
+@pytest.mark.parametrize("heights", [(2.1, 2.4), (0.8, 4.0), (0.3, 20.0), (1e-5, 3.0)])
+def test_a_logarithmic_axis_has_several_marks_in_plain_figures(
+    heights: tuple[float, float],
+) -> None:
+    _, (axis,) = new_figure(1)
+    axis.plot([1, 2], heights)
+    style.log_heights(axis)
+    axis.figure.canvas.draw()
+    low, high = axis.get_ylim()
+    ticks = zip(axis.get_yticks(), axis.get_yticklabels(), strict=True)
+    words = [label.get_text() for at, label in ticks if low <= at <= high]
+    assert 2 <= len(words) <= 9 and all("10^" not in one for one in words)

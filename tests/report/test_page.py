@@ -199,6 +199,15 @@ def test_there_are_three_figures_whatever_the_number_of_settings(
     assert len(opening.headlines(_alone(tmp_path))) == 3
 
 
+def test_a_figure_of_one_round_is_in_the_singular(tmp_path: Path) -> None:
+    runs = [
+        run_folder(tmp_path / "runs" / f"{name}{rounds}", algorithm=name, rounds=rounds)
+        for name, rounds in (("fedavg", 1), ("fedprox", 1))
+    ]
+    figures = opening.headlines(write(runs, tmp_path / "one.html").findings)
+    assert "1 round" in [one.figure for one in figures]
+
+
 def _alone(tmp_path: Path) -> Findings:
     only = run_folder(tmp_path / "alone" / "one", seed=0)
     return write([only], tmp_path / "alone.html").findings

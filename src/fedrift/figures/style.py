@@ -254,3 +254,15 @@ def colour_table(
 def panel_title(axis: Axes, numbers: Mapping[str, Any], name: str) -> None:
     """The run and its round, as the heading of a panel."""
     axis.set_title(f"{name}, round {numbers['round']}", fontsize=10, parse_math=False)
+
+
+def log_heights(axis: Axes) -> None:
+    """A logarithmic vertical axis with several marks, written as people write them."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    marks = (1, 1.5, 2, 3, 5, 7) if high < 30 * low else (1,)
+    axis.yaxis.set_major_locator(MaxNLocator(5) if high < 2 * low else LogLocator(subs=marks))
+    axis.yaxis.set_major_formatter("{x:g}")  # 3, not 3 × 10⁰
+    axis.yaxis.set_minor_formatter(NullFormatter())

@@ -61,7 +61,7 @@ def _loss(findings: Findings) -> Figure:
     """A logarithmic axis shows small differences of small losses."""
     figure = _over(findings, "rounds", loss=True)
     for axis in figure.axes:
-        axis.set_yscale("log")
+        style.log_heights(axis)
     return figure
 
 

@@ -249,7 +249,7 @@ def _text(findings: Findings) -> str:
         for one in written
         for texts in [one.group.runs[0].continuations]
     ]
-    return section("text", "Text", paragraph(about), *parts)
+    return section("text", "Text", paragraph(about), f'<div class="panels">{"".join(parts)}</div>')
 
 
 def _ledger(findings: Findings) -> str:

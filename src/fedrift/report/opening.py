@@ -122,6 +122,7 @@ def _cost(best: Finding, findings: Findings) -> Headline:
     target = best.target
     if len(findings.methods) > 1 and target is not None and target.is_met:
         costs = target.costs["rounds"]
+        rounds = quantity_text(costs.mean, "rounds")
         low, high = (quantity_text(max(0.0, v), "rounds") for v in (costs.low, costs.high))
         base = findings.get(findings.baseline, best.group.setting)
         aim = with_unit(target.value, findings.has_accuracy)
@@ -131,7 +132,7 @@ def _cost(best: Finding, findings: Findings) -> Headline:
             theirs = quantity_text(base.target.costs["rounds"].mean, "rounds")  # type: ignore[union-attr]
             beside = f"; {findings.baseline} needs {theirs}"
         return Headline(
-            f"{quantity_text(costs.mean, 'rounds')} rounds",
+            f"{rounds} round" + ("" if rounds == "1" else "s"),
             f"{best.method}: to {aim}",
             _sure(costs, f"{low} to {high}") + beside,
             costs if costs.has_interval else None,

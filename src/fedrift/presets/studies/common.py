@@ -23,7 +23,7 @@ from fedrift.engine.callbacks import Passive
 from fedrift.engine.features import load as load_named
 from fedrift.engine.result import Result
 from fedrift.errors import InputError, RunError, unknown
-from fedrift.figures.style import colour_of, legend, name_ticks, panels
+from fedrift.figures.style import colour_of, legend, log_heights, name_ticks, panels
 from fedrift.presets.findings import BY_SEED, Cell, Findings, Table, Tell
 
 if TYPE_CHECKING:
@@ -278,8 +278,6 @@ def over_rounds(result: Result) -> Curve:
 
 def dots(figure: Figure, shown: Mapping[str, Mapping[str, float]], y: str) -> None:
     """A panel for each title, a dot for each label: on a logarithmic axis bars have no foot."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
     axes = panels(figure, len(shown))
     for axis, (title, values) in zip(axes, shown.items(), strict=True):
         places = range(len(values))
@@ -287,12 +285,7 @@ def dots(figure: Figure, shown: Mapping[str, Mapping[str, float]], y: str) -> No
         name_ticks(axis, list(values))
         axis.set_title(title, fontsize=10, parse_math=False)
         axis.grid(axis="x", visible=False)
-        axis.set_yscale("log")
-        low, high = axis.get_ylim()
-        marks = (1, 1.5, 2, 3, 5, 7) if high < 30 * low else (1,)
-        axis.yaxis.set_major_locator(LogLocator(subs=marks))
-        axis.yaxis.set_major_formatter("{x:g}")  # 3, not 3 × 10⁰
-        axis.yaxis.set_minor_formatter(NullFormatter())
+        log_heights(axis)
     axes[0].set_ylabel(y)
 
 
