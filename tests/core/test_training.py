@@ -230,3 +230,13 @@ def test_two_trainings_are_one_report() -> None:
     assert one.then(two) == Training.of([4.0, 2.0, 1.0], [1, 3, 4], [0, 3, 2])
     assert Training.of([float("nan")], [0], [0]) is None
     assert np.isnan(Training.of([float("nan")], [1], None).loss)  # type: ignore[union-attr]
+
+
+def test_several_visits_report_what_each_does_alone() -> None:
+    losses = np.array([[4.0, 0.5, 1.0], [2.0, 9.0, np.inf], [0.0, 3.0, 7.0]])
+    weights = np.array([[1, 3, 2], [3, 0, 2], [0, 5, 1]])
+    hits = np.array([[0, 3, 1], [2, 0, 0], [0, 4, 1]])
+    alone = [Training.of(losses[:, i], weights[:, i], hits[:, i]) for i in range(3)]
+    assert Training.of_each(losses, weights, hits) == alone
+    assert alone[1] == Training.of([0.5, 3.0], [3, 5], [3, 4]), "a batch without a label"
+    assert alone[0] == Training(4, 2.5, 4.0, 2.0, 0.5, 0.0, 2 / 3), "worked out by hand"
