@@ -116,13 +116,21 @@ class Local:
     """The local step: gradient rule → corrections → clip → optimizer (decay inside) → w."""
 
     lr: float | Schedule = 0.1
+    """Learning rate, or a rule that gives it over the rounds."""
     epochs: Amount | None = 1
+    """Passes over the client's data in a visit; not asked if `steps` are given."""
     steps: Amount | None = None
+    """Minibatches of a visit, however much data the client has."""
     batch_size: int | None = 64
+    """None: the whole client."""
     optimizer: Optimizer = SGD()
+    """Makes a step of the corrected gradient."""
     gradient: Gradient = Plain()
+    """Where the gradient is taken."""
     correct: tuple[Correction, ...] = ()
+    """What is added to every gradient, before the algorithm's own."""
     clip: float | None = None
+    """Longest corrected gradient; longer ones are shortened to it."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "steps"):  # a list is welcome, but only a tuple stays as it is
@@ -150,9 +158,12 @@ class Run:
     """What came out of local training."""
 
     w: Vec
+    """The weights it ended with."""
     delta: Vec
+    """w minus the weights it began with."""
     steps: int
     lr: float
+    """Rate of the first step."""
     span: float
     """Σ of the rates of the steps: lr × steps when the rate is constant."""
     opt: OptState

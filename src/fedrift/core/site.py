@@ -65,7 +65,8 @@ class Site:
     """One client in one round. Its random streams depend on (seed, purpose, round, client) only.
 
     `round` counts from 0, as schedules and streams do; reports, folders and charts, which people
-    read, count from 1.
+    read, count from 1. `client` is its number, `n` how many samples it has, `problem` the model,
+    loss and population, `rng` a generator for draws of the algorithm's own.
     """
 
     def __init__(
@@ -124,7 +125,14 @@ class Site:
     ) -> Run:
         """Local training from w. A method that trains twice in a round names its second purpose.
 
-        Where a part of the model stays at the client, `trains` may leave it, or the rest, as it is.
+        - `correct`: what is added to every gradient, after that of `local`.
+        - `outside`: the same, but added to what the optimizer made of it.
+        - `gradient`: where the gradient is taken, in place of what `local` says.
+        - `opt`: the optimizer's memory to begin with, such as that of the last visit; an empty one
+          unless given. `freeze=True` leaves it as it came.
+        - `mean_grad=True`: `Run.mean_grad` is the mean of the raw gradients.
+        - `trains`: where a part of the model stays at the client, `"own"` trains that part alone,
+          `"shared"` the rest alone.
         """
         steps = self.steps(local)
         if self._meet is not None and self._augment is None and trains != "own":
