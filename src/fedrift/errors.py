@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130  # exit codes
+MOST_DECIMALS = 15
 CLOSE = 0.65  # how alike a name must be to be what was meant
 
 
@@ -106,6 +108,15 @@ def bytes_text(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} PB"
+
+
+def decimals(values: Iterable[float], usual: int) -> int:
+    """Digits behind the point of numbers that stand beside each other: the usual ones, more where
+    all are so small that fewer than two significant ones would be left of the largest."""
+    largest = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
+    if not largest:
+        return usual
+    return min(max(usual, 1 - math.floor(math.log10(largest))), MOST_DECIMALS)
 
 
 def is_of_disk(error: BaseException) -> bool:

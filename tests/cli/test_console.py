@@ -11,6 +11,7 @@ import pytest
 from fedrift.cli import code_of
 from fedrift.cli.console import console, loss_text, one_line
 from fedrift.cli.listing import KINDS
+from fedrift.errors import decimals
 from fedrift.storage.jsonl import dump, load
 
 
@@ -19,6 +20,15 @@ from fedrift.storage.jsonl import dump, load
 )
 def test_losses_of_any_size(loss: float, text: str) -> None:
     assert loss_text(loss) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "usual", "digits"),
+    [([0.5, 0.001], 2, 2), ([0.1], 2, 2), ([0.0018, -0.0005], 2, 4), ([1e-30], 2, 15)]
+    + [([0.0, 0.0], 4, 4), ([float("nan"), -0.0123], 2, 3), ([0.0123], 4, 4), ([], 3, 3)],
+)
+def test_small_numbers_get_more_digits(values: list[float], usual: int, digits: int) -> None:
+    assert decimals(values, usual) == digits
 
 
 @pytest.mark.parametrize("kind", KINDS)

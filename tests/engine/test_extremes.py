@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedrift as fr
 from fedrift import algorithms
@@ -14,6 +16,7 @@ from fedrift.cli import code_of
 from fedrift.config.algorithms import algorithms as catalogue
 from fedrift.engine import recorder
 from fedrift.engine.callbacks import Passive
+from fedrift.engine.result import fingerprint
 from tests.support.problems import small_run
 from tests.support.product import Plan
 
@@ -37,6 +40,14 @@ def test_losses_of_minibatches_that_overflow_in_their_sum(
     words = "run fedavg --data digits --clients 3 --model logistic --rounds 3 --steps 2 --workers 0"
     assert code_of([*words.split(), "--lr", "1e38", "-q", "--out", str(tmp_path / "run")]) == 0
     assert "diverged" in capsys.readouterr().out
+
+
+def test_the_sign_of_what_is_no_number_is_not_in_the_fingerprint() -> None:
+    """0/0 is negative on some processors, and what a file tells of it is not."""
+    w = torch.zeros(2)
+    one, other = ([{"loss": value}] for value in (math.nan, -math.nan))
+    assert math.copysign(1, one[0]["loss"]) != math.copysign(1, other[0]["loss"])
+    assert fingerprint(w, one) == fingerprint(w, other) != fingerprint(w, [{"loss": 0.0}])
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +13,12 @@ import torch
 from torch import nn
 
 import fedrift as fr
-from fedrift import InputError
+from fedrift import InputError, merging
 from fedrift.api import run_spec
 from fedrift.cli import code_of
 from fedrift.config.merging import RULES
 from fedrift.config.spec import Spec
+from fedrift.engine.callbacks import callbacks_of
 from fedrift.merging.statistics import fisher_information, gram_matrices
 
 
@@ -184,6 +186,50 @@ def test_saved(specialists: list[fr.Result], tmp_path: Path) -> None:
     assert (folder / "model.safetensors").stat().st_size > 100
 
 
+def test_unfinished_runs_and_comparisons_are_refused_in_one_sentence(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(report: fr.RoundReport) -> None:
+        raise KeyboardInterrupt
+
+    words = {"data": "digits:train=100,test=50", "model": "mlp:hidden=4,depth=1", "clients": 2}
+    whole = Spec.of({**words, "rounds": 3, "steps": 1, "workers": 0, "partition": "iid"})
+    with pytest.raises(KeyboardInterrupt):
+        run_spec(whole, out=tmp_path / "half", callbacks=callbacks_of([], stop))
+    shutil.copytree(folders / "narrow", tmp_path / "both" / "runs" / "narrow-s0")
+    for name, said in (("half", "is not finished"), ("both", "is no run folder but a comparison")):
+        for command in ("merge", "experts"):
+            assert code_of([command, str(tmp_path / name), str(folders / "narrow")]) == 2
+            error = " ".join(capsys.readouterr().err.split())
+            assert said in error and error.count("error") == 1
+
+
+def test_a_shared_model_beside_those_of_the_clients_is_merged(folders: Path) -> None:
+    assert fr.merge([folders / "ditto", folders / "narrow"]).scores.shape == (3, 2)
+
+
+def test_a_result_without_a_model_for_all_is_refused() -> None:
+    x, y = TASKS[0]
+    made = fr.run("fedper", model=Parts, clients=[(x, y)] * 2, rounds=1, workers=0)
+    with pytest.raises(InputError, match=r"merge: 'fedper 1' has no model for all"):
+        fr.merge([made, made])
+
+
+class Parts(nn.Sequential):
+    head = "1"
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(TASKS[0][0].shape[1], 4), nn.Linear(4, 9))
+
+
+def test_small_differences_keep_their_digits(
+    folders: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "_cost", lambda scores, measure: np.array([0.0000123, -2e-6]))
+    assert code_of(["merge", str(folders / "narrow"), str(folders / "ditto")]) == 0
+    assert "narrow +0.000012, ditto -0.000002" in " ".join(capsys.readouterr().out.split())
+
+
 def test_what_cannot_be_merged_is_refused(specialists: list[fr.Result]) -> None:
     x, y = TASKS[0]
     other = fr.run("fedavg", model=nn.Linear(5, 3), clients=[(x, y)], rounds=1, workers=0)
@@ -245,6 +291,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, width in (("narrow", 4), ("wide", 5)):
         images = {"data": "digits:train=100,test=50", "model": f"mlp:hidden={width},depth=1"}
         run_spec(Spec.of({**small, **images}), out=place / name)
+    for algorithm in ("localonly", "fedper", "ditto(fedavg)"):
+        images = {"data": "digits:train=100,test=50", "model": "mlp:hidden=4,depth=1"}
+        run_spec(Spec.of({**small, **images, "algorithm": algorithm}), out=place / algorithm[:5])
     return place
 
 
@@ -258,8 +307,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "read texts of other alphabets, so that equal tokens mean other characters; run them "
             "on data with alphabet=bytes",
         ),
-        ("narrow", "wide", "are models of different architectures (310 and 385 parameters)"),
+        (
+            "narrow",
+            "wide",
+            "are models of different architectures (310 and 385 trained parameters)",
+        ),
         ("narrow", "latin", "are models of different architectures"),
+        ("local", "narrow", "has no model for all: its clients keep a part of theirs, or all"),
+        ("narrow", "fedpe", "has no model for all"),
     ],
 )
 def test_runs_that_do_not_fit_together_are_refused_in_one_sentence(

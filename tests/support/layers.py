@@ -116,7 +116,7 @@ LAYERS = (
     ),
     Layer(
         "conform",
-        "errors grammar core algorithms data config storage backends engine",
+        "errors grammar core algorithms data config storage adapters backends engine",
         "Does an algorithm do what its paper, the others and the wire expect?",
     ),
     Layer(

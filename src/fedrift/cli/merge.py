@@ -12,11 +12,13 @@ from fedrift.cli.console import console
 from fedrift.cli.launch import check_trust
 from fedrift.cli.resume import TRUST
 from fedrift.config.merging import RULES, check_rule
+from fedrift.errors import decimals
 from fedrift.storage.run_folder import check_free
 
 if TYPE_CHECKING:
     from fedrift.merging import Merged
 
+DIGITS = 4  # of scores, behind the point
 HOW = "; ".join(f"{rule.grammar}: {rule.about}" for rule in RULES.values())
 
 
@@ -68,12 +70,15 @@ def _show(merged: Merged) -> None:
     names = [Path(name).name for name in merged.names]
     for task in merged.tasks:
         table.add_column(Path(task).name, justify="right")
+    digits = decimals(merged.scores.flat, DIGITS)
     for name, row in zip((*names, f"merged ({merged.how})"), merged.scores.tolist(), strict=True):
-        table.add_row(name, *(f"{score:.4f}" for score in row))
+        table.add_row(name, *(f"{score:.{digits}f}" for score in row))
     screen = console()
     screen.print(table)
+    costs = merged.interference.tolist()
+    digits = decimals(costs, DIGITS)
     cost = ", ".join(
-        f"{name} {value:+.4f}" for name, value in zip(names, merged.interference, strict=True)
+        f"{name} {value:+.{digits}f}" for name, value in zip(names, costs, strict=True)
     )
     screen.print(f"interference (own − merged): {cost}")
     if len(names) > 2 and not isnan(merged.pairs[0, 1]):
@@ -81,7 +86,8 @@ def _show(merged: Merged) -> None:
         pairs.add_column("lost with ↓ alone by →")
         for name in names:
             pairs.add_column(name, justify="right")
+        digits = decimals(merged.pairs.flat, DIGITS)
         for name, row in zip(names, merged.pairs.tolist(), strict=True):
-            pairs.add_row(name, *(f"{lost:+.4f}" for lost in row))
+            pairs.add_row(name, *(f"{lost:+.{digits}f}" for lost in row))
         screen.print(pairs)
     screen.print(f"sent up: {merged.bytes_up:,} bytes, in one exchange")

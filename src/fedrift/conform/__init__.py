@@ -15,6 +15,7 @@ from typing import Any
 from fedrift.conform import convergence, generic, golden, identities, invariants
 from fedrift.conform.bench import Bench, open_bench
 from fedrift.conform.report import Cell, Report, not_checked
+from fedrift.conform.runs import refused
 from fedrift.conform.subject import Subject, subject_of
 from fedrift.errors import InputError
 
@@ -31,28 +32,50 @@ NOT_OWN = (
 
 Column = Callable[[Subject, Bench], Cell]
 
+
+def _of_own_problems(column: Callable[[Subject], Cell]) -> Column:
+    """A column whose problems have models of their own, to which no other can be given."""
+
+    def fill(subject: Subject, bench: Bench) -> Cell:
+        return column(subject) if bench.is_usual else not_checked("has problems of its own")
+
+    return fill
+
+
 COLUMNS: dict[str, Column] = {
     "form": generic.form,
-    "golden": lambda subject, _: golden.check(subject),
-    "identities": lambda subject, _: identities.check(subject),
-    "invariants": lambda subject, _: invariants.check(subject),
+    "golden": _of_own_problems(golden.check),
+    "identities": _of_own_problems(identities.check),
+    "invariants": lambda subject, bench: invariants.check(
+        subject, None if bench.is_usual else bench.trial
+    ),
     "payload": generic.payload,
     "order": generic.order,
     "wire": generic.wire,
     "isolation": generic.check,
     "backends": generic.backends,
     "resume": generic.resume,
-    "convergence": lambda subject, _: convergence.check(subject),
+    "convergence": _of_own_problems(convergence.check),
 }
 """Column → what fills it."""
 
 
-def check(algorithm: Any, bench: Bench | None = None) -> Report:
-    """All columns for one algorithm: a name, `module:Class`, an Algorithm, a class or function."""
+def check(
+    algorithm: Any,
+    bench: Bench | None = None,
+    *,
+    model: str | None = None,
+    adapter: str | None = None,
+) -> Report:
+    """All columns for one algorithm: a name, `module:Class`, an Algorithm, a class or function.
+
+    With a `model` by name, or an `adapter`, what holds for any algorithm is checked there, and
+    besides what holds for an adapter. Both are those of the bench, if one is given.
+    """
     started = time.perf_counter()
     subject = subject_of(algorithm)
     if bench is None:
-        with open_bench() as own:
+        with open_bench(model, adapter) as own:
             cells = _cells(subject, own)
     else:
         cells = _cells(subject, bench)
@@ -60,6 +83,9 @@ def check(algorithm: Any, bench: Bench | None = None) -> Report:
 
 
 def _cells(subject: Subject, bench: Bench) -> dict[str, Cell]:
+    refusal = None if bench.is_usual else refused(subject, bench.trial)
+    if refusal is not None:
+        return dict.fromkeys(COLUMNS, not_checked(refusal))
     cells: dict[str, Cell] = {}
     for name, column in COLUMNS.items():
         cells[name] = _filled(column, subject, bench)

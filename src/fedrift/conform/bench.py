@@ -10,7 +10,7 @@ from multiprocessing.forkserver import ensure_running
 
 from fedrift import backends
 from fedrift.backends.pool import Pool
-from fedrift.conform.problem import Trial, classifier
+from fedrift.conform.problem import Trial, classifier, with_model
 from fedrift.conform.runs import run
 from fedrift.conform.subject import Subject
 from fedrift.conform.watched_run import Inside
@@ -24,8 +24,8 @@ PRELOADED = ["fedrift.backends.worker", "fedrift.conform.generic"]
 class Bench:
     """Serves one algorithm after another; what several columns look at is run once."""
 
-    def __init__(self, trial: Trial, pool: Pool) -> None:
-        self.trial, self.pool = trial, pool
+    def __init__(self, trial: Trial, pool: Pool, is_usual: bool = True) -> None:
+        self.trial, self.pool, self.is_usual = trial, pool, is_usual
         self._watched: tuple[Subject, Inside] | None = None
         self._plain: tuple[Subject, str] | None = None
 
@@ -45,13 +45,15 @@ class Bench:
 
 
 @contextmanager
-def open_bench() -> Generator[Bench]:
-    """A bench with fresh workers, which are ended afterwards."""
+def open_bench(model: str | None = None, adapter: str | None = None) -> Generator[Bench]:
+    """A bench with fresh workers, which are ended afterwards; `model` by name, `adapter` on it."""
+    trial = classifier() if model is None else with_model(model)
+    trial = replace(trial, rounds=ROUNDS, adapter=adapter)
     _prestart()
     with one_thread():
         pool = Pool(WORKERS)
         try:
-            yield Bench(replace(classifier(), rounds=ROUNDS), pool)
+            yield Bench(trial, pool, model is None and adapter is None)
         finally:
             pool.close()
 

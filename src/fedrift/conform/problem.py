@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedrift.config.models import choose_model
+
 MINIMISER = (-0.2, 4.0 / 3.0)
 """Of the sum of the two golden quadratics."""
 DRIFTED = (0.229991, 1.378535)
@@ -97,7 +99,7 @@ class Biased(nn.Module):
 class Trial:
     """A small federation: model and data, who takes part, how clients work, for how long."""
 
-    model: Callable[[], nn.Module]
+    model: str | Callable[[], nn.Module]
     clients: Pairs
     local: Mapping[str, Any]
     """Rate, steps or epochs, batch size and the like, as `fr.run` takes them."""
@@ -112,6 +114,7 @@ class Trial:
     augment: tuple[str, ...] = field(default=())
     seed: int = 0
     stack: str = "auto"
+    adapter: str | None = None
 
     def working(self, **local: Any) -> Trial:
         """The same with other local settings; `steps` takes the place of `epochs`."""
@@ -190,6 +193,27 @@ def classifier(sizes: tuple[int, ...] = (20, 9, 26, 5, 17, 12), test: int = 60) 
     local = {"lr": 0.1, "epochs": 1, "batch_size": 8}
     tested = drawn(test, torch.arange(4))
     return Trial(Net, clients, local, 4, test=tested, dtype="float32", per_round=3)
+
+
+TOKENS, WINDOW, SIDE = 6, 8, 8
+
+
+def with_model(model: str) -> Trial:
+    """The classifier's clients with a model by name: gray images of 8 × 8, or windows of tokens in
+    which a client's own step leads from one token to the next."""
+    trial, generator = classifier(), torch.Generator().manual_seed(17)
+    pictures = torch.randn(TOKENS, 1, SIDE, SIDE, generator=generator)
+
+    def drawn(client: int, y: Tensor) -> tuple[Tensor, Tensor]:
+        if choose_model(model).takes_tokens:
+            first = torch.randint(0, TOKENS, (len(y), 1), generator=generator)
+            windows = (first + (1 + client % 2) * torch.arange(WINDOW + 1)) % TOKENS
+            return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        return (pictures[y] + torch.randn(len(y), 1, SIDE, SIDE, generator=generator)) / 4, y
+
+    clients = tuple(drawn(i, y) for i, (_, y) in enumerate(trial.clients))
+    assert trial.test is not None
+    return replace(trial, model=model, clients=clients, test=drawn(0, trial.test[1]))
 
 
 def equal_sizes(trial: Trial) -> Trial:

@@ -12,6 +12,7 @@ from fedrift.core.flat import Vec
 from fedrift.engine import execute, task
 from fedrift.engine.callbacks import OnRoundFunction, RoundReport, callbacks_of
 from fedrift.engine.result import Result
+from fedrift.errors import InputError
 
 
 def make_task(what: Subject | str, trial: Trial) -> execute.Task:
@@ -26,7 +27,19 @@ def make_task(what: Subject | str, trial: Trial) -> execute.Task:
     return task.make_task(spec, made)
 
 
-SETTINGS = "rounds per_round fraction participants sampling augment dtype seed stack".split()
+SETTINGS = (
+    "rounds per_round fraction participants sampling augment dtype seed stack adapter".split()
+)
+
+
+def refused(what: Subject | str, trial: Trial) -> str | None:
+    """Why the trial's problem is none for the algorithm; None if it is one."""
+    try:
+        task = make_task(what, trial)
+        task.algorithm.check(task.problem)
+    except InputError as error:
+        return str(error)
+    return None
 
 
 def run(

@@ -1,8 +1,8 @@
 """Many algorithms checked side by side: the names are dealt out to one process per core.
 
-Each process is a program of its own (`python -m fedrift.conform.survey NAMES`), because every one
-has workers, and prints a report as soon as it has one. Signals are this process's to handle: those
-it starts hear none, and end when it does.
+Each process is a program of its own (`python -m fedrift.conform.survey MODEL ADAPTER NAMES`),
+because every one has workers, and prints a report as soon as it has one. Signals are this process's
+to handle: those it starts hear none, and end when it does.
 """
 
 from __future__ import annotations
@@ -28,8 +28,14 @@ Done = Callable[[Report], None]
 WORTH_PROCESSES = 4  # names below which starting another process costs more than it saves
 
 
-def survey(names: Sequence[str], done: Done | None = None) -> list[Report]:
-    """A report for each name, in the order given; `done` is told of each as it comes in."""
+def survey(
+    names: Sequence[str],
+    done: Done | None = None,
+    model: str | None = None,
+    adapter: str | None = None,
+) -> list[Report]:
+    """A report for each name, in the order given; `done` is told of each as it comes in. `model`
+    and `adapter`: where they are checked, instead of on the usual problems."""
     ours = [name for name in names if parse(name, "algorithm").name in NAMES]
     number = min(backends.cores(), len(ours) // (WORTH_PROCESSES // 2))
     reports: dict[str, Report] = {}
@@ -40,25 +46,35 @@ def survey(names: Sequence[str], done: Done | None = None) -> list[Report]:
             done(report)
 
     if number < 2:
-        in_turn(names, note)
+        in_turn(names, note, model, adapter)
         return [reports[name] for name in names]
-    in_turn([name for name in names if name not in ours], note)
-    side_by_side([ours[i::number] for i in range(number)], note)
+    in_turn([name for name in names if name not in ours], note, model, adapter)
+    side_by_side([ours[i::number] for i in range(number)], note, model, adapter)
     return [reports[name] for name in names]
 
 
-def in_turn(names: Sequence[str], note: Callable[[str, Report], None]) -> None:
+def in_turn(
+    names: Sequence[str],
+    note: Callable[[str, Report], None],
+    model: str | None = None,
+    adapter: str | None = None,
+) -> None:
     """One after another in this process."""
     if names:
-        with open_bench() as bench:
+        with open_bench(model, adapter) as bench:
             for name in names:
                 note(name, check(name, bench))
 
 
-def side_by_side(shares: Sequence[Sequence[str]], note: Callable[[str, Report], None]) -> None:
+def side_by_side(
+    shares: Sequence[Sequence[str]],
+    note: Callable[[str, Report], None],
+    model: str | None = None,
+    adapter: str | None = None,
+) -> None:
     """Each share in a process of its own."""
     lines: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-    command = [sys.executable, "-m", "fedrift.conform.survey"]
+    command = [sys.executable, "-m", "fedrift.conform.survey", model or "", adapter or ""]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     processes: list[subprocess.Popen[str]] = []
     try:
@@ -102,4 +118,4 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    in_turn(sys.argv[1:], _say)
+    in_turn(sys.argv[3:], _say, *(text or None for text in sys.argv[1:3]))

@@ -17,7 +17,6 @@ from fedrift.conform.problem import Trial
 from fedrift.conform.runs import make_task
 from fedrift.conform.subject import Subject
 from fedrift.core.algorithm import (
-    Algorithm,
     EvaluatedModel,
     Exchange,
     Outcome,
@@ -265,18 +264,19 @@ class Moment:
     def mean(self, leaf: str, phase: str | None = None) -> Any:
         """Σ p_i x_i of a leaf of the replies, in double precision."""
         chosen = self.visits(phase)
-        owner, _ = resolve(self.algorithm, self.inside.problem, owner_of(chosen[0].call.phase))
-        shares = [self._weight(owner, seen.client) for seen in chosen]
         total: Any = 0.0
-        for share, seen in zip(shares, chosen, strict=True):
+        for share, seen in zip(self.shares(chosen), chosen, strict=True):
             value = seen.up[leaf]
-            total = total + share / sum(shares) * (
-                value.double() if isinstance(value, Tensor) else value
-            )
+            total = total + share * (value.double() if isinstance(value, Tensor) else value)
         return total
 
-    def _weight(self, owner: Algorithm[Any, Any], client: int) -> float:
-        return float(self.inside.split.sizes[client]) if owner.weighting() == "samples" else 1.0
+    def shares(self, visits: Sequence[Seen]) -> list[float]:
+        """p_i of the clients of visits to one method."""
+        phase, sizes = visits[0].call.phase, self.inside.split.sizes
+        owner, _ = resolve(self.algorithm, self.inside.problem, owner_of(phase))
+        is_by_size = owner.weighting() == "samples"
+        weights = [float(sizes[seen.client]) if is_by_size else 1.0 for seen in visits]
+        return [weight / sum(weights) for weight in weights]
 
     def over_all(self, leaf: str) -> Tensor:
         """The plain mean of a leaf of all clients' states, those without data included."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -92,7 +93,9 @@ def _bytes(value: Any) -> bytes:
         return b"".join(_bytes(v) for v in value)
     if isinstance(value, Mapping):
         return b"".join(str(k).encode() + _bytes(v) for k, v in sorted(value.items()))
-    return struct.pack("<d", value) if isinstance(value, (int, float)) else str(value).encode()
+    if not isinstance(value, (int, float)):
+        return str(value).encode()
+    return struct.pack("<d", value if value == value else math.nan)  # a file knows only one NaN
 
 
 @dataclass(frozen=True)

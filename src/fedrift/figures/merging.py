@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrift.errors import decimals
 from fedrift.figures.style import COLOURS, new_figure, save
 from fedrift.storage.jsonl import Record
 
@@ -62,6 +63,7 @@ def _table(axis: Any, values: np.ndarray, rows: list[str], columns: list[str]) -
     axis.set_xticks(range(len(columns)), columns, rotation=20, ha="right")
     axis.set_yticks(range(len(rows)), rows)
     middle = (np.nanmin(values) + np.nanmax(values)) / 2
+    digits = decimals(values.flat, 3)
     for (row, column), value in np.ndenumerate(values):
         colour = "black" if value > middle else "white"
-        axis.text(column, row, f"{value:.3f}", ha="center", va="center", color=colour)
+        axis.text(column, row, f"{value:.{digits}f}", ha="center", va="center", color=colour)

@@ -14,14 +14,16 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from fedrift.analysis.saved import Loader, final_model
+from fedrift.config import algorithms
 from fedrift.config.own_code import IN_PYTHON
 from fedrift.config.spec import Spec
+from fedrift.core.algorithm import Algorithm
 from fedrift.core.flat import Batch, Vec, count, take
 from fedrift.core.isolation import drawing_alone
 from fedrift.core.problem import Problem
 from fedrift.data import arrays
 from fedrift.data.augment import plain_loss
-from fedrift.engine import check_objects
+from fedrift.engine import build, check_objects
 from fedrift.engine.identity import known_parts, model_part
 from fedrift.engine.prepare import load
 from fedrift.engine.result import Result
@@ -86,7 +88,7 @@ def specialists_of(
     given = _each(data, len(models), f"{who}: data"), _each(tests, len(models), f"{who}: tests")
     loader, results = Loader(data_dir), [one for one in models if isinstance(one, Result)]
     made = [
-        _of_result(model, i)
+        _of_result(model, i, who)
         if isinstance(model, Result)
         else _of_folder(model, loader, results, who)
         for i, model in enumerate(models)
@@ -152,11 +154,17 @@ def _of_folder(
     model: str | Path | SavedRun, loader: Loader, results: Sequence[Result], who: str
 ) -> Specialist:
     run = model if isinstance(model, SavedRun) else SavedRun(run_folder.load(model))
+    if run.status == "unfinished":
+        raise InputError(
+            f"{who}: '{run.folder}' is not finished, so that its model is not the one that was "
+            f"asked for; finish it first: fedrift resume {run.folder}"
+        )
     if run.config.data == IN_PYTHON:
         return _made_in_python(run, results, who)
     case = loader.case(run.folder, str(run.folder))
     split = case.task.split
     own = None if split.make is not None else (split.x, split.y)
+    _check_global(case.task.algorithm, str(run.folder), who)
     shown = case.shown
     return Specialist(
         str(run.folder),
@@ -168,6 +176,16 @@ def _of_folder(
         case.task.test,
         case.task.alphabet,
     )
+
+
+def _check_global(algorithm: Algorithm[Any, Any], name: str, who: str) -> None:
+    """Refuses a run whose model is no model without what its clients keep."""
+    if not algorithm.has_global_model():
+        raise InputError(
+            f"{who}: '{name}' has no model for all: its clients keep a part of theirs, or all of "
+            "it, for themselves; use runs of an algorithm whose server has a whole model, such as "
+            "fedavg or ditto(fedavg)"
+        )
 
 
 def _made_in_python(run: SavedRun, results: Sequence[Result], who: str) -> Specialist:
@@ -196,11 +214,14 @@ def _made_in_python(run: SavedRun, results: Sequence[Result], who: str) -> Speci
     )
 
 
-def _of_result(result: Result, i: int) -> Specialist:
-    problem = result.problem
+def _of_result(result: Result, i: int, who: str) -> Specialist:
+    problem, name = result.problem, f"{result.info.get('algorithm', 'run')} {i + 1}"
+    named = None if result.config is None else result.config.algorithm_named
+    if named is not None and named.name in algorithms.names():
+        _check_global(build.build(named, {}, 1).prepare(problem), name, who)
     buffers = tuple(result.buffers[name] for name in problem.moving)
     return Specialist(
-        f"{result.info.get('algorithm', 'run')} {i + 1}",
+        name,
         problem,
         result.weights,
         buffers,
@@ -220,7 +241,8 @@ def check_alike(specialists: Sequence[Specialist], who: str) -> None:
         if other.problem.layout != first.problem.layout:
             raise InputError(
                 f"{who}: '{first.name}' and '{other.name}' are models of different architectures "
-                f"({first.w.numel():,} and {other.w.numel():,} parameters); merge runs of one model"
+                f"({first.w.numel():,} and {other.w.numel():,} trained parameters); use runs of "
+                "one model, with the same adapter or none"
             )
         if not _same_base(first, other):
             raise InputError(

@@ -65,6 +65,18 @@ def _loss(findings: Findings) -> Figure:
     return figure
 
 
+def _loss_bytes(findings: Findings) -> Figure:
+    """Both axes logarithmic: who exchanges seldom sends a small part of what others send."""
+    from matplotlib.ticker import EngFormatter
+
+    figure = _over(findings, "bytes", loss=True)
+    for axis in figure.axes:
+        style.log_heights(axis)
+        axis.set_xscale("log")
+        axis.xaxis.set_major_formatter(EngFormatter("B"))
+    return figure
+
+
 def _over(findings: Findings, cost: str, loss: bool = False) -> Figure:
     """One panel for each setting, one line for each method."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -117,7 +129,8 @@ def _seeds(
     curves = np.array([one[:shortest] for one in values])
     x = np.mean([one[:shortest] for one in costs], axis=0)
     colour, line = style.colour_of(place), LINES[place // len(COLOURS) % len(LINES)]
-    axis.plot(x, curves.mean(axis=0), color=colour, linestyle=line, label=label, linewidth=1.6)
+    mark = "o" if shortest == 1 else None  # one point is no line
+    axis.plot(x, curves.mean(axis=0), color=colour, ls=line, marker=mark, ms=5, label=label, lw=1.6)
     if len(curves) > 1:
         low, high = curves.min(axis=0), curves.max(axis=0)
         axis.fill_between(x, low, high, color=colour, alpha=0.16, lw=0)
@@ -180,6 +193,7 @@ def _partition(findings: Findings) -> Figure:
 FIGURES: dict[str, Callable[[Findings], Figure]] = {
     "rounds": _rounds,
     "loss": _loss,
+    "loss-bytes": _loss_bytes,
     "bytes": _bytes,
     "time": _time,
     "settings": _settings,

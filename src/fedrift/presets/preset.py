@@ -20,7 +20,7 @@ TABLES = ("accuracy", "best", "rounds", "loss", "clients", "domains", "costs", "
 """Of a comparison; `compared.TABLES` makes them."""
 ALWAYS = ("laptop", "full")
 """The sizes that every preset has."""
-FIGURES = ("rounds", "loss", "bytes", "time", "settings", "clients", "partition")
+FIGURES = ("rounds", "loss", "loss-bytes", "bytes", "time", "settings", "clients", "partition")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from fedrift.errors import InputError, unknown
+from fedrift.errors import InputError, decimals, unknown
 from fedrift.presets.findings import Cell, Findings, Table
 from fedrift.report.statistics.estimates import Estimate, estimate
 
@@ -236,7 +236,9 @@ class Relation:
         held = True if inside else False if outside else None
         least = f"{slack:g}".replace("-", MINUS)
         margin = f"± {least}" if self.sign == "=" else f"{spelt(self.sign)} {least}"
-        words = f"{_signed(found.mean)} ({_signed(low)} to {_signed(high)}), claimed {margin}"
+        digits = decimals((found.mean, low, high), 2)
+        mean, *ends = (_signed(value, digits) for value in (found.mean, low, high))
+        words = f"{mean} ({' to '.join(ends)}), claimed {margin}"
         if held is None:
             words += f"; could have told {(high - low) / 2:.3g} apart"
         return Verdict(self.says, words, held, found.n)
@@ -288,8 +290,8 @@ def spelt(sign: str) -> str:
     return {">=": "≥", "<=": "≤"}.get(sign, sign)
 
 
-def _signed(value: float) -> str:
-    text = f"{abs(value):.2f}" if abs(value) < 1000 else f"{abs(value):,.0f}"
+def _signed(value: float, digits: int) -> str:
+    text = f"{abs(value):.{digits}f}" if abs(value) < 1000 else f"{abs(value):,.0f}"
     return f"{MINUS if value < 0 else PLUS}{text}" if text.strip("0.") else text
 
 

@@ -213,6 +213,12 @@ def holds_run(path: Path) -> bool:
 def read_spec(path: Path) -> Spec:
     """The spec of a run folder; refuses what is none."""
     if not holds_run(path):
+        inside = next(iter(sorted(path.glob(f"runs/*/{SPEC}"))), None)
+        if inside is not None:
+            raise InputError(
+                f"'{path}' is no run folder but a comparison; name one of its runs, such as "
+                f"'{inside.parent}'"
+            )
         what = f"it holds no {SPEC}" if path.exists() else "it does not exist"
         raise InputError(f"'{path}' is no run folder: {what}; name what --out or out= was given")
     return Spec.from_toml(path / SPEC)

@@ -22,7 +22,7 @@ from fedrift.data.samples import DataSet
 from fedrift.engine.callbacks import Passive
 from fedrift.engine.features import load as load_named
 from fedrift.engine.result import Result
-from fedrift.errors import InputError, RunError, unknown
+from fedrift.errors import InputError, RunError, decimals, unknown
 from fedrift.figures.style import colour_of, legend, log_heights, name_ticks, panels
 from fedrift.presets.findings import BY_SEED, Cell, Findings, Table, Tell
 
@@ -158,12 +158,12 @@ class OverSeeds:
     values: tuple[float, ...]
     digits: int = 2
 
-    @property
-    def cell(self) -> Cell:
+    def cell(self, digits: int) -> Cell:
+        """With so many digits behind the point."""
         if len(self.values) == 1:
             return self.values[0]
         spread = np.std(self.values, ddof=1)
-        return f"{mean(self.values):.{self.digits}f} ± {spread:.{self.digits}f}"
+        return f"{mean(self.values):.{digits}f} ± {spread:.{digits}f}"
 
 
 def over_seeds(values: Sequence[float], digits: int = 2) -> OverSeeds:
@@ -185,7 +185,17 @@ class Draft:
 
     @property
     def table(self) -> Table:
-        rows = [[c.cell if isinstance(c, OverSeeds) else c for c in row] for row in self.rows]
+        columns = [
+            [c for c in cells if isinstance(c, OverSeeds)] for cells in zip(*self.rows, strict=True)
+        ]
+        digits = [
+            decimals([mean(c.values) for c in cells], max((c.digits for c in cells), default=2))
+            for cells in columns
+        ]
+        rows = [
+            [c.cell(n) if isinstance(c, OverSeeds) else c for c, n in zip(row, digits, strict=True)]
+            for row in self.rows
+        ]
         return Table(self.title, self.columns, rows)
 
 
