@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedrift.analysis.matching import Chain, align_all
 from fedrift.core.flat import Layout, flatten
 from fedrift.merging import rules
 
@@ -89,6 +90,7 @@ def test_regmean_of_least_squares_is_the_pooled_solution() -> None:
 
 def test_one_model_alone_gives_itself_and_equal_models_give_themselves() -> None:
     layout, one = Layout(("fc.weight",), ((3, 4),)), MODELS[0]
+    chain = Layout(("0.weight", "0.bias", "1.weight", "1.bias"), ((2, 2), (2,), (2, 2), (2,)))
     x = RANDOM.normal(size=(20, 4))
     gram = {"fc.weight": torch.tensor(x.T @ x)}
     for models in ([one], [one, one.clone()]):
@@ -97,6 +99,9 @@ def test_one_model_alone_gives_itself_and_equal_models_give_themselves() -> None
             rules.mean(models),
             rules.task_arithmetic(START, models, scale),
             rules.ties(START, models, 1.0),
+            rules.dare(START, models, 0.0, scale),
+            rules.mean(align_all(Chain.of(chain), models)),
+            rules.weighted(START, models, torch.full((len(models), 1), scale), [slice(0, 12)]),
             rules.fisher(models, [torch.ones(12)] * len(models)),
             rules.regmean(layout, models, [gram] * len(models)),
         ]
