@@ -501,6 +501,14 @@ def runs(adapters: Sequence[str], seed: Sequence[int]) -> list[fr.Result]:
     ]
 
 
+@pytest.mark.parametrize("adapter", ["lora:rank=2", "head", "bitfit"])
+def test_adapters_are_not_aligned(adapter: str) -> None:
+    """Factors look like a chain of layers, and the neurons between them are the base's."""
+    made = [small_run("fedavg", adapter=adapter, rounds=1) for _ in range(2)]
+    with pytest.raises(InputError, match=r"'aligned' renumbers neurons, and .* has frozen"):
+        fr.merge(made, "aligned")
+
+
 def test_adapters_of_one_base_are_merged() -> None:
     tests = [blobs(50, seed=1), blobs(50, seed=2)]
     merged = fr.merge(runs([LORA, LORA], [0, 0]), "ties:0.5", tests=tests)

@@ -24,8 +24,16 @@ def test_losses_of_any_size(loss: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("values", "usual", "digits"),
-    [([0.5, 0.001], 2, 2), ([0.1], 2, 2), ([0.0018, -0.0005], 2, 4), ([1e-30], 2, 15)]
-    + [([0.0, 0.0], 4, 4), ([float("nan"), -0.0123], 2, 3), ([0.0123], 4, 4), ([], 3, 3)],
+    [
+        ([0.5, 0.001], 2, 2),
+        ([0.1], 2, 2),
+        ([0.0018, -0.0005], 2, 4),
+        ([1e-30], 2, 15),
+        ([0.0, 0.0], 4, 4),
+        ([float("nan"), -0.0123], 2, 3),
+        ([0.0123], 4, 4),
+        ([], 3, 3),
+    ],
 )
 def test_small_numbers_get_more_digits(values: list[float], usual: int, digits: int) -> None:
     assert decimals(values, usual) == digits

@@ -734,6 +734,36 @@ def test_marks_of_bytes_do_not_run_into_each_other() -> None:
         assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes)), axis.get_title()
 
 
+def test_a_single_evaluation_is_a_point_and_a_short_loss_axis_has_plain_numbers() -> None:
+    from types import SimpleNamespace as Simple
+
+    import numpy as np
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    from fedrift.presets.figures import FIGURES
+
+    def one(method: str, number: int) -> Any:
+        rounds = np.arange(1, number + 1)
+        run = Simple(is_blank=False, rounds=rounds, bytes=1e6 * rounds)
+        run.loss = np.linspace(3.3, 2.1, number)
+        return Simple(method=method, group=Simple(runs=[run]))
+
+    setting, methods = Setting("iid", "", ()), ["often", "once"]
+    by_setting = {setting: [one("often", 20), one("once", 1)]}
+    found: Any = Simple(
+        settings=[setting], by_setting=by_setting, methods=methods, has_accuracy=True
+    )
+    for name in ("loss", "loss-bytes"):
+        figure = FIGURES[name](found)
+        FigureCanvasAgg(figure).draw()
+        (axis,) = figure.axes
+        line, point = axis.get_lines()
+        assert (line.get_marker(), point.get_marker()) == ("None", "o")
+        low, high = axis.get_ylim()
+        marks = [float(text.get_text()) for text in axis.get_yticklabels() if text.get_text()]
+        assert len([mark for mark in marks if low <= mark <= high]) >= 3
+
+
 def test_known_tables_and_figures_can_be_made() -> None:
     from fedrift.presets.figures import FIGURES
     from fedrift.presets.tables import TABLES

@@ -33,6 +33,7 @@ from fedrift.merging.specialists import (
     check_alike,
     check_models,
     check_start,
+    check_trained_whole,
     on_unseen,
     specialists_of,
 )
@@ -189,6 +190,8 @@ def merge(
     check_alike(specialists, "merge")
     if RULES[named.name].needs_start:
         check_start(specialists, named.name)
+    if named.name == "aligned":
+        check_trained_whole(specialists)
     with one_thread():
         return _Merger(how, named.name, options, specialists, tasks, seed).merged()
 

@@ -258,6 +258,17 @@ def _same_base(one: Specialist, other: Specialist) -> bool:
     return all(torch.equal(mine[name], theirs[name]) for name, _ in named if name in mine)
 
 
+def check_trained_whole(specialists: Sequence[Specialist]) -> None:
+    """Refuses models with frozen parameters, whose neurons cannot be renumbered with the others."""
+    one = specialists[0]
+    frozen = [n for n, _ in one.problem.model.module.named_parameters() if n in one.problem.rest]
+    if frozen:
+        raise InputError(
+            f"'aligned' renumbers neurons, and '{one.name}' has frozen parameters, such as "
+            f"{frozen[0]}, which stay in their order; use mean, or another rule"
+        )
+
+
 def check_start(specialists: Sequence[Specialist], rule: str) -> None:
     """Refuses models that did not begin with the same weights."""
     first = specialists[0]
