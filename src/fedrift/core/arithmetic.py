@@ -9,13 +9,13 @@ bit for bit.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-from fedrift.core.isolation import one_thread
 
 PRODUCTS = ((2, 64, 10), (8, 4, 2), (10, 785, 10), (33, 100, 65), (64, 256, 128))
 """Rows, terms of each sum, columns: as in layers of small and of usual width."""
@@ -27,12 +27,26 @@ CONVOLUTIONS = ((4, 3, 16, 6, 5), (16, 16, 12, 16, 3))
 def last_bits() -> str:
     """Eight digits that stand for how this process rounds."""
     digest = hashlib.sha256()
-    with one_thread(), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+    with _alone(), torch.enable_grad(), torch.autocast("cpu", enabled=False):
         results = [one for shape in PRODUCTS for one in _products(*shape)]
         results += [one for shape in CONVOLUTIONS for one in _convolutions(*shape)]
     for result in results:
         digest.update(result.detach().contiguous().numpy().tobytes())
     return digest.hexdigest()[:8]
+
+
+@contextmanager
+def _alone() -> Generator[None]:
+    """One thread, as in every visit. Unlike `isolation.one_thread` it leaves the generators alone:
+    nothing is drawn here, and another thread may be drawing from them."""
+    before = torch.get_num_threads()
+    if before != 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if before != 1:
+            torch.set_num_threads(before)
 
 
 def _products(rows: int, terms: int, columns: int) -> list[Tensor]:
