@@ -57,7 +57,7 @@ class Alternating(Callback):
     def __init__(self) -> None:
         self.seconds: dict[bool, list[float]] = {True: [], False: []}
         self._is_on, self._since = True, 0.0
-        self._kept = Site._watched, RowTrace.add, RowTrace.training, RowStep.gradients
+        self._kept = Site._watched, RowTrace.add, RowTrace.trainings, RowStep.gradients
 
     def on_round(self, report: RoundReport) -> None:
         now = time.process_time()
@@ -68,14 +68,14 @@ class Alternating(Callback):
         self._since = time.process_time()
 
     def switch(self, on: bool) -> None:
-        watched, add, training, gradients = self._kept
+        watched, add, trainings, gradients = self._kept
         if not on:
             watched = lambda site, step, is_reported=True: nullcontext()  # noqa: E731
             add = lambda trace, seen, y, sizes: Cells(0, 0, 0)  # noqa: E731
-            training = lambda trace, cells, row, sizes: None  # noqa: E731
+            trainings = lambda trace, cells, sizes: [None] * sizes.shape[1]  # noqa: E731
             gradients = _unseen(gradients)
         Site._watched, RowTrace.add = watched, add  # type: ignore[method-assign]
-        RowTrace.training = training  # type: ignore[method-assign]
+        RowTrace.trainings = trainings  # type: ignore[method-assign]
         RowStep.gradients = gradients  # type: ignore[method-assign]
 
 
