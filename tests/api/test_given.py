@@ -218,7 +218,7 @@ def test_no_curve_is_no_picture(tmp_path: Any) -> None:
 
 def test_a_comparison_without_test_data_says_so() -> None:
     given: dict[str, Any] = {"model": Net, "clients": [(X, Y)], "rounds": 1, "workers": 0}
-    assert "1 runs: nothing is evaluated: give test=(x, y)" in repr(fr.compare(["fedavg"], **given))
+    assert "1 run: nothing is evaluated: give test=(x, y)" in repr(fr.compare(["fedavg"], **given))
     assert "nothing is evaluated" not in repr(fr.compare(["fedavg"], **given, test=(X, Y)))
 
 

@@ -264,7 +264,8 @@ def test_a_module_beside_the_user_is_found(tmp_path: Path) -> None:
 def test_all_of_them_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def noted(names: list[str], done: Any) -> list[Report]:
+    def noted(names: list[str], done: Any, *where: Any) -> list[Report]:
+        assert where == (None, None)
         asked.extend(names)
         return [Report(name, name, {"form": Cell(True, "")}) for name in names]
 

@@ -76,7 +76,7 @@ def tensors(value: Any, dtype: torch.dtype | None, field: str, *, has_masks: boo
 def _is_text(value: Any) -> bool:
     """Whether the array of it would hold something else than numbers."""
     try:
-        return np.asarray(value).dtype.kind in "OSU"
+        return _array(value).dtype.kind in "OSU"
     except ValueError:  # ragged
         return False
 
@@ -101,12 +101,16 @@ def _refuse_kinds(value: Any, field: str) -> None:
 ITERABLE = ("__iter__", "__array__", "__array_interface__")
 
 
+def _array(value: Any) -> np.ndarray:
+    if hasattr(value, "__getitem__") and not any(map(partial(hasattr, value), ITERABLE)):
+        value = [value[i] for i in range(len(value))]  # asked by number it may never say stop
+    return np.asarray(value)
+
+
 def _writable(value: Any) -> np.ndarray:
     """As torch can take it: it knows neither read-only memory nor steps backwards, nor numbers
     that stand across the places of others or with their bytes the other way round."""
-    if hasattr(value, "__getitem__") and not any(map(partial(hasattr, value), ITERABLE)):
-        value = [value[i] for i in range(len(value))]  # asked by number it may never say stop
-    array = np.asarray(value)
+    array = _array(value)
     flags, kind = array.flags, array.dtype
     steps = (step < 0 or step % (kind.itemsize or 1) for step in array.strides)
     if flags.writeable and flags.aligned and kind.isnative and not any(steps):
