@@ -39,6 +39,12 @@ EVIL = f'from pathlib import Path\n(Path(__file__).parent / "{PWNED}").write_tex
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tab and new line
 Changes = dict[str, tuple[int, int, bytes]]
 
+# The instruction set too, which a process has that is forked, and what it starts would not have.
+KEPT = (
+    *("PATH", "LANG"),
+    *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR"),
+)
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -76,7 +82,7 @@ class Place:
         self._beside = seen(self.beside)
 
     def environment(self) -> dict[str, str]:
-        found = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        found = {name: os.environ[name] for name in KEPT if name in os.environ}
         found |= dict.fromkeys(KEPT_APART, str(self.own)) | {"OMP_NUM_THREADS": "1"}
         found["PYTHONDONTWRITEBYTECODE"] = "1"
         return found | {"PYTHONPATH": str(ROOT / "src"), "FEDRIFT_DATA": str(self.own)}
