@@ -163,8 +163,8 @@ def evaluation(rounds: int) -> Table:
         title=f"Evaluation at clients every {EVERY} rounds, {COHORT} clients a round, cnn",
     )  # fmt: skip
     share = (more - plain) / EVERY / plain
-    took = f"{plain * 1e3:.1f}", f"{(more - plain) * 1e3:.1f}", f"{share:.1%}"
-    table.add_row(f"{POPULATION:,}", str(SAMPLE), *took, f"< {MOST_SHARE:.0%}")
+    took = f"{plain * 1e3:.1f}", f"{(more - plain) * 1e3:.1f}", f"{100 * share:.1f} %"
+    table.add_row(f"{POPULATION:,}", str(SAMPLE), *took, f"< {100 * MOST_SHARE:.0f} %")
     return table
 
 

@@ -27,7 +27,8 @@ from torch import nn
 import fedrift as fr
 import history
 from fedrift import models
-from fedrift.core.flat import FlatModel, Layout
+from fedrift.core.flat import Layout
+from fedrift.core.flat_model import FlatModel
 from fedrift.core.local import Local, LocalStep, local_train
 from fedrift.core.messages import Reducer, pack, unpack
 from fedrift.data.partition import partition

@@ -27,8 +27,10 @@ from fedrift.backends.wire import Wire
 from fedrift.config import algorithms
 from fedrift.config.algorithms import spell
 from fedrift.core import Algorithm, Problem, define, pack
-from fedrift.core.algorithm import owner_of, resolve, signature
+from fedrift.core.composition import resolve
+from fedrift.core.exchange import signature
 from fedrift.core.messages import Size, nbytes, reductions
+from fedrift.core.phases import owner_of
 from fedrift.core.sampling import participation
 from fedrift.data.split import Split
 from fedrift.engine.build import build

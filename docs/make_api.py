@@ -328,7 +328,9 @@ def _said_of_fields(cls: type) -> dict[str, str]:
     except (OSError, TypeError):
         return {}
     below = re.findall(
-        r'^    (\w+): [^\n]+\n    """(.+?)"""', source, flags=re.MULTILINE | re.DOTALL
+        r'^    (\w+): [^\n]+\n(?:        [^\n]+\n    \)\n)?    """(.+?)"""',
+        source,
+        flags=re.MULTILINE | re.DOTALL,
     )
     beside = re.findall(r"^    (\w+): [^#\n]*#\s*(.+)$", source, flags=re.MULTILINE)
     return {name: " ".join(text.split()).replace("|", "\\|") for name, text in (*beside, *below)}

@@ -58,7 +58,7 @@ def front() -> None:
         _screenshot(page.as_uri(), IMAGES / "report.png")
         with WatchServer(runs) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
-            _screenshot(server.address, IMAGES / "watch.png")
+            _screenshot(server.address, IMAGES / "watch.png", height=850)
             server.shutdown()
 
 
@@ -122,7 +122,7 @@ def _call(words: list[str]) -> None:
         sys.exit(1)
 
 
-def _screenshot(page: str, picture: Path) -> None:
+def _screenshot(page: str, picture: Path, height: int = HEIGHT) -> None:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         print(f"no chromium: {picture.name} stays as it is", file=sys.stderr)
@@ -131,7 +131,7 @@ def _screenshot(page: str, picture: Path) -> None:
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        opened = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+        opened = browser.new_page(viewport={"width": WIDTH, "height": height})
         opened.goto(page)
         opened.wait_for_selector("html[data-ready=true]")
         opened.wait_for_timeout(2000)  # charts are drawn when they are near

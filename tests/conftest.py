@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.programs import served
 
 # Before fedrift is imported, here and in workers: every visit and evaluation looks at its tensors.
 os.environ.setdefault("FEDRIFT_CHECK_LAYOUT", "1")
@@ -51,6 +54,13 @@ def data_folder() -> Path:
         where = f"FEDRIFT_DATA={given} is not a folder" if given else "FEDRIFT_DATA is not set"
         pytest.skip(f"needs the MNIST and CIFAR files: {where}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with `fedrift` and `python`, which start at once."""
+    with served(tmp_path_factory.mktemp("programs")) as folder:
+        yield folder
 
 
 @pytest.hookimpl(optionalhook=True)

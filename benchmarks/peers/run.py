@@ -58,7 +58,7 @@ def _say(run: dict[str, object], seconds: float) -> None:
     visit, start, peak = (float(str(run[key])) for key in ("visit", "start", "peak_bytes"))
     print(
         f"{name}  {visit * 1e3:8.2f} ms a visit  start {start:5.1f} s  {peak / 1e6:6.0f} MB"
-        f"  others {float(str(run['others'])):.0%} of a core",
+        f"  others {100 * float(str(run['others'])):.0f} % of a core",
         flush=True,
     )
 

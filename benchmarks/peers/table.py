@@ -45,7 +45,7 @@ def _introduction(figures: Figures) -> Iterator[str]:
         f"Python {machine['python']}) by `benchmarks/peers/run.py`, which makes each library's "
         "environment, runs all in turns and checks that they did the same work; "
         "`benchmarks/README.md` says how each is set up. During a run, other processes kept about "
-        f"{usual:.0%} of a core busy (median; at most {most:.0%}). Versions: "
+        f"{100 * usual:.0f} % of a core busy (median; at most {100 * most:.0f} %). Versions: "
         + ", ".join(f"{name} {number}" for name, number in figures.content["versions"].items())
         + ".\n"
     )
@@ -64,9 +64,9 @@ def _table(figures: Figures) -> Iterator[str]:
         "*Visit*: wall time of a round in steady state ÷ clients in it. *Start*: from the command "
         "to the first round. *Total*: the whole command, imports included. *Memory*: peak, "
         "anonymous and shared, of all processes. *Loss*: mean distance of the loss curve from "
-        f"fedrift's, as a part of its descent (equal work: < {TOLERANCE:.0%}; in brackets what a "
-        "fifth fewer local steps would give). Medians of the repeats, with least and most; without "
-        "these there is one repeat.\n"
+        f"fedrift's, as a part of its descent (equal work: < {100 * TOLERANCE:.0f} %; in brackets "
+        "what a fifth fewer local steps would give). Medians of the repeats, with least and most; "
+        "without these there is one repeat.\n"
     )
     heads = "visit, ms", "÷ fedrift", "start, s", "total, s", "÷ fedrift", "memory, MB", "loss"
     yield f"| | library | {' | '.join(heads)} |"
@@ -108,11 +108,12 @@ def _ms(seconds: float) -> str:
 def _loss(figures: Figures, row: str, peer: str) -> str:
     if peer == OURS:
         less = figures.distance(row, "a fifth less work")
-        return "0" if less is None else f"0 ({less:.1%})"
+        return "0" if less is None else f"0 ({100 * less:.1f} %)"
     distance = figures.distance(row, peer)
     if distance is None:
         return "–"
-    return f"{distance:.1%}" if distance < TOLERANCE else f"**{distance:.1%}, differs**"
+    text = f"{100 * distance:.1f} %"
+    return text if distance < TOLERANCE else f"**{text}, differs**"
 
 
 def _targets(figures: Figures) -> Iterator[str]:

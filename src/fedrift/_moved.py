@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 MOVED = {
-    "algorithm": "core.algorithm",
+    "algorithm": "core",
     "algorithms.changed": "algorithms.wrappers",
     "algorithms.finetune": "algorithms.fed3r_finetune",
     "algorithms.mimelite": "algorithms.mime",
@@ -31,7 +31,7 @@ MOVED = {
     "pieces": "core.pieces",
     "problem": "core.problem",
     "result": "engine.result",
-    "results": "storage.run_folder",
+    "results": "storage.run_record",
     "rounds": "engine.callbacks",
     "site": "core.site",
     "streams": "rng",

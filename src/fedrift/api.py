@@ -18,7 +18,7 @@ from fedrift.comparison import CallbacksOf, Comparison, Item, Runner
 from fedrift.config.analyses import LivePlan, parse_live_plan
 from fedrift.config.grid import seeds_of, slug
 from fedrift.config.spec import FIELDS, Spec
-from fedrift.core.algorithm import local_of
+from fedrift.core.composition import local_of
 from fedrift.core.isolation import own_turn
 from fedrift.core.sampling import Chooser
 from fedrift.data.arrays import is_per_client
@@ -179,7 +179,7 @@ def run(
     """
     settings = {key: value for key, value in locals().items() if key in TASK}
     given = callbacks_of(callbacks, on_round)
-    wanted, folder = tracks(track), None if out is None else Path(out)
+    wanted, folder = tracks(track), _folder(out)
     with own_turn():
         made = task_of(algorithm, settings)
         made = replace(made, spec=where(made.spec, workers, backend))
@@ -196,6 +196,13 @@ def run(
                 callbacks=[*live, *trackers, *watching, *given],
                 profile=profile,
             )
+
+
+def _folder(out: str | Path | None) -> Path | None:
+    try:
+        return None if out is None else Path(out)
+    except TypeError:
+        raise InputError(f"out={out!r} must be a path, a text") from None
 
 
 def _live(
@@ -257,7 +264,7 @@ def run_spec(
     spec.validate()
     given = callbacks_of(callbacks)
     wanted, place = tracks(track), out if out is not None else spec.out
-    folder = None if place is None else Path(place)
+    folder = _folder(place)
     with own_turn():
         ready = prepared or prepare(spec)
         made = task.task_from_spec(spec, ready, origin=origin)
@@ -315,7 +322,11 @@ def compare(
         stop the others; if all do, what the first failed with is raised.
     """
     for key in settings:
-        if key not in TASK or key == "seed":
+        if key == "seed":
+            raise InputError(
+                f"seed={settings[key]!r}: compare takes seeds, such as seeds=[{settings[key]!r}]"
+            )
+        if key not in TASK:
             raise unknown("argument of compare", key, [k for k in TASK if k != "seed"])
     numbers = seeds_of(list(seeds) if isinstance(seeds, Sequence) else seeds)
     if workers != "auto" and (not isinstance(workers, int) or workers < 0):
@@ -324,7 +335,7 @@ def compare(
         raise InputError(
             f"callbacks={callbacks!r} must be a function of a run that gives a list of callbacks"
         )
-    folder, wanted = None if out is None else Path(out), tracks(track)
+    folder, wanted = _folder(out), tracks(track)
     if folder is not None:
         check_comparable(folder)
     items: list[Item] = []

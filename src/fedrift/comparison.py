@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedrift import backends
 from fedrift.backends.backend import opened
 from fedrift.backends.pool import Pool
-from fedrift.config.grid import RUNS, Cell, Entrant, Grid, Tuned, slug
+from fedrift.config.grid import RUNS, TUNING, Cell, Entrant, Grid, Tuned, slug
 from fedrift.config.spec import Spec
 from fedrift.config.tuning import first_setting, options_of, searches
 from fedrift.core.isolation import own_turn, shared_turn
@@ -27,8 +27,9 @@ from fedrift.engine.plan import Task
 from fedrift.engine.prepare import is_computed, load, prepare
 from fedrift.engine.result import Result
 from fedrift.engine.trackers import Track
-from fedrift.errors import InputError, sentence
-from fedrift.storage.run_folder import as_frame, is_own_column
+from fedrift.errors import InputError, sentence, unknown
+from fedrift.storage.run_folder import is_own_column
+from fedrift.storage.run_record import as_frame
 
 if TYPE_CHECKING:
     from fedrift.report.selection import Labelled
@@ -210,7 +211,11 @@ class Comparison:
         return [o.result for o in self.outcomes if o.result is not None]
 
     def of(self, label: str) -> list[Result]:
-        """The runs of one algorithm."""
+        """The runs of one algorithm, named as it was compared."""
+        if all(o.item.label != label for o in self.outcomes):
+            raise unknown(
+                "algorithm of the comparison", label, {o.item.label for o in self.outcomes}
+            )
         return [o.result for o in self.outcomes if o.item.label == label and o.result is not None]
 
     def report(self, path: str | Path, **options: Any) -> Path:
@@ -335,7 +340,7 @@ def tuned(
         cells = [_trial(first, entrant, plans[i].rungs[rung].rounds) for i, entrant in asked]
         if begins is not None:
             begins(cells)
-        place = None if folder is None else folder / "tuning"
+        place = None if folder is None else folder / TUNING
         items = [_item(cell, loader, place) for cell in cells]
         outcomes = _run(items, first.workers, callbacks, backend=first.backend)
         spent[0] += len(cells)

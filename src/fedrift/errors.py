@@ -12,6 +12,23 @@ from typing import ParamSpec, TypeVar
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130  # exit codes
 MOST_DECIMALS = 15
 CLOSE = 0.65  # how alike a name must be to be what was meant
+ELSEWHERE = {
+    word: ours
+    for ours, words in {
+        "lr": "learning_rate local_lr client_lr local_learning_rate",
+        "clients": "num_clients n_clients total_clients",
+        "rounds": "num_rounds n_rounds global_rounds communication_rounds",
+        "epochs": "local_epochs num_epochs n_epochs",
+        "steps": "local_steps num_steps",
+        "fraction": "join_ratio fraction_fit client_fraction participation",
+        "per_round": "clients_per_round num_join_clients cohort",
+        "test": "testset test_data test_set test_dataset",
+        "seed": "random_state random_seed",
+        "out": "folder path output save_dir",
+    }.items()
+    for word in words.split()
+}
+"""What other libraries call our arguments."""
 
 
 class InputError(ValueError):
@@ -44,6 +61,9 @@ def meant(value: str, known: Iterable[str]) -> str:
 def _closest(value: str, names: Sequence[str]) -> str | None:
     import difflib
 
+    elsewhere = ELSEWHERE.get(value.lower())
+    if elsewhere in names:
+        return elsewhere
     return next(iter(difflib.get_close_matches(value.lower(), names, n=1, cutoff=CLOSE)), None)
 
 
@@ -126,6 +146,7 @@ def is_of_disk(error: BaseException) -> bool:
         errno.EDQUOT,
         errno.EROFS,
         errno.EIO,
+        errno.EFBIG,
     )
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import fedrift as fr
 from fedrift.adapters import layers
 from fedrift.api import task_of
+from fedrift.cli import code_of
 from fedrift.config import algorithms
 from fedrift.config.spec import Spec
 from fedrift.core.problem import Problem
@@ -65,13 +66,14 @@ def test_at_the_start_the_function_is_unchanged_exactly(model: Any, x: Tensor, h
 @pytest.mark.parametrize(("model", "x"), [(Net, X), (convolutions, IMAGES)])
 def test_the_merged_module_is_plain_and_computes_the_same(model: Any, x: Tensor) -> None:
     view = problem_of(model, LORA, x)
-    w = torch.randn(view.w0.shape, generator=torch.Generator().manual_seed(1))
+    w = 0.1 * torch.randn(view.w0.shape, generator=torch.Generator().manual_seed(1))
     module = view.module(w, {}).eval()
     kinds = {type(layer) for layer in module.modules()}
     assert not any(hasattr(kind, "plain") for kind in kinds) and nn.Linear in kinds
     plain = problem_of(model, None, x)
     assert {n for n, _ in module.named_parameters()} == set(plain.layout.names)
-    torch.testing.assert_close(module(x), view.model.logits(w, x), rtol=1e-4, atol=1e-4)
+    logits = view.model.logits(w, x)
+    torch.testing.assert_close(module(x), logits, rtol=1e-5, atol=1e-6 * float(logits.abs().max()))
 
 
 class HalfFrozen(Net):
@@ -293,6 +295,17 @@ def test_personal_factors_stay_at_the_clients() -> None:
 class Normed(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 4))
+
+
+def test_a_model_without_a_head_is_refused_as_the_adapters_and_not_the_algorithms_fault(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = ["--data", "python-docs:context=8,train=40,test=20", "--partition", "iid"]
+    model = ["--model", "gpt:layers=1,width=8,heads=2", "--clients", "2", "--rounds", "1"]
+    assert code_of(["run", "fedavg", *data, *model, "--adapter", "head"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "adapter 'head': the model has no classifier head" in said
+    assert "or use lora or bitfit" in said
 
 
 @pytest.mark.parametrize("adapter", ["lora:rank=2", "bitfit", "head"])

@@ -191,6 +191,16 @@ def test_clipping_takes_both_parts_together() -> None:
         assert float(seen.up["delta"].norm()) < 0.1 * 0.01
 
 
+def test_fedrep_clips_each_phase_by_what_it_trains() -> None:
+    """One step a phase: head and body are each shortened by their own norm."""
+    trial = pair(1).working(steps=1, clip=0.01)
+    inside = Inside("fedrep:what=own,head_steps=1", trial)
+    inside.run()
+    for seen in inside.backend.visits:
+        assert float((seen.new["own"] - seen.mine["own"]).norm()) == pytest.approx(0.1 * 0.01)
+        assert float(seen.up["delta"].norm()) == pytest.approx(0.1 * 0.01)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -72,7 +72,7 @@ KINDS: dict[str, tuple[str, set[str]]] = {
         {"predictions"},
     ),
     "stragglers": ("fedavg --model logistic --faults dropout:0.4", set()),
-    "median": ("fedavg --model logistic --aggregate median", set()),
+    "median": ("fedavg --model logistic --weights uniform --aggregate median", set()),
 }
 
 

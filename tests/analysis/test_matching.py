@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedrift.analysis.matching import Chain, align, align_all, match_neurons
+from fedrift.analysis.matching import Chain, align, align_all, match_neurons, unmoved
 from fedrift.core import Layout, Vec, flatten
 from fedrift.errors import InputError
 from fedrift.models import factory
@@ -79,3 +79,14 @@ def test_a_network_that_is_no_chain_is_refused() -> None:
     layout = Layout.of(factory("resnet20", (3, 8, 8), 5)())
     with pytest.raises(InputError, match="layer 'norm' does not follow"):
         Chain.of(layout)
+
+
+def test_neurons_that_stay_are_counted_over_all_layers() -> None:
+    orders = {"a": np.array([0, 2, 1, 3]), "b": np.array([1, 0])}
+    assert unmoved(orders) == 2 / 6
+    chain, w = made(*CASES[0], 0)
+    assert unmoved(match_neurons(chain, w, w)) == 1.0
+    two = {layer: np.r_[1, 0, np.arange(2, n)] for layer, n in chain.widths().items()}
+    moved = match_neurons(chain, w, chain.renumbered(w, two))
+    width = sum(chain.widths().values())
+    assert unmoved(moved) == 1 - 2 * len(two) / width

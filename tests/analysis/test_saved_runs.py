@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 import fedrift as fr
 from fedrift.analysis import MEASURES, NotMeasured, Options
+from fedrift.analysis.drift import inexactness
 from fedrift.analysis.live import update_of
 from fedrift.config.analyses import WHAT
 from fedrift.core import norm
@@ -24,7 +27,7 @@ from tests.support.product import (
     Spec,
     execute,
     prepare,
-    run_folder,
+    run_record,
     run_spec,
     task_from_spec,
 )
@@ -36,6 +39,34 @@ FEW = Options(images=60, clients=3, curved=1, steps=8)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return kept(tmp_path_factory.mktemp("runs") / "scaffold")
+
+
+@pytest.mark.parametrize("algorithm", ["fedprox:mu=0.5", "fedavg", "swa(fedprox:mu=2)"])
+def test_inexactness_is_what_is_left_of_the_proximal_problem(
+    tmp_path: Path, algorithm: str
+) -> None:
+    case = Loader().case(kept(tmp_path / "run", algorithm, rounds=2))
+    mu = {"fedprox:mu=0.5": 0.5, "fedavg": 0.0, "swa(fedprox:mu=2)": 2.0}[algorithm]
+    local = case.trained(case.cohort)
+    found = inexactness(case, local)
+    assert found["mu"] == mu
+    assert found["clients"] == list(local)
+    for client, gamma in zip(found["clients"], found["gammas"], strict=True):
+        seen, (x, y) = local[client], case.client(client)
+        lengths: list[torch.Tensor] = []
+        for at in (seen.w, seen.start):
+            module = case.problem.module(at, {})
+            loss = torch.nn.functional.cross_entropy(module(x), y)
+            weights = torch.nn.utils.parameters_to_vector(module.parameters())
+            loss = loss + mu / 2 * (weights - seen.start).square().sum()
+            grads = torch.autograd.grad(loss, list(module.parameters()))
+            lengths.append(torch.cat([g.reshape(-1) for g in grads]).norm())
+        assert gamma == pytest.approx(float(lengths[0] / lengths[1]), rel=1e-4)
+    unmoved = {client: replace(seen, w=seen.start) for client, seen in local.items()}
+    assert inexactness(case, unmoved)["gammas"] == [1.0] * len(local)
+    numbers = MEASURES["drift"](case, FEW).numbers
+    assert numbers["inexactness"]["mu"] == mu
+    assert "inexactness" not in MEASURES["drift"](case, replace(FEW, passes=False)).numbers
 
 
 @pytest.mark.parametrize(
@@ -83,7 +114,7 @@ def test_a_case_reads_and_changes_nothing(folder: Path) -> None:
     assert case.round == 4
     assert case.notes == ()
     assert case.snapshots[4] is case.weights
-    saved = run_folder.load(folder).weights()
+    saved = run_record.load(folder).weights()
     whole = torch.cat([torch.from_numpy(saved[n]).reshape(-1) for n in case.problem.layout.names])
     assert torch.equal(case.weights, whole)
     case.trained(case.cohort)
@@ -179,8 +210,6 @@ def test_the_last_state_of_an_interrupted_run_is_examined(tmp_path: Path) -> Non
 
 
 def test_a_changed_run_is_told_of(folder: Path, tmp_path: Path) -> None:
-    import shutil
-
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     text = (other / "spec.toml").read_text()
@@ -226,6 +255,14 @@ def test_another_models_weights_are_refused(folder: Path, tmp_path: Path) -> Non
     (other / "spec.toml").write_text(text.replace("logistic", "mlp"))
     with pytest.raises(InputError, match="another model"):
         Loader().case(other)
+    for i, change in enumerate((lambda v: v[..., None], lambda v: v.astype(np.float64))):
+        path = shutil.copytree(folder, tmp_path / str(i))
+        tensors = {
+            name: change(value) for name, value in load_file(path / "model.safetensors").items()
+        }
+        save_file(tensors, path / "model.safetensors")
+        with pytest.raises(InputError, match=r"another model's: its '.*' is of the form"):
+            Loader().case(path)
 
 
 def test_a_few_clients_come_from_all_over_the_cohort(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ sentence that says what to do."""
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from dataclasses import fields
@@ -48,6 +49,54 @@ def run(**how: Any) -> fr.Result:
 def test_kinds_of_tensors_that_are_no_block_of_numbers(x: Any, says: str) -> None:
     with pytest.raises(fr.InputError, match=says):
         run(clients=[(x, Y)])
+
+
+def with_attribute(name: str, value: Any, is_buffer: bool = False) -> nn.Module:
+    net = Net()
+    net.register_buffer(name, value) if is_buffer else setattr(net, name, value)
+    return net
+
+
+COMPLEX = torch.polar(torch.ones(3), torch.arange(3.0))
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (lambda: with_attribute("f", COMPLEX, True), "buffer 'f' of Net is complex.*view_as_real"),
+        (lambda: with_attribute("p", nn.Parameter(COMPLEX)), "parameter 'p' of Net is complex"),
+        (lambda: with_attribute("lock", threading.Lock()), "Net cannot be copied.*keep files, loc"),
+        (with_attribute("lock", threading.Lock()), "Net cannot be copied, as a run does"),
+        (
+            lambda: with_attribute("w", torch.ones(2, requires_grad=True) * 2),
+            "Net cannot be copied.*computed with gradients.*parametrizations has another",
+        ),
+        (torch.jit.ScriptModule(), "compiled by TorchScript.*give the module that it was made of"),
+    ],
+)
+def test_modules_that_no_run_can_have(model: Any, says: str) -> None:
+    """A complex buffer has lost its imaginary part before, with a warning of torch's."""
+    with pytest.raises(fr.InputError, match=f"^model: .*{says}"):
+        run(model=model)
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (lambda o, y: 1.0, "it gave a float, and a tensor is wanted"),
+        (lambda o, y: o.logits.mean(), "no loss can be computed.*no attribute 'logits'"),
+        (lambda o, y: {"a": o.mean()}["b"], r"no loss can be computed.*KeyError: 'b' \(test_given"),
+    ],
+)
+def test_losses_that_give_none(loss: Any, says: str) -> None:
+    with pytest.raises(fr.InputError, match=f"^loss: .*({says})"):
+        run(loss=loss)
+
+
+def test_a_place_that_is_no_path() -> None:
+    for make in (run, lambda **how: fr.compare(["fedavg"], model=Net, clients=[(X, Y)], **how)):
+        with pytest.raises(fr.InputError, match=r"^out=b'x' must be a path, a text"):
+            make(out=b"x")
 
 
 class Endless(Dataset[Any]):

@@ -233,3 +233,69 @@ def test_tokens_that_the_model_makes_itself_are_its_own() -> None:
             return super().forward(tokens % 40)
 
     small_run("fedavg", model=Modulo, clients=[words(40, 99, at=39)], per_round=None, test=None)
+
+
+def with_defaults(**given: Any) -> Any:
+    pairs = [(X[:30], Y[:30]), (X[30:], Y[30:])]
+    usual = {"model": lambda: nn.Linear(X.shape[1], 4), "clients": pairs, "rounds": 1, "workers": 0}
+    return {**usual, **given}
+
+
+class Said(nn.Module):
+    """Answers with a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(X.shape[1], 4)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"out": self.out(x)}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"learning_rate": 0.1}, "unknown argument of run 'learning_rate': did you mean 'lr'?"),
+        ({"clients": "digits"}, "data sets by name are for the command line"),
+        ({"model": nn.Linear}, "model: Linear cannot be called without arguments"),
+        ({"model": Said}, "the model gives a dict: return a tensor, or give a loss that takes a"),
+        ({"loss": nn.CrossEntropyLoss}, "is a class; give one of it, loss=CrossEntropyLoss()"),
+        ({"loss": "mse"}, "loss='mse' must be a function of output and target, such as torch.nn"),
+        ({"metrics": [len]}, "metrics must map names to functions of output and target, such as"),
+        (
+            {"clients": [(X, nn.functional.one_hot(Y, 4))]},
+            "give class labels, y.argmax(dim=1)",
+        ),
+    ],
+)
+def test_the_mistakes_of_a_first_day_are_answered_with_what_helps(
+    given: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(fr.InputError, match=re.escape(told)):
+        fr.run("fedavg", **with_defaults(**given))
+
+
+def test_a_comparison_knows_who_was_in_it_and_takes_seeds(tmp_path: Path) -> None:
+    made = fr.compare(["fedavg", "fedprox:mu=1"], out=tmp_path / "out", **with_defaults())
+    loaded: Any = fr.load(tmp_path / "out")
+    for comparison in (made, loaded):
+        assert len(comparison.of("fedprox:mu=1")) == 1
+        with pytest.raises(fr.InputError, match="did you mean 'fedprox:mu=1'"):
+            comparison.of("fedprox:mu=2")
+    with pytest.raises(fr.InputError, match=re.escape("seed=3: compare takes seeds, such as see")):
+        fr.compare(["fedavg"], seed=3, **with_defaults())
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("run fedavg scaffold", "fedrift compare takes several algorithms; see fedrift run --help"),
+        ("run --algorithm fedavg", "No such option '--algorithm'; see fedrift run --help"),
+        ("run nowhere:Mine", "there is no nowhere.py in"),
+    ],
+)
+def test_a_line_that_cannot_be_run_is_told_what_to_read(
+    line: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(line.split()) == 2
+    assert told in capsys.readouterr().err

@@ -16,7 +16,7 @@ from fedrift.cli import code_of
 from fedrift.config.spec import Spec
 from fedrift.core import SGD, Local
 from fedrift.core.optim import PerStep, adam
-from fedrift.storage.run_folder import load
+from fedrift.storage.run_record import load
 from tests.support.problems import Net, blobs, small_run
 
 KINDS: list[tuple[str, Any, dict[str, Any]]] = [

@@ -23,7 +23,7 @@ from fedrift.config.spec import (
     replaced_by,
 )
 from fedrift.engine.task import Objects
-from fedrift.storage.run_folder import load
+from fedrift.storage.run_record import load
 from tests.support.problems import Net, blobs, small_run, uneven_clients
 
 OF_NAMED_DATA = {"data", "data_dir", "partition", "alpha", "shift"}

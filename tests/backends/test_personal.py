@@ -28,7 +28,7 @@ from fedrift.core import (
     message,
     state,
 )
-from fedrift.core.algorithm import personal_path
+from fedrift.core.composition import personal_path
 from fedrift.errors import InputError
 from tests.support.problems import Net, blobs
 

@@ -11,7 +11,7 @@ import fedrift as fr
 from fedrift.cli import code_of
 from fedrift.config.backends import BACKENDS, BackendKind, backend_kind, public_names
 from fedrift.config.spec import Spec
-from fedrift.storage.run_folder import load
+from fedrift.storage.run_record import load
 from tests.backends import backwards
 from tests.support.problems import small_run
 

@@ -213,6 +213,23 @@ def test_folders_without_runs_are_refused(
     assert "does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("link", ["runs", "runs/a"])
+def test_nothing_is_written_through_links(
+    link: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "both" / "runs").mkdir(parents=True)
+    if link == "runs":
+        (tmp_path / "both" / "runs").rmdir()
+    (tmp_path / "both" / link).symlink_to(runs if link == "runs" else runs / "a")
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
+    assert code_of(["analyse", str(tmp_path / "both"), "--what", "classes", *FEW]) == 2
+    assert "is a link to elsewhere; name the runs themselves" in capsys.readouterr().err
+    words = f"compare fedavg scaffold --rounds 1 --clients 2 --workers 0 --out {tmp_path}/both -q"
+    assert code_of(words.split()) == 2
+    assert "is a link, and runs would be written elsewhere" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_what_cannot_be_measured_is_a_note_or_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

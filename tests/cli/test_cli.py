@@ -9,7 +9,7 @@ import subprocess
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -296,7 +296,14 @@ def test_lines_and_table(front: Front, capsys: pytest.CaptureFixture[str]) -> No
     assert [line.split()[1] for line in rounds] == ["1/3", "3/3"]
     assert "accuracy 0.1000  loss 1.0000  7.0 s" in rounds[0]
     table = shown.out
-    for part in ("75.00%", "80.00%", "12.3 MB up, 999 B down", "4,311", "1 min 15 s", "0123456789"):
+    for part in (
+        "75.00 %",
+        "80.00 %",
+        "12.3 MB up, 999 B down",
+        "4,311",
+        "1 min 15 s",
+        "0123456789",
+    ):
         assert part in table
 
 
@@ -645,3 +652,29 @@ def test_a_demo_that_cannot_be_given_writes_nothing(
     assert code_of(["flower", "demo"]) == 2
     assert "flower-superlink is missing" in capfd.readouterr().err
     assert not any(tmp_path.iterdir())
+
+
+def test_processes_of_a_demo_are_given_whole_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They have working folders of their own, where a path from here leads elsewhere."""
+    from fedrift.federation import demo
+
+    given: list[Any] = []
+
+    def app(self: Any, app: Path, config: Mapping[str, Any]) -> str:
+        given.extend([app, *config.values()])
+        raise RunError("that will do")
+
+    monkeypatch.setattr(demo, "program", lambda name: name)
+    monkeypatch.setattr(demo.Loopback, "start_link", lambda self: given.append(self.home))
+    monkeypatch.setattr(
+        demo.Loopback, "start_node", lambda self, name, config: given.extend(config.values())
+    )
+    monkeypatch.setattr(demo.Loopback, "start_app", app)
+    monkeypatch.chdir(tmp_path)
+    words = "flower demo fedavg --nodes 2 --rounds 1 --data digits:train=60,test=40 --no-secure"
+    assert code_of(words.split()) == 1
+    assert "that will do" in capfd.readouterr().err
+    paths = [value for value in given if isinstance(value, Path)]
+    assert len(paths) == 8 and all(path.is_relative_to(tmp_path) for path in paths)

@@ -6,9 +6,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -74,24 +73,26 @@ def made_in(process):
 SHORT = "--rounds 2 --clients 3 --model logistic --json".split()
 
 
+class Program(Protocol):
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]: ...
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "beside_me.py").write_text(SOURCE)
     return tmp_path
 
 
-def fedrift(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def fedrift(programs: Path, folder: Path) -> Program:
     """The console script, which does not look for modules in the current folder by itself."""
-    program = Path(sys.executable).with_name("fedrift")
-    paths = [path for path in sys.path if path]
-    return subprocess.run(
-        [program, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [programs / "fedrift", *words], capture_output=True, text=True, check=False, cwd=folder
+        )
+
+    return run
 
 
 def answer(done: subprocess.CompletedProcess[str], code: int = 0) -> dict[str, Any]:
@@ -100,31 +101,31 @@ def answer(done: subprocess.CompletedProcess[str], code: int = 0) -> dict[str, A
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_compare_finds_it_on_a_shared_pool(workers: str, folder: Path) -> None:
+def test_compare_finds_it_on_a_shared_pool(workers: str, fedrift: Program) -> None:
     own = ["beside_me:Mine", "swa(beside_me:Mine):start=2,cycle=1"]
-    done = fedrift(folder, "compare", "fedavg", *own, *SHORT, "--workers", workers)
+    done = fedrift("compare", "fedavg", *own, *SHORT, "--workers", workers)
     plain, mine, _ = [run["fingerprint"] for run in answer(done)["runs"]]
     assert mine == plain
 
 
-def test_compare_finds_it_on_ray(folder: Path) -> None:
+def test_compare_finds_it_on_ray(fedrift: Program) -> None:
     pytest.importorskip("ray", reason="needs fedrift[ray]")
     names = ["fedavg", "beside_me:Mine", "beside_me:AtClient"]
-    done = fedrift(folder, "compare", *names, *SHORT, "--workers", "2", "--backend", "ray")
+    done = fedrift("compare", *names, *SHORT, "--workers", "2", "--backend", "ray")
     plain, mine = [run["fingerprint"] for run in answer(done, 1)["runs"]]
     assert mine == plain
     assert "ValueError: too warm to train (beside_me.py, line 30, in train)" in done.stderr
 
 
-def test_run_resume_analyse_and_explain_find_it(folder: Path) -> None:
+def test_run_resume_analyse_and_explain_find_it(fedrift: Program, folder: Path) -> None:
     run = ["run", "beside_me:Mine", *SHORT, "--workers", "2", "--out", "a"]
-    made = answer(fedrift(folder, *run))
-    again = answer(fedrift(folder, "resume", "a", "--trust-code", "--json"))
+    made = answer(fedrift(*run))
+    again = answer(fedrift("resume", "a", "--trust-code", "--json"))
     assert again["fingerprint"] == made["fingerprint"]
     for words in (["analyse", "a", "--what", "classes"], ["verify", "a"]):
-        done = fedrift(folder, *words, "--trust-code")
+        done = fedrift(*words, "--trust-code")
         assert done.returncode == 0, done.stderr
-    done = fedrift(folder, "explain", "beside_me:Mine", "-o", "page.html")
+    done = fedrift("explain", "beside_me:Mine", "-o", "page.html")
     assert done.returncode == 0 and (folder / "page.html").exists(), done.stderr
 
 
@@ -136,24 +137,24 @@ WHY = {
 }
 
 
-def test_the_others_go_on_when_one_fails(folder: Path) -> None:
+def test_the_others_go_on_when_one_fails(fedrift: Program) -> None:
     """Each in its way: at a client, at the server, with its worker, before the first visit."""
     names = ["fedavg", *WHY, "scaffold"]
-    done = fedrift(folder, "compare", *names, *SHORT, "--workers", "2")
+    done = fedrift("compare", *names, *SHORT, "--workers", "2")
     made = answer(done, 1)["runs"]
     assert [run["label"] for run in made] == ["fedavg", "scaffold"]
     failed = [line for line in done.stderr.splitlines() if line.startswith("failed: ")]
     for line, (name, why) in zip(failed, WHY.items(), strict=True):
         assert line.startswith(f"failed: {name}: ") and why in line
     for run in made:
-        alone = answer(fedrift(folder, "run", run["label"], *SHORT, "--workers", "0"))
+        alone = answer(fedrift("run", run["label"], *SHORT, "--workers", "0"))
         assert alone["fingerprint"] == run["fingerprint"]
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 @pytest.mark.parametrize("name", ["beside_me:AtClient", "beside_me:AtServer"])
-def test_a_run_that_fails_says_where(name: str, workers: str, folder: Path) -> None:
-    done = fedrift(folder, "run", name, *SHORT, "--quiet", "--workers", workers)
+def test_a_run_that_fails_says_where(name: str, workers: str, fedrift: Program) -> None:
+    done = fedrift("run", name, *SHORT, "--quiet", "--workers", workers)
     assert done.returncode == 1
     assert WHY[name] in done.stderr and len(done.stderr.strip().splitlines()) == 1
 

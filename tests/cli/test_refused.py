@@ -67,6 +67,18 @@ def test_nothing_is_written(
     assert seen(tmp_path) == known
 
 
+def test_a_backend_that_cannot_be_had_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(*_: object) -> None:
+        raise InputError("backend 'ray:127.0.0.1:9' cannot be reached")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedrift.engine.execute.made", nobody)
+    assert code_of(f"run fedavg {SMALL} --out new".split()) == 2
+    assert not seen(tmp_path)
+
+
 def seen(folder: Path) -> dict[Path, bytes]:
     """Every file with its content, every folder."""
     return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}

@@ -54,7 +54,8 @@ def test_ctrl_c_reaches_the_processes_of_conform_through_their_parent() -> None:
 
 
 def test_the_processes_of_conform_end_with_their_parent() -> None:
-    command = [sys.executable, "-m", "fedrift.conform.survey", "fedavg", "fedsgd"]
+    nothing_said = ("", "")  # of the model and of the adapter
+    command = [sys.executable, "-m", "fedrift.conform.survey", *nothing_said, "fedavg", "fedsgd"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

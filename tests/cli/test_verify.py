@@ -18,9 +18,14 @@ from safetensors.numpy import load_file, save_file
 
 from fedrift.cli import code_of
 from fedrift.cli.launch import modest
-from fedrift.cli.verify import Verdict
+from fedrift.cli.verify import Verdict, fingerprint_of
 from fedrift.config.spec import Spec
+from fedrift.engine.ledger import Ledger
+from fedrift.engine.prepare import prepare
+from fedrift.engine.result import figures
+from fedrift.engine.task import task_from_spec
 from fedrift.errors import RunError
+from fedrift.storage import run_record
 
 WORDS = "run scaffold --data digits --model logistic --clients 4 --rounds 2 --workers 0 -q".split()
 
@@ -195,7 +200,9 @@ def test_a_spot_check_says_what_it_leaves_out(
     summary(status="stopped")(folder)
     assert code_of(["verify", str(folder), "-q", "--rounds", "1"]) == 0
     said = capsys.readouterr().out
-    assert "summary.json (but seconds, folder, status, diverged_at, continuations)" in said
+    assert (
+        "summary.json (but seconds, folder, status, diverged_at, continuations, beginnings)" in said
+    )
     assert code_of(["verify", str(folder), "-q"]) == 1
     assert "status was stopped, is done now" in capsys.readouterr().err
 
@@ -248,6 +255,69 @@ def test_runs_of_another_instruction_set(
         assert prints[0]["instructions"] != prints[1]["instructions"]
         assert said.startswith("cannot be compared bit for bit (instructions was ")
         assert "): within 1e-6 of it; looked at spec.toml" in said
+
+
+def elsewhere(folder: Path, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """A forger who says that it was another processor: lines are others, all hashes made to fit."""
+    env, path = json.loads((folder / "env.json").read_text()), folder / name
+    (folder / "env.json").write_text(json.dumps(env | {"instructions": "ABACUS/12345678"}))
+    rows = [json.loads(text) for text in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row | change(row)) + "\n" for row in rows))
+    (folder / "checkpoint.safetensors").unlink()
+    record = run_record.load(folder)
+    told = figures(record.rounds, Ledger.of(record.ledger), record.clients)
+    task = task_from_spec(record.spec, prepare(record.spec))
+    told |= {"instructions": "ABACUS/12345678", "fingerprint": fingerprint_of(record, task)}
+    summary(**told)(folder)
+
+
+def nudged(value: Any) -> Any:
+    """As far away as other last bits may have it."""
+    if isinstance(value, list):
+        return [nudged(one) for one in value]
+    return value * (1 - 1e-7) if isinstance(value, float) else value
+
+
+def one_more(row: dict[str, Any]) -> dict[str, Any]:
+    correct, total = list(row["class_correct"]), row["class_total"]
+    correct[0] += 1 if correct[0] < total[0] else -1
+    found = [a / b for a, b in zip(correct, total, strict=True)]
+    return {"class_correct": correct, "classes": found, "accuracy": sum(correct) / row["n"]}
+
+
+ROUNDED: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], str]] = {
+    "last digits": ("rounds.jsonl", lambda row: {k: nudged(v) for k, v in row.items()}, ""),
+    "reports": ("training.jsonl", lambda row: {k: nudged(v) for k, v in row.items()}, ""),
+    "one sample": ("rounds.jsonl", one_more, ""),
+    "accuracy": ("rounds.jsonl", lambda row: {"accuracy": 0.99}, "accuracy was 0.99"),
+    "two classes": ("rounds.jsonl", lambda row: {"classes": [0.9] * 10}, "classes was [0.9"),
+    "who took part": ("rounds.jsonl", lambda row: {"cohort": [0, 1, 2]}, "cohort was [0, 1, 2]"),
+    "training": ("rounds.jsonl", lambda row: {"train_accuracy": 0.99}, "train_accuracy was 0.99"),
+    "its loss": ("rounds.jsonl", lambda row: {"train_loss": 0.1}, "train_loss was 0.1"),
+    "clients": ("training.jsonl", lambda row: {"accuracy": [0.9] * 4}, "accuracy was [0.9"),
+    "the cost": ("ledger.jsonl", lambda row: {"gradients": 1}, "gradients was 1"),
+}
+
+
+@pytest.mark.parametrize("what", ROUNDED)
+def test_rounding_explains_last_digits_only(
+    what: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, change, says = ROUNDED[what]
+    elsewhere(folder, name, change)
+    assert code_of(["verify", str(folder), "-q"]) == (1 if says else 0)
+    said = "".join(capsys.readouterr())
+    assert "cannot be compared bit for bit (instructions was ABACUS/12345678, is " in said
+    assert (f": {says}" in said and "no matter of bits" in said) if says else "1e-6 of it" in said
+
+
+def test_nor_does_it_explain_how_a_run_ended(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere(folder, "rounds.jsonl", lambda row: {})
+    summary(status="diverged", diverged_at=2)(folder)
+    assert code_of(["verify", str(folder), "-q"]) == 1
+    assert "status was diverged, is done now, which is no matter" in capsys.readouterr().err
 
 
 def test_the_instruction_set_stands_beside_the_fingerprint(

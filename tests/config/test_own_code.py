@@ -165,7 +165,7 @@ def test_in_python(beside: Path) -> None:
         ("own_things:NUMBER", "is a int; give a class"),
         ("own_things:net", "cannot be made"),
         ("own_things:Nobody", "has no 'Nobody'"),
-        ("nowhere:Mine", "'nowhere:Mine' cannot be imported: ModuleNotFoundError"),
+        ("nowhere:Mine", "'nowhere:Mine' cannot be imported: there is no n"),
         ("fedagv", "did you mean 'fedavg'.*module:Class"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from fedrift import conform
 from fedrift.adapters.averaging import LoraAveraging, Means
+from fedrift.conform import adapted, invariants
 from fedrift.conform import bench as benches
-from fedrift.conform import invariants
 from fedrift.conform.problem import with_model
+from fedrift.conform.watched_run import Inside, Moment
 from tests.conform.test_conform import failed, run
 from tests.support import cheats
 from tests.support.product import Bench, classifier, subject_of
@@ -53,6 +54,36 @@ def test_positions_of_a_text_have_labels() -> None:
     trial = with_model(GPT)
     x, y = trial.clients[2]
     assert x.shape == y.shape and torch.equal(x[:, 1:], y[:, :-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "adapter"),
+    [
+        ("mime", "lora:rank=2"),
+        ("fedasam", "lora:rank=2,how=exact"),
+        ("ghbm", "lora:rank=2,how=exact"),
+    ],
+)
+def test_means_of_products_hold_whatever_is_sent_and_however_large_weights_are(
+    name: str, adapter: str
+) -> None:
+    """Mime's clients are sent the model in one exchange and reply with its change in the next."""
+    seen: list[float] = []
+    trial = invariants.with_gaps(replace(classifier(), adapter=adapter, dtype="float64"))
+
+    def measured(m: Moment) -> Iterator[str]:
+        seen.append(m.algorithm.log(m.new)["lora_bias"])
+        yield from adapted.means_of_products(m)
+
+    inside = Inside(subject_of(name), trial)
+    assert invariants.failures(inside, (measured,)) == []
+    assert len(seen) == trial.rounds and min(seen) > 0
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep"])
+def test_nothing_is_left_to_share_where_the_head_is_trained_and_kept(name: str) -> None:
+    cell = invariants.check(subject_of(name), replace(classifier(), adapter="head"))
+    assert cell.passed, cell.text
 
 
 # What is wrong with an adapter is caught.

@@ -235,7 +235,7 @@ class Multiplies(Algorithm[Server, Client]):
         return Client(seen=torch.zeros(2, p.layout.size)[1])
 
     def round(self, s: Server, cohort: Cohort) -> Server:
-        up = cohort.ask(self.train, Down(w=s.w))
+        up = cohort.ask(self.train, Down(w=torch.stack([s.w, s.w])[1]))
         moved = s.matrix @ up.delta + torch.dot(s.w, up.delta) * s.w
         several = torch.stack([s.w, s.w + up.delta + 0.1 * moved])
         return replace(s, w=several[1], matrix=torch.cat([several, s.matrix])[2:])

@@ -17,7 +17,7 @@ from fedrift.algorithms.fedavg import Up
 from fedrift.backends.backend import Fold
 from fedrift.backends.visit import Reply
 from fedrift.core import SAM, SVRG, Local, Problem, Site, Weights, define
-from fedrift.core.algorithm import Exchange, signature
+from fedrift.core.exchange import Exchange, signature
 from fedrift.core.site import Work
 from tests.support.problems import blobs, small_run
 from tests.support.product import FedAvg

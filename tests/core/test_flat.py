@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedrift.core import Layout, Problem, Vec, cosine, define, dot, norm, unit
-from fedrift.core.flat import CHUNK, FlatModel, add_each, is_finite
+from fedrift.core.flat import add_each, is_finite
+from fedrift.core.flat_model import CHUNK, FlatModel
 from tests.support.problems import Net, blobs
 
 

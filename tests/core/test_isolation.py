@@ -6,6 +6,7 @@ import random
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 import fedrift as fr
+from fedrift.config.privacy import Guarantee
 from fedrift.core.isolation import (
     SWITCHES,
     Memory,
@@ -24,6 +26,7 @@ from fedrift.core.isolation import (
     seed_all,
 )
 from fedrift.core.problem import define
+from fedrift.engine import aggregation
 from fedrift.rng import torch_seed
 
 X = torch.randn(200, 20, generator=torch.Generator().manual_seed(0))
@@ -361,10 +364,12 @@ def test_draws_of_an_evaluation_are_seeded() -> None:
 
 
 @pytest.mark.parametrize("guard", [{"aggregate": "median"}, {"privacy": "gaussian:1,clip=1"}])
-def test_protected_replies_do_not_tell_of_others(guard: dict[str, Any]) -> None:
+def test_protected_replies_do_not_tell_of_others(
+    guard: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Client 0's data change; what the others send does not."""
-    if "privacy" in guard:
-        pytest.importorskip("dp_accounting")
+    known = Guarantee(1.0, 1e-5, "not reckoned here")  # that needs a library of its own
+    monkeypatch.setattr(aggregation, "guarantee", lambda *_: known)
     seen: list[dict[int, Tensor]] = []
 
     class Look(fr.Callback):
@@ -412,12 +417,21 @@ def test_what_was_patched_here_is_not_computed_elsewhere(monkeypatch: pytest.Mon
 
 
 def test_runs_in_threads_wait_for_each_other() -> None:
-    def one(seed: int) -> str:
-        return run(Variational, seed=seed).fingerprint
+    """No two are ever in a round, or each would draw what is the other's."""
+    alone = [run(Variational, seed=seed).fingerprint for seed in range(4)]
+    together, met = threading.Barrier(2), list[bool]()
 
-    alone = [one(seed) for seed in range(4)]
+    def meet(report: fr.RoundReport) -> None:
+        with suppress(threading.BrokenBarrierError):  # and from then on at once
+            together.wait(1.0)
+            met.append(True)
+
+    def one(seed: int) -> str:
+        return run(Variational, seed=seed, on_round=meet).fingerprint
+
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(one, range(4))) == alone
+    assert not met
 
 
 def test_a_callback_of_a_comparison_may_run_another() -> None:

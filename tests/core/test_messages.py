@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrift.core import Gather, Mean, Sum, Vec, derived, message, pack, state
-from fedrift.core.algorithm import signature
+from fedrift.core.exchange import signature
 from fedrift.core.messages import Reducer, Size, all_finite, nbytes, unpack
 from fedrift.errors import InputError
 

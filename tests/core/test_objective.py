@@ -24,7 +24,7 @@ from fedrift.core import (
     Vec,
     state,
 )
-from fedrift.core.flat import FlatModel
+from fedrift.core.flat_model import FlatModel
 from fedrift.core.local import LocalStep
 from tests.support.problems import Net, blobs
 
@@ -127,6 +127,25 @@ def test_looking_between_two_gradients_changes_neither() -> None:
 
     for one, other in zip(gradients(False), gradients(True), strict=True):
         assert torch.equal(one, other)
+
+
+@torch.no_grad()
+def test_a_gradient_elsewhere_may_look_at_a_frozen_model() -> None:
+    """As SAM's second pass does with such an objective: the weights are what they were."""
+    step, _, problem = step_of(Net)
+    elsewhere, behind = problem.w0 + 1, problem.w0 * 2
+    wanted = 3 * step.grad(elsewhere)
+    teacher = step.forward(behind).output
+    seen: list[Tensor] = []
+
+    def objective(here: Forward) -> Tensor:
+        seen.append(step.forward(behind).output)
+        return 3 * here.loss
+
+    got = step.grad(elsewhere, objective)
+    assert torch.equal(step.w, problem.w0)
+    torch.testing.assert_close(got, wanted)
+    assert torch.equal(seen[0], teacher)
 
 
 def test_a_model_without_a_head_is_refused() -> None:

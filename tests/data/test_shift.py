@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import ndimage
 
 from fedrift.data.shift import shift
 from fedrift.errors import InputError
@@ -29,6 +28,8 @@ def test_rotation_goes_from_minus_to_plus() -> None:
 
 
 def test_rotation_agrees_with_scipy() -> None:
+    from scipy import ndimage
+
     turned = shift("rotation:33", IMAGES, PARTS, seed=0)
     expected = ndimage.rotate(
         IMAGES[PARTS[2]], 33, axes=(3, 2), reshape=False, order=1, mode="nearest"
@@ -37,6 +38,8 @@ def test_rotation_agrees_with_scipy() -> None:
 
 
 def test_rotation_of_images_that_are_not_square() -> None:
+    from scipy import ndimage
+
     wide = np.random.default_rng(1).standard_normal((2, 1, 4, 9))
     turned = shift("rotation:20", wide, (np.array([0]), np.array([1])), seed=0)
     for i, angle in enumerate((-20, 20)):

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import norm as gauss
 
 import fedrift as fr
 from fedrift.algorithms.fedavg import Down, Server
@@ -139,6 +138,8 @@ def bernoulli(share: float, population: int = 1000) -> Participation:
 def test_epsilon_of_one_release_is_the_analytic_one() -> None:
     """δ(ε) of the Gaussian mechanism: Balle and Wang, ICML 2018, Theorem 8."""
     pytest.importorskip("dp_accounting")
+    from scipy.stats import norm as gauss
+
     z = 1.5
     found = guarantee(Privacy(z, 1.0, 1e-5), bernoulli(1.0), 1)
     e = found.epsilon

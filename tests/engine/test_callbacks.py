@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 import fedrift as fr
 from fedrift.engine.callbacks import Passive, Plan, RoundReport
-from fedrift.storage import run_folder
+from fedrift.storage import run_record
 from tests.support.problems import small_run
 
 
@@ -82,7 +84,7 @@ def test_one_that_raises_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
         small_run("fedavg", callbacks=[Failing(), seen], **how)
     assert seen.told[-1] is ZeroDivisionError
     assert any("Failing.on_error" in note for note in raised.value.__notes__)
-    assert [row["round"] for row in run_folder.load(tmp_path / "run").rounds] == [1, 2]
+    assert [row["round"] for row in run_record.load(tmp_path / "run").rounds] == [1, 2]
     again = Noting()
     small_run("fedavg", callbacks=[again], **how)
     assert [t for t in again.told if isinstance(t, int)] == [3, 4]
@@ -94,10 +96,38 @@ def test_one_that_raises_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
 def test_a_round_is_recorded_when_it_is_told(tmp_path: Path) -> None:
     class Reading(fr.Callback):
         def on_round(self, report: RoundReport) -> None:
-            kept = run_folder.load(tmp_path / "run").rounds
+            kept = run_record.load(tmp_path / "run").rounds
             assert kept[-1]["round"] == report.round
 
     assert small_run("fedavg", out=tmp_path / "run", callbacks=[Reading()]).status == "done"
+
+
+def zero_state(report: RoundReport) -> None:
+    report.state.c.zero_()
+
+
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [
+        (zero_state, "OnRound.on_round has changed the server's state.*work on a copy"),
+        (lambda report: report.weights, "OnRound.on_round gave a Tensor, which is neither true"),
+    ],
+)
+def test_one_that_changes_the_run_or_says_neither_is_told(does: Any, says: str) -> None:
+    with pytest.raises(fr.InputError, match=says):
+        small_run("scaffold", rounds=2, on_round=does)
+
+
+def test_a_folder_that_goes_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removed by a callback, or a relative one when the program has gone elsewhere."""
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for out, does in (
+        (tmp_path / "run", lambda report: shutil.rmtree(tmp_path / "run")),
+        (Path("here"), lambda report: os.chdir(tmp_path / "other")),
+    ):
+        with pytest.raises(fr.RunError, match=f"^out '{out}' is not there any more: it was moved"):
+            small_run("fedavg", rounds=3, out=out, on_round=does)
 
 
 @pytest.mark.parametrize("wrong", [3, [3], [Noting], ["progress"]], ids=str)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fedrift.engine import features
+from fedrift.data import datasets
+from fedrift.data.samples import DataSet
+from fedrift.engine import feature_cache, features
 from fedrift.engine.features import Extractor, cached, extract, extractor, fingerprint, projected
 from fedrift.errors import InputError
 from fedrift.models import factory
@@ -193,6 +197,157 @@ def test_features_are_named_like_any_data(own_cache: Path) -> None:
     assert wide.x.shape == (80, 3 * 16)
     usual = features.load("features:digits:train=30,test=20,extractor=random-conv")
     assert usual.x.shape == (30, 30), "256 unless there are fewer"
+
+
+# What was made before is found by the hash of the files, and nothing else is touched.
+
+
+def write_arrays(path: Path, seed: int = 0, y: np.ndarray | None = None) -> str:
+    rng = np.random.default_rng(seed)
+    users = np.array(["lea", "ada", "bob"])[np.arange(40) % 3]
+    np.savez(
+        path,
+        x=images(40, seed),
+        y=rng.integers(0, 4, 40) if y is None else y,
+        users=users,
+        x_test=images(9, seed + 9),
+        y_test=np.arange(9) % 4,
+        users_test=users[:9],
+    )
+    return f"features:npz:{path},extractor=random-conv:filters=3,dim=4"
+
+
+def same(a: DataSet, b: DataSet) -> bool:
+    pairs = ((vars(a)[name], vars(b)[name]) for name in vars(a))
+    return all(
+        type(one) is type(other)
+        and (np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other)
+        for one, other in pairs
+    )
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The data sets that are read sample by sample from now on."""
+    texts: list[str] = []
+    load = datasets.load
+
+    def noted(text: str, *rest: Any) -> DataSet:
+        texts.append(text)
+        return load(text, *rest)
+
+    monkeypatch.setattr(datasets, "load", noted)
+    return texts
+
+
+def test_the_second_time_nothing_is_decoded_and_no_network_is_built(
+    own_cache: Path, tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = write_arrays(tmp_path / "d.npz")
+    first = features.load(text)
+    assert len(decoded) == 1 and first.user_names == ("ada", "bob", "lea")
+    monkeypatch.setattr(features, "extractor", lambda *_: pytest.fail("no network is needed"))
+    assert same(features.load(text), first) and len(decoded) == 1
+
+
+def test_values_are_not_taken_for_labels(own_cache: Path, tmp_path: Path) -> None:
+    text = write_arrays(tmp_path / "d.npz")
+    labels, values = features.load(text), features.load(text, None, "values")
+    assert labels.y.dtype == np.int64 and values.y.dtype == np.float32
+    assert same(features.load(text), labels)
+
+
+def test_a_file_with_other_content_is_decoded_though_size_and_time_are_the_same(
+    own_cache: Path, tmp_path: Path, decoded: list[str]
+) -> None:
+    path = tmp_path / "d.npz"
+    first = features.load(write_arrays(path))
+    there = path.stat()
+    text = write_arrays(path, y=(first.y + 1) % 4)
+    os.utime(path, ns=(there.st_atime_ns, there.st_mtime_ns))
+    assert path.stat().st_size == there.st_size
+    assert np.array_equal(features.load(text).y, (first.y + 1) % 4) and len(decoded) == 2
+
+
+def test_a_file_that_changes_before_it_is_read_is_not_taken_for_what_was_there(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, load = tmp_path / "d.npz", datasets.load
+    text = write_arrays(path)
+
+    def meddled(*arguments: Any) -> DataSet:
+        write_arrays(path, seed=5)  # it has been hashed by now
+        return load(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets, "load", meddled)
+        other = features.load(text)
+    write_arrays(path)
+    assert not same(features.load(text), other)
+    write_arrays(path, seed=5)
+    assert same(features.load(text), other)
+
+
+def test_other_code_of_ours_decodes_once_more(
+    own_cache: Path, tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = write_arrays(tmp_path / "d.npz")
+    first = features.load(text)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a.py").write_text("changed = True")
+    monkeypatch.setattr(feature_cache, "SOURCE", tmp_path / "source")
+    assert same(features.load(text), first) and len(decoded) == 2
+    (tmp_path / "source" / "a.py").write_text("changed = None")
+    assert same(features.load(text), first) and len(decoded) == 3
+
+
+@pytest.mark.parametrize("kept", ["data", "projected"])
+def test_a_damaged_record_is_made_again(
+    own_cache: Path, tmp_path: Path, decoded: list[str], kept: str
+) -> None:
+    text = write_arrays(tmp_path / "d.npz")
+    first = features.load(text)
+    (record,) = (own_cache / "features").glob(f"{kept}-*")
+    whole = record.read_bytes()
+    damaged = [whole[:-5], b""]
+    if kept == "data":  # a single wrong label is found as well
+        damaged.append(whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:])
+    for content in damaged:
+        record.write_bytes(content)
+        decoded.clear()
+        assert same(features.load(text), first) and len(decoded) == 1
+
+
+def test_what_other_code_decides_is_never_remembered(
+    own_cache: Path, tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ownnet.py").write_text(
+        "from fedrift.models import Mlp\ndef make(input_shape, classes):\n"
+        "    return Mlp(input_shape, classes, 5)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    text = write_arrays(tmp_path / "d.npz").replace("random-conv:filters=3", "ownnet:make")
+    for _ in range(2):
+        features.load(text)
+        features.load(SEEN)
+    assert len(decoded) == 4
+
+
+def test_other_weights_are_another_network(
+    own_cache: Path, tmp_path: Path, decoded: list[str]
+) -> None:
+    from safetensors.torch import save_file
+
+    weights, found = tmp_path / "w.safetensors", []
+    np.savez(tmp_path / "d.npz", x=images(12), y=np.arange(12) % 4)
+    text = f"features:npz:{tmp_path / 'd.npz'},size=32,dim=4,weights={weights}"
+    for seed in (0, 1, 1):
+        torch.manual_seed(seed)
+        state = factory("mobilenet-v2", (3, 32, 32), 7)().state_dict()
+        save_file({k: v for k, v in state.items() if not k.startswith("prepared.")}, weights)
+        found.append(features.load(text))
+    assert not np.array_equal(found[0].x, found[1].x) and same(found[1], found[2])
+    assert len(decoded) == 2
 
 
 def test_a_run_of_features_has_the_same_bits_for_any_number_of_workers(

@@ -10,7 +10,7 @@ import pytest
 
 from fedrift.cli import code_of
 from fedrift.config.spec import Spec
-from fedrift.storage import run_folder
+from fedrift.storage import run_record
 from fedrift.storage.fork import fork_spec
 
 SMALL = "--data digits --model logistic --clients 6 --per-round 3 --lr 0.1 --rounds 6 -q".split()
@@ -29,7 +29,7 @@ def fork(parent: Path, out: Path, *more: str) -> int:
 
 def untimed(folder: Path) -> list[dict[str, object]]:
     return [
-        {k: v for k, v in row.items() if k != "seconds"} for row in run_folder.load(folder).rounds
+        {k: v for k, v in row.items() if k != "seconds"} for row in run_record.load(folder).rounds
     ]
 
 
@@ -37,24 +37,24 @@ def test_a_fork_shares_the_first_rounds(parent: Path, tmp_path: Path) -> None:
     assert fork(parent, tmp_path / "b", "--at-round", "4", "--set", "lr=0.01") == 0
     old, new = untimed(parent), untimed(tmp_path / "b")
     assert old[:4] == new[:4] and old[4] != new[4] and len(new) == 6
-    assert run_folder.load(tmp_path / "b").spec.lr == 0.01
+    assert run_record.load(tmp_path / "b").spec.lr == 0.01
     assert code_of(["verify", str(tmp_path / "b"), "-q"]) == 0
 
 
 def test_a_fork_that_changes_nothing_is_the_run_itself(parent: Path, tmp_path: Path) -> None:
     assert fork(parent, tmp_path / "b", "--at-round", "3") == 0
-    ends = [run_folder.load(folder).summary["fingerprint"] for folder in (parent, tmp_path / "b")]
+    ends = [run_record.load(folder).summary["fingerprint"] for folder in (parent, tmp_path / "b")]
     assert ends[0] == ends[1]
 
 
 def test_a_fork_is_resumed_from_nothing_but_its_specs(parent: Path, tmp_path: Path) -> None:
     out = tmp_path / "b"
     assert fork(parent, out, "--at-round", "4", "--set", "lr=0.01", "--set", "rounds=8") == 0
-    said = run_folder.load(out).summary["fingerprint"]
+    said = run_record.load(out).summary["fingerprint"]
     for file in ("summary.json", "checkpoint.safetensors", "checkpoint.previous.safetensors"):
         (out / file).unlink(missing_ok=True)
     assert code_of(["resume", str(out), "-q"]) == 0
-    assert run_folder.load(out).summary["fingerprint"] == said
+    assert run_record.load(out).summary["fingerprint"] == said
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_a_fork_does_not_promise_what_its_first_rounds_gave_away(
 ) -> None:
     how = ["--at-round", "4", "--set", "privacy=gaussian:1,clip=1"]
     assert fork(uniform, tmp_path / "b", *how) == 0
-    kept = run_folder.load(tmp_path / "b")
+    kept = run_record.load(tmp_path / "b")
     assert kept.summary["epsilon"] == math.inf
     assert any("first 4 rounds" in note for note in kept.environment["notes"])
 
@@ -85,7 +85,7 @@ def test_a_private_fork_of_a_private_run_counts_both(tmp_path: Path) -> None:
         how = ["--at-round", "4", "--set", f"privacy=gaussian:{noise},clip=1"]
         assert fork(tmp_path / "a", tmp_path / f"b{noise}", *how) == 0
     whole, same, other = (
-        run_folder.load(tmp_path / name).summary["epsilon"] for name in ("a", "b1", "b2")
+        run_record.load(tmp_path / name).summary["epsilon"] for name in ("a", "b1", "b2")
     )
     assert same == pytest.approx(whole, rel=1e-6) and 0 < other < whole
 

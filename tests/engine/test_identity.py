@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import fedrift as fr
 from fedrift.api import task_of
 from fedrift.core import Local
-from fedrift.engine.content import Content, tensor_digest
+from fedrift.engine.digests import Digest, tensor_digest
 from tests.support.problems import Net, blobs, small_run, uneven_clients
 from tests.support.product import FedAvg
 
@@ -244,10 +244,10 @@ def test_what_was_pickled_is_the_same() -> None:
     class Loss(Weighted):
         pass
 
-    before = Content.of(Loss(1.0))
+    before = Digest.of(Loss(1.0))
     Loss(1.0).__reduce_ex__(2)
     assert "__slotnames__" in vars(Loss)
-    assert Content.of(Loss(1.0)) == before
+    assert Digest.of(Loss(1.0)) == before
 
 
 def test_folders_of_earlier_versions_go_on(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_swapped_rows_and_values_are_seen() -> None:
     y[[3, 500]] = y[[500, 3]]
     z = x.copy()
     z[3, 4], z[3, 5] = z[3, 5], z[3, 4]
-    assert len({Content.of(a) for a in (x, y, z)}) == 3
+    assert len({Digest.of(a) for a in (x, y, z)}) == 3
 
 
 def test_hashing_is_fast() -> None:
@@ -325,8 +325,8 @@ def test_values_of_every_kind() -> None:
     cycle: list[Any] = [1]
     cycle.append(cycle)
     values.append(cycle)
-    digests = [Content.of(value) for value in values]
-    assert digests == [Content.of(value) for value in values]
+    digests = [Digest.of(value) for value in values]
+    assert digests == [Digest.of(value) for value in values]
     for i, a in enumerate(values):
         same = [b for j, b in enumerate(values) if digests[i] == digests[j] and j != i]
         assert not same, (a, same)

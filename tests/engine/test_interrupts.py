@@ -19,7 +19,7 @@ from fedrift.backends.worker import main
 from fedrift.engine.history import defer_interrupts
 from fedrift.engine.interrupts import REMINDER
 from tests.support.problems import small_run
-from tests.support.product import Scaffold, checkpoint, run_folder
+from tests.support.product import Scaffold, checkpoint, run_folder, run_record
 
 HOME = str(Path(fr.__file__).parent)
 
@@ -77,7 +77,7 @@ def test_ctrl_c_at_any_moment_loses_nothing(
     assert again.rounds == alone.rounds
     assert again.ledger.entries == alone.ledger.entries
     assert again.fingerprint == alone.fingerprint
-    kept = run_folder.load(tmp_path / "run")
+    kept = run_record.load(tmp_path / "run")
     assert [row["round"] for row in kept.rounds] == alone.rounds
     assert kept.clients["sizes"]
 
@@ -185,7 +185,7 @@ def assert_same_end(again: fr.Result, alone: fr.Result) -> None:
     assert again.rounds == alone.rounds and again.fingerprint == alone.fingerprint
     assert again.ledger.entries == alone.ledger.entries
     assert again.folder is not None
-    kept = run_folder.load(again.folder)
+    kept = run_record.load(again.folder)
     assert [row["round"] for row in kept.rounds] == alone.rounds
     assert [row["round"] for row in kept.ledger] == [e.round for e in alone.ledger.entries]
     assert kept.summary["fingerprint"] == alone.fingerprint

@@ -123,6 +123,13 @@ def test_the_page_holds_the_recorded_numbers() -> None:
     assert "https://" not in page.partition('<script type="text/plain"')[0]
 
 
+def test_states_have_the_minus_of_the_axes() -> None:
+    turns = payload(*told("feddyn"))["turns"]
+    spelled = [value for turn in turns for _, value in turn["state"]]
+    assert any("−" in value for value in spelled)
+    assert not any("-" in value for value in spelled)
+
+
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf", "html"])
 def test_the_ending_decides(tmp_path: Path, ending: str) -> None:
     path = tmp_path / "new" / f"explained.{ending}"

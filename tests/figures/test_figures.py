@@ -13,6 +13,7 @@ import fedrift as fr
 from fedrift.figures import style
 from fedrift.figures.style import COLOURS, curves, new_figure
 from fedrift.figures.style import curve_panels as panels
+from fedrift.figures.svg import percent
 from tests.support.problems import small_run
 
 SIGNATURES = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
@@ -122,6 +123,17 @@ def test_a_result_without_test_data_draws_without_a_murmur(tmp_path: Path) -> No
         assert "test" in str(error)
 
 
+@pytest.mark.parametrize(("value", "text"), [(0.5, "50 %"), (-0.5, "−50 %"), (10**308, "inf %")])
+def test_shares_of_any_size_are_written(value: float, text: str) -> None:
+    assert percent(value) == text
+
+
+def test_names_of_signs_that_the_font_lacks_are_drawn_without_a_word() -> None:
+    figure, (axis,) = new_figure(1)
+    axis.set_title("\u6f22\x1b\n\u0e01")
+    assert style.drawn(figure, "png").startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("longest", "marks"),
     [
@@ -131,6 +143,8 @@ def test_a_result_without_test_data_draws_without_a_murmur(tmp_path: Path) -> No
         (3600, ["0", "10 min", "20 min", "30 min", "40 min", "50 min", "60 min"]),
         (5 * 3600, ["0", "1 h", "2 h", "3 h", "4 h", "5 h"]),
         (6 * 86400, ["0", "1 d", "2 d", "3 d", "4 d", "5 d", "6 d"]),
+        (1001 * 86400, ["0", "200 d", "400 d", "600 d", "800 d", "1000 d"]),
+        (9e28, ["0", "2e+23 d", "4e+23 d", "6e+23 d", "8e+23 d", "1e+24 d"]),
     ],
 )
 def test_time_is_marked_as_clocks_are_read(longest: float, marks: list[str]) -> None:

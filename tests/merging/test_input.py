@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,10 @@ MODELS_REFUSED: list[tuple[Callable[[list[fr.Result]], Any], str]] = [
     (
         lambda all_of: [all_of[0], all_of[1].module()],
         r"models\[1\] is a Sequential; give run folders, results of fr.run or what fr.load returns",
+    ),
+    (
+        lambda all_of: [all_of[0], replace(all_of[1], weights=all_of[1].weights * torch.nan)],
+        "'.*' has weights that are no finite numbers; use another run",
     ),
 ]
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,8 @@ import fedrift as fr
 from fedrift import InputError, merging
 from fedrift.api import run_spec
 from fedrift.cli import code_of
-from fedrift.config.merging import RULES
+from fedrift.config import merging as config_merging
+from fedrift.config.merging import RULES, check_rule
 from fedrift.config.spec import Spec
 from fedrift.engine.callbacks import callbacks_of
 from fedrift.merging.statistics import fisher_information, gram_matrices
@@ -43,7 +46,10 @@ def specialists() -> list[fr.Result]:
     ]
 
 
-@pytest.mark.parametrize("how", [*RULES, "task:0.5", "ties:0.3,scale=2", "dare:0.5"])
+EVERY = [*RULES, "task:0.5", "ties:0.3,scale=2", "dare:0.5", "evolve:steps=30,by=block,search=cma"]
+
+
+@pytest.mark.parametrize("how", EVERY)
 def test_every_rule(specialists: list[fr.Result], how: str) -> None:
     merged = fr.merge(specialists, how, data=TASKS, tests=TASKS)
     assert merged.scores.shape == (3, 2) and merged.measure == "accuracy"
@@ -108,6 +114,62 @@ def test_evolve_finds_the_weights_of_an_unseen_task(specialists: list[fr.Result]
     assert value(found) < grid + 0.02
     assert value(found) < value(torch.full((number,), 1 / number)) - 0.05, "better than the mean"
     assert np.ptp(merged.scores[-1]) == 0, "one task, whoever's it is called"
+
+
+@pytest.mark.parametrize("search", ["own", "cma"])
+def test_a_coefficient_for_every_block(specialists: list[fr.Result], search: str) -> None:
+    """One model knows the first layer and has unlearned the second, the other the other way round:
+    a coefficient for a whole model is of no use, one for each layer gives what was trained."""
+    result, (x, y) = specialists[0], TASKS[0]
+    problem, first = result.problem, 5 * 6 + 6
+    change = result.weights - problem.w0
+    change[first:] *= -1
+    halves = [replace(result, weights=problem.w0 + sign * change) for sign in (1, -1)]
+    data, how = [(x, y)] * 2, f"evolve:steps=400,search={search}"
+    whole = fr.merge(halves, how, data=data, tests=data)
+    merged = fr.merge(halves, f"{how},by=block", data=data, tests=data)
+
+    (own,) = (np.array(row) for row in whole.coefficients.values())
+    assert list(whole.coefficients) == ["all"]
+    expected = problem.w0.double() + (own[0] - own[1]) * change.double()
+    torch.testing.assert_close(whole.weights.double(), expected, rtol=1e-6, atol=1e-6)
+    assert list(merged.coefficients) == ["0", "2"]
+    expected = problem.w0.double().clone()
+    for place, row in zip(
+        (slice(0, first), slice(first, None)), merged.coefficients.values(), strict=True
+    ):
+        expected[place] += (row[0] - row[1]) * change.double()[place]
+    torch.testing.assert_close(merged.weights.double(), expected, rtol=1e-6, atol=1e-6)
+
+    def value(w: torch.Tensor, coefficients: Mapping[str, Sequence[float]]) -> float:
+        sizes = np.abs(list(coefficients.values())).mean(0).sum()
+        return float(problem.model.loss(w, (x, y))) + 0.05 * float(sizes)
+
+    trained = value(result.weights, {"0": (1.0, 0.0), "2": (0.0, -1.0)})
+    assert value(merged.weights, merged.coefficients) < trained + 0.01
+    assert value(whole.weights, whole.coefficients) > trained + 0.1
+    assert merged.record()["coefficients"] == {n: list(c) for n, c in merged.coefficients.items()}
+
+
+def test_coefficients_are_shown(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(folders / "narrow"), str(folders / "ditto")]
+    assert code_of(["merge", *runs, "--how", "evolve:steps=3,by=block"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("coefficient in ↓ of →"))
+    rows = [line.split() for line in lines[at + 1 :] if line.startswith("fc")]
+    assert rows and all(len(row) == 3 and row[1][0] in "+-" for row in rows)
+    assert code_of(["merge", *runs, "--how", "mean"]) == 0
+    assert "coefficient" not in capsys.readouterr().out
+
+
+def test_the_library_cma_is_asked_for_before_anything_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(config_merging, "find_spec", lambda name: None)
+    assert code_of(["merge", "here", "there", "--how", "evolve:search=cma"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "search=cma needs the library cma: pip install 'fedrift[evolve]'" in said
+    assert check_rule("evolve").words == {"by": "model", "search": "own"}
 
 
 def test_fisher_information_is_the_expected_square_of_the_score(
@@ -186,6 +248,25 @@ def test_saved(specialists: list[fr.Result], tmp_path: Path) -> None:
     assert (folder / "model.safetensors").stat().st_size > 100
 
 
+def test_the_picture_says_what_its_rows_and_columns_are(
+    specialists: list[fr.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedrift.figures import merging as picture
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(picture, "save", lambda figure, path: drawn.append(figure) or path)
+    how = "evolve:steps=3,by=block,search=cma"
+    merged = fr.merge(specialists, how, data=TASKS, tests=TASKS)
+    merged.plot(tmp_path / "merge.png")
+    scores, pairs, line = drawn[0].axes
+    assert [axis.get_xlabel() for axis in (scores, pairs)] == ["task", "task"]
+    assert pairs.get_ylabel() == "merged with this one alone"
+    assert len(pairs.texts) == 2, "none for a model with itself"
+    last = scores.get_yticklabels()[-1].get_text()
+    assert "\n" in last and last.replace("\n", "").replace(" ", "") == f"merged:{how}"
+    assert line.get_title() == "between the first two models"
+
+
 def test_unfinished_runs_and_comparisons_are_refused_in_one_sentence(
     folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,6 +333,9 @@ def test_what_cannot_be_merged_is_refused(specialists: list[fr.Result]) -> None:
         ("ties:2", "keep must be a number of at least 0 and at most 1, not '2'"),
         ("mean:3", "write mean"),
         ("task:scale=0.1,keep=2", "has no option 'keep'"),
+        ("evolve:by=layer", "'evolve': by must be model or block, not 'layer'"),
+        ("evolve:search=nevergrad", "search must be own or cma, not 'nevergrad'"),
+        ("evolve:serch=cma", r"has no option 'serch' \(did you mean 'search'\?\)"),
     ],
 )
 def test_a_wrong_rule_is_refused(specialists: list[fr.Result], how: str, words: str) -> None:

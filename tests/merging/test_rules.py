@@ -145,9 +145,76 @@ def test_an_input_that_never_occurs_takes_the_mean() -> None:
         assert not torch.allclose(both[:, 0], mean[:, 0])
 
 
-def test_search_finds_coefficients_without_gradients() -> None:
-    wanted = torch.tensor([[0.7], [-0.2]], dtype=torch.float64)
-    found = rules.search(lambda c: float((c - wanted).square().sum()), 2, 1, 400)
+@pytest.mark.parametrize("name", rules.SEARCHES)
+def test_search_finds_coefficients_without_gradients(name: str) -> None:
+    wanted = torch.tensor([[0.7, 0.1], [-0.2, 0.4]], dtype=torch.float64)
+    search, tried = rules.SEARCHES[name], list[Tensor]()
+
+    def loss(coefficients: Tensor) -> float:
+        tried.append(coefficients)
+        return float((coefficients - wanted).square().sum())
+
+    state = np.random.get_state(legacy=False)["state"]["key"]
+    found = search(loss, 2, 2, 400)
     torch.testing.assert_close(found, wanted, rtol=0, atol=0.02)
-    again = rules.search(lambda c: float((c - wanted).square().sum()), 2, 1, 400)
-    assert torch.equal(found, again)
+    assert torch.equal(tried[0], torch.full((2, 2), 0.5, dtype=torch.float64)), "the mean first"
+    assert len(tried) <= 401 and any(found is one for one in tried)
+    assert torch.equal(found, search(loss, 2, 2, 400))
+    assert not torch.equal(found, search(loss, 2, 2, 400, seed=1))
+    after = np.random.get_state(legacy=False)["state"]["key"]
+    np.testing.assert_array_equal(state, after, "no stream but its own")
+
+
+@pytest.mark.parametrize("name", rules.SEARCHES)
+@pytest.mark.parametrize("steps", [1, 3, 10])
+def test_a_search_ends_with_the_best_it_has_tried(name: str, steps: int) -> None:
+    losses: list[float] = []
+
+    def loss(coefficients: Tensor) -> float:
+        losses.append(float((coefficients - 0.2).square().sum()))
+        return losses[-1]
+
+    found = rules.SEARCHES[name](loss, 3, 1, steps)
+    assert len(losses) == steps + 1 and float((found - 0.2).square().sum()) == min(losses)
+
+
+def test_the_penalty_is_on_the_sum_of_the_coefficients_sizes() -> None:
+    assert rules.penalised(1.0, torch.tensor([[0.4], [-0.6]])) == pytest.approx(1 + 0.05 * 1.0)
+    two = torch.tensor([[0.4, 0.2], [-0.6, 0.2]])  # means over blocks: 0.3 and 0.4
+    assert rules.penalised(1.0, two) == pytest.approx(1 + 0.05 * 0.7)
+    same = torch.tensor([[0.4, 0.4], [-0.6, -0.6]])
+    assert rules.penalised(1.0, same) == pytest.approx(1 + 0.05 * 1.0), "as without blocks"
+
+
+def test_blocks_are_layers_or_what_a_stack_is_made_of() -> None:
+    blocks = {
+        "tokens.weight": "tokens",
+        "blocks.0.norm1.weight": "blocks.0",
+        "blocks.0.up.lora_A.weight": "blocks.0",
+        "blocks.1.up.bias": "blocks.1",
+        "distil.layer.0.attention.q.weight": "distil.layer.0",
+        "body.up.lora_A.weight": "body.up",
+        "body.up.lora_B.weight": "body.up",
+        "body.up.bias": "body.up",
+        "2.weight": "2",
+        "scale": "scale",
+        "tokens.bias": "tokens",
+    }
+    layout = Layout(tuple(blocks), ((2, 3),) * len(blocks))
+    assert rules.blocks(layout) == list(blocks.values())
+    spans = rules.spans(layout, list(blocks.values()))
+    assert spans[:3] == [
+        ("tokens", slice(0, 6)), ("blocks.0", slice(6, 18)), ("blocks.1", slice(18, 24)),
+    ]  # fmt: skip
+    assert [owner for owner, _ in spans].count("tokens") == 2 and spans[-1][1].stop == layout.size
+
+
+def test_a_coefficient_for_every_model_and_block() -> None:
+    weights = torch.tensor(RANDOM.normal(size=(3, 2)))
+    spans = [slice(0, 4), slice(4, 9), slice(9, 12)]
+    merged = rules.weighted(START, MODELS, weights[:, [1, 0, 1]], spans)
+    for i, block in enumerate([1] * 4 + [0] * 5 + [1] * 3):
+        expected = float(START[i]) + sum(
+            float(weights[t, block]) * float(w[i] - START[i]) for t, w in enumerate(MODELS)
+        )
+        assert float(merged[i]) == pytest.approx(expected, rel=1e-12)

@@ -179,7 +179,7 @@ def test_an_image_too_small_names_the_models_that_fit() -> None:
         ("cnn:hidden=3", "cnn has no option 'hidden'"),
         ("resnet18:stem=small", "stem of resnet18 must be imagenet or cifar, not 'small'"),
         ("mlp(cnn)", "wraps nothing"),
-        ("no.such.module:Net", "'no.such.module:Net' cannot be imported: ModuleNotFoundError"),
+        ("no.such.module:Net", "'no.such.module:Net' cannot be imported: there is no n"),
         ("torch.nn:Nothing", "module 'torch.nn' has no 'Nothing'"),
         ("math:pi", "'math:pi' is a float, not a class or function"),
         ("torch.nn:Linear", "needs an argument 'in_features'; give it a default"),

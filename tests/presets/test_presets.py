@@ -26,6 +26,7 @@ from fedrift.config import grid
 from fedrift.conform.problem import GOLDEN_A, GOLDEN_B
 from fedrift.errors import InputError
 from fedrift.presets import preset as reading
+from fedrift.presets import relations
 from fedrift.presets.findings import BY_SEED, Findings, Table
 from fedrift.presets.page import Measured, overview, plain, preset_page, section
 from fedrift.presets.preset import Preset, read
@@ -39,7 +40,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 WANTED = """mnist-alpha-sweep mnist-one-class heterogeneity-speed mnist-scaffold mnist-fedsam
 mnist-digit-pairs fednova-uneven-work fedopt-servers fedgf-table fedhbm-table niid-bench
 fedprox-synthetic feddyn-synthetic skew-sweep fednova-synthetic fedprox-stragglers stragglers
-participation size-skew"""
+participation size-skew classics"""
 
 TINY = """
 title = "Tiny"
@@ -165,6 +166,10 @@ def test_an_unknown_name_or_key_is_told_with_what_was_meant(tmp_path: Path) -> N
         (TINY.replace("minutes = 0.1", 'minutes = "1"'), "minutes must be a number"),
         (TINY.replace('part = "main"\nleft', 'part = "man"\nleft'), "did you mean 'main'"),
         (TINY.replace('sign = "="', 'sign = "~"'), "sign must be one of"),
+        (
+            TINY.replace('tables = ["acc', 'target = 85\ntables = ["acc'),
+            "accuracy such as 0.9, not 85",
+        ),
         (TINY.replace("rounds = 2", "round = 2"), "did you mean 'rounds'"),
         (TINY.replace("[laptop.parts.compare]", "[laptop.parts.settings]"), "compare or study"),
     ):
@@ -320,6 +325,37 @@ def test_a_refuted_claim_stands_with_the_test_of_a_reason(tmp_path: Path) -> Non
         read(written(tmp_path, text.replace('why = "b is ahead"', 'why = "b is ahaed"')))
 
 
+def test_a_reason_may_be_tested_by_another_size(tmp_path: Path) -> None:
+    known = {"a": {"accuracy": [1.0, 1.1, 1.2]}, "b": {"accuracy": [5.0, 5.3, 5.1]}}
+    record = {**RECORD, "findings": seeded({"one": known})["main"].record()}
+    says = '\n[[relations]]\npart = "main"\ncolumn = "one"\n'
+    more = f'{says}says = "a wins"\nleft = "a"\nsign = ">"\nright = "b"\nwhy = "b is ahead"\n'
+    more += f'{says}says = "b is ahead"\nleft = "b"\nsign = ">"\nright = "a"\nonly = "full"\n'
+    head, rest = TINY.split("[[relations]]", 1)
+    text = f"{head}{more}[laptop]{rest.split('[laptop]', 1)[1]}"
+    preset = read(written(tmp_path, text))
+    laptop, full = (Measured(preset, size, {"main": record}) for size in ("laptop", "full"))
+    assert "Why: b is ahead, not measured" in overview([laptop], "")
+    for page in (overview([laptop, full], ""), section(laptop, [laptop, full])):
+        assert "Why: b is ahead, seen in the size full: +4.03" in page
+    assert "Why: b is ahead, seen: +4.03" in section(full, [laptop, full])
+
+
+def test_what_a_source_says_of_its_figures_is_a_main_claim(tmp_path: Path) -> None:
+    known = {"a": {"accuracy": [1.0, 1.1, 1.2]}, "b": {"accuracy": [5.0, 5.3, 5.1]}}
+    record = {**RECORD, "findings": seeded({"one": known})["main"].record()}
+    says = '\n[[relations]]\npart = "main"\ncolumn = "one"\nleft = "a"\nright = "b"\n'
+    more = f'{says}says = "a loses"\nsign = "<"\npublished = "8 against 9"\n'
+    more += f'{says}says = "a wins"\nsign = ">"\n'
+    head, rest = TINY.split("[[relations]]", 1)
+    text = f"{head}{more}[laptop]{rest.split('[laptop]', 1)[1]}"
+    one = Measured(read(written(tmp_path, text)), "laptop", {"main": record})
+    main, others = overview([one], "").split("## All presets")
+    assert "| a loses | 8 against 9 | −4.03 (" in main
+    assert "a wins" not in main
+    assert "| a wins |" in others
+
+
 def test_two_differences_can_be_compared_and_any_quantity() -> None:
     parts = seeded(
         {
@@ -469,6 +505,14 @@ def test_a_relation_without_its_numbers_is_not_decided() -> None:
     assert relation.decide(tables(a=1.0)) is None
     assert value_of("0123abcd", 0.0) is None
     assert value_of("\u22121.5 ± 2", 0.0) == -1.5
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [(-0.25, "\u22120.25"), ("-0.03 ± 0.07", "\u22120.03 ± 0.07"), (-3, "\u22123"), ("a-b", "a-b")],
+)
+def test_what_is_below_zero_has_a_minus(cell: float | str, text: str) -> None:
+    assert relations.shown(cell) == text
 
 
 def test_a_run_that_learned_too_little_decides_nothing() -> None:
@@ -744,7 +788,7 @@ def test_a_single_evaluation_is_a_point_and_a_short_loss_axis_has_plain_numbers(
 
     def one(method: str, number: int) -> Any:
         rounds = np.arange(1, number + 1)
-        run = Simple(is_blank=False, rounds=rounds, bytes=1e6 * rounds)
+        run = Simple(is_blank=False, rounds=rounds, bytes=1e6 * rounds, gradients=16 * rounds)
         run.loss = np.linspace(3.3, 2.1, number)
         return Simple(method=method, group=Simple(runs=[run]))
 
@@ -753,7 +797,7 @@ def test_a_single_evaluation_is_a_point_and_a_short_loss_axis_has_plain_numbers(
     found: Any = Simple(
         settings=[setting], by_setting=by_setting, methods=methods, has_accuracy=True
     )
-    for name in ("loss", "loss-bytes"):
+    for name in ("loss", "loss-bytes", "loss-gradients"):
         figure = FIGURES[name](found)
         FigureCanvasAgg(figure).draw()
         (axis,) = figure.axes
@@ -762,6 +806,18 @@ def test_a_single_evaluation_is_a_point_and_a_short_loss_axis_has_plain_numbers(
         low, high = axis.get_ylim()
         marks = [float(text.get_text()) for text in axis.get_yticklabels() if text.get_text()]
         assert len([mark for mark in marks if low <= mark <= high]) >= 3
+
+
+def test_methods_of_diloco_are_evaluated_after_equal_work() -> None:
+    """A picture of their curves shows all of them, and all end with an evaluation."""
+    preset = presets.find("diloco-text")
+    for size, steps in (("laptop", 50), ("evening", 150), ("full", 50)):
+        (part,) = preset.sizes[size].parts
+        for cell in part.grid.cells():
+            spec = cell.spec
+            assert isinstance(spec.steps, int)
+            assert spec.steps * spec.eval_every == max(steps, spec.steps)
+            assert spec.rounds % spec.eval_every == 0
 
 
 def test_known_tables_and_figures_can_be_made() -> None:

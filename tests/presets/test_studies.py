@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace as Simple
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,13 @@ from fedrift.presets.studies import (
     fed3r_finetune,
     flat_minima_table,
     large_scale,
+    lora,
     privacy,
 )
 from fedrift.presets.studies.extractors import pooled_ridge
 from fedrift.presets.studies.flat_minima_table import APART, CENTRAL, Seen, findings
 from fedrift.presets.studies.large_scale import generated
+from fedrift.presets.studies.permutation import WAYS
 from fedrift.presets.synthetic import bag_of_words
 from fedrift.storage.jsonl import load
 from tests.support.product import dump
@@ -213,6 +216,8 @@ def test_renumbered_clients_are_repaired_by_alignment_and_only_by_it(made: Made)
     assert number(table, "mlp, renumbered", column) < shared - 20
     assert abs(number(table, "mlp, renumbered, aligned", column) - shared) < 3
     assert number(table, "mlp, different, aligned", apart) < number(table, "mlp, different", apart)
+    stayed = {way: number(table, f"mlp, {way}", "matched to themselves (%)") for way in WAYS}
+    assert stayed["shared"] > 90 > 20 > max(stayed["renumbered"], stayed["different"])
 
 
 def test_fed3r_is_the_pooled_solution_at_every_heterogeneity(made: Made) -> None:
@@ -339,3 +344,24 @@ def test_bags_of_words_are_shares_of_few_words_and_readers_differ() -> None:
     assert data.users is not None
     held = [len(np.unique(data.y[data.users == reader])) for reader in range(5)]
     assert max(held) < data.classes
+
+
+def test_a_quantity_that_all_seeds_share_has_no_spread() -> None:
+    same, other = common.over_seeds([1.5, 1.5, 1.5], 3), common.over_seeds([1.0, 2.0], 1)
+    assert (same.cell(3), other.cell(1)) == (1.5, "1.5 ± 0.7")
+
+
+def test_curves_of_adapters_are_means_over_seeds_on_an_axis_for_both_ends() -> None:
+    from fedrift.figures.style import empty_figure
+
+    runs = [
+        Simple(rounds=[2, 4, 6], accuracy=[0.2, 0.4, 0.5]),
+        Simple(rounds=[2, 4], accuracy=[0.4, 0.8]),
+    ]
+    curve = lora._curve(runs, lambda one: one.rounds)  # type: ignore[arg-type]
+    assert curve[0] == [2, 4] and curve[1] == pytest.approx([30, 60])
+    figure = empty_figure()
+    common.curves(figure, {"": {"some": ([0.1, 100], [1, 2])}}, "MB sent", "accuracy", log=True)
+    (axis,) = figure.axes
+    assert axis.get_xscale() == "log"
+    assert axis.xaxis.get_major_formatter()(0.1) == "0.1"

@@ -13,7 +13,7 @@ from fedrift.report import write
 from fedrift.report.methods import Working
 from fedrift.report.selection import Labelled
 from tests.support.browsers import PHONE, Opened, browser, needs_browser
-from tests.support.product import run_folder as results
+from tests.support.product import run_record as results
 from tests.support.run_folders import grid, run_folder
 
 if TYPE_CHECKING:
@@ -65,7 +65,11 @@ def test_the_axis_switches(opened: Report) -> None:
     page = opened.page
     opened.draw_all()
     assert opened.title_of_x() == "round"
-    for value, title in (("bytes", "bytes sent"), ("gradients", "gradient"), ("seconds", "sec")):
+    for value, title in (
+        ("bytes", "sent, down and up"),
+        ("gradients", "gradient"),
+        ("seconds", "sec"),
+    ):
         page.click(f"button[data-set=x][data-value={value}]")
         page.wait_for_timeout(100)
         assert title in opened.title_of_x()

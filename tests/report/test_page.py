@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html as escapes
 import io
 import json
 import re
@@ -11,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from fedrift.api import run_spec
+from fedrift.data import datasets
+from fedrift.data.sources.text import decode
 from fedrift.report import formats, html, inside, opening, provenance, sentences, tables, write
 from fedrift.report.analyses import read_analyses
 from fedrift.report.markup import html_table
@@ -18,7 +22,7 @@ from fedrift.report.selection import Labelled
 from fedrift.report.statistics.findings import Findings
 from fedrift.report.tables import Cell, Table
 from tests.support.product import RunRecord, Spec
-from tests.support.product import run_folder as results
+from tests.support.product import run_record as results
 from tests.support.report_pages import made
 from tests.support.run_folders import grid, run_folder
 
@@ -101,7 +105,7 @@ def test_sentences_say_what_is_shown_and_what_is_not(tmp_path: Path) -> None:
     assert "With 3 seeds an interval is wide" in said
     assert "Accuracy per client is expected, not measured" in said
     assert "Default options: fedavg, fedavgm, fedsam and scaffold; options given" in said
-    assert "not given, so epochs 1, batch_size 64 and lr 0.1 unless the algorithm" in said
+    assert "by default epochs 1, batch_size 64 and lr 0.1, unless the algorithm" in said
     assert "Nothing here was tuned" in said
 
 
@@ -254,6 +258,34 @@ def test_who_took_part_is_shown_only_where_it_differs(tmp_path: Path) -> None:
 
     assert shown(3)
     assert not shown(10)
+
+
+@pytest.mark.parametrize(("alphabet", "context"), [("characters", 30), ("bytes", 9)])
+def test_what_a_model_writes_begins_where_the_given_text_ends(
+    alphabet: str, context: int, tmp_path: Path
+) -> None:
+    file, folder = tmp_path / "text.txt", tmp_path / "run"
+    file.write_text("Ein <b>Häuschen</b> & ein Baum. " * 40)
+    data = f"text:{file},shards=2,alphabet={alphabet},context={context}"
+    spec = {"data": data, "model": "lstm:width=4,embedding=2", "rounds": 1, "workers": 0}
+    result = run_spec(Spec.of({**spec, "partition": "natural", "clients": 2}), out=folder)
+    test = datasets.load(data)
+    lengths = (test.y_test >= 0).sum(1).clip(max=24)
+    ends = [(i, int(lengths[i])) for i in (0, len(lengths) - 1)]
+    given = [decode(test.x_test[i, :end], test.class_names) for i, end in ends]
+    assert 0 < ends[1][1] < 24, "the last window is filled up"
+    written = result.info["continuations"]
+    assert all(text.startswith(begun) for text, begun in zip(written, given, strict=True))
+    assert all(len(text) > len(begun) for text, begun in zip(written, given, strict=True))
+    page = write([folder], tmp_path / "report.html").files[0].read_text()
+    shown = [escapes.unescape(t) for t in re.findall("<pre><b>(.*?)</b>", page, re.DOTALL)]
+    assert shown == given and "in bold, and what the final model" in page
+
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["beginnings"]  # as an earlier version wrote it
+    (folder / "summary.json").write_text(json.dumps(summary))
+    page = write([folder], tmp_path / "older.html").files[0].read_text()
+    assert page.count("<pre><b></b>") == 2 and "in bold, and what" not in page
 
 
 def test_what_was_analysed_is_shown_over_all_seeds(tmp_path: Path) -> None:

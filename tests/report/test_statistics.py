@@ -12,13 +12,15 @@ import pytest
 
 from fedrift.errors import InputError
 from fedrift.report import sentences
+from fedrift.report.numbers import mean_std
 from fedrift.report.statistics import costs, estimates
+from fedrift.report.statistics.estimates import Estimate
 from fedrift.report.statistics.findings import Findings, as_records, make_findings
 from fedrift.report.statistics.grouping import Group, Setting, group_runs
 from fedrift.report.statistics.measured import Measured, measure_run, until
-from fedrift.storage import run_folder as results
+from fedrift.storage import run_record as results
 from fedrift.storage.jsonl import dump
-from fedrift.storage.run_folder import RunRecord
+from fedrift.storage.run_record import RunRecord
 from tests.support.problems import small_run
 from tests.support.product import Spec
 from tests.support.run_folders import grid, run_folder
@@ -498,3 +500,21 @@ def test_runs_that_were_rounded_otherwise_are_told(used: tuple[str, ...], says: 
         runs.append(measure_run(record, str(i)))
     said = " ".join(sentences.of_all_figures(make_findings(runs)))
     assert says in said and ("arithmetic" in said) == bool(says)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "text"),
+    [
+        (0.995, 0.001838, "0.9950 ± 0.0018"),
+        (0.9968, 0.0009984, "0.9968 ± 0.0010"),
+        (2.448, 0.0123456, "2.448 ± 0.012"),
+        (1.5, 1.0, "1.5 ± 1.0"),
+        (12345.6, 3.2, "12345.6 ± 3.2"),
+        (0.0, 0.0, "0 ± 0"),
+        (-0.5, 0.25, "-0.50 ± 0.25"),
+        (1e-9, 1e-10, "1e-09 ± 1e-10"),
+        (1e300, math.inf, "1e+300 ± inf"),
+    ],
+)
+def test_a_mean_and_its_spread_have_the_same_decimals(mean: float, std: float, text: str) -> None:
+    assert mean_std(Estimate(3, mean, std), has_accuracy=False) == text

@@ -97,6 +97,27 @@ def test_forged_ways_are_one_sentence(
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("visits", "length", "says"),
+    [
+        (1, 9e29, ""),
+        (20_000, 1.0, ""),
+        (20_001, 1.0, "rounds 1-1 have 20,001 visits, and a picture has room for 20,000"),
+    ],
+)
+def test_pictures_of_much_are_drawn_or_refused_at_once(
+    visits: int, length: float, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_run("fedavg", devices="lognormal", rounds=1, out=tmp_path / "run")
+    path = tmp_path / "run" / "ledger.jsonl"
+    trips = [[i % 7, float(i), 0.0, length, 0.0, i + length] for i in range(visits)]
+    first, *others = map(json.loads, path.read_text().splitlines())
+    path.write_text("".join(json.dumps(row) + "\n" for row in (first | {"trips": trips}, *others)))
+    code = code_of(["timeline", str(tmp_path / "run"), "--out", str(tmp_path / "picture.png")])
+    assert says in capsys.readouterr().err and code == (2 if says else 0)
+    assert (tmp_path / "picture.png").exists() == (not says)
+
+
 @pytest.mark.parametrize("rounds", ["9", "4-9", "6-7"])
 def test_rounds_beyond_the_end_are_refused(
     rounds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -100,6 +100,13 @@ def test_pages_and_costs_are_up_to_date() -> None:
     assert set(PAGES.glob("*.md")) == {path for path in made if path.parent == PAGES}
 
 
+@pytest.mark.parametrize("page", ["api.md", "api-core.md"])
+def test_every_field_on_the_pages_of_the_api_has_a_text(page: str) -> None:
+    rows = [row for row in (DOCS / page).read_text().splitlines() if row.startswith("| `")]
+    assert len(rows) > 40
+    assert [row for row in rows if row.rstrip().endswith("|  |")] == []
+
+
 @pytest.mark.parametrize("name", ["make_tree", "make_api"])
 def test_other_pages_say_what_the_code_says(name: str) -> None:
     made: dict[Path, str] = maker(name).files()

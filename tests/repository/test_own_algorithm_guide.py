@@ -143,9 +143,9 @@ def test_momentum_is_kept_and_outliers_are_cut(folder: Path) -> None:
 
 
 @pytest.mark.timeout(600)  # all columns, with workers: half a minute on an idle machine
-def test_it_conforms(folder: Path) -> None:
+def test_it_conforms(folder: Path, programs: Path) -> None:
     done = subprocess.run(
-        [Path(sys.executable).with_name("fedrift"), "conform", "my_module:Trimmed"],
+        [programs / "fedrift", "conform", "my_module:Trimmed"],
         capture_output=True,
         check=False,
         cwd=folder,

@@ -119,9 +119,9 @@ def test_the_other_objective_runs_too(folder: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_it_conforms(folder: Path) -> None:
+def test_it_conforms(folder: Path, programs: Path) -> None:
     done = subprocess.run(
-        [Path(sys.executable).with_name("fedrift"), "conform", "moon:Moon"],
+        [programs / "fedrift", "conform", "moon:Moon"],
         capture_output=True,
         check=False,
         cwd=folder,

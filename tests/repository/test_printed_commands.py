@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.support import printed
+from tests.support.programs import BIN
 
 FAST = (
     "docs/api.md",
@@ -122,30 +123,24 @@ def _experiment(page: str) -> Callable[[Path], None]:
     return write
 
 
-def _compared(folder: Path) -> None:
-    words = "compare fedavg scaffold --rounds 12 --seeds 2 --clients 4 --out runs/compared"
-    started(folder, f"fedrift {words}")
-
-
-def _begun(folder: Path) -> None:
-    started(folder, "fedrift run fedavg --rounds 2 --clients 4 --out runs/a")
-
-
 GIVEN: dict[str, Callable[[Path], None]] = {
     "docs/deploy.md": _experiment("docs/deploy.md"),
     "docs/explain.md": _explained,
     "docs/guides/own-algorithm.md": _own_algorithm,
     "docs/guides/own-data.md": _own_data,
     "docs/guides/own-objective.md": _own_objective,
-    "docs/guides/report.md": _compared,
     "docs/guides/run.md": _experiment("docs/guides/run.md"),
-    "docs/robustness.md": _begun,
 }
+BEGUN = {
+    "docs/guides/report.md": "fedrift compare fedavg scaffold --rounds 12 --seeds 2 --clients 4 "
+    "--out runs/compared",
+    "docs/robustness.md": "fedrift run fedavg --rounds 2 --clients 4 --out runs/a",
+}
+"""A command whose folder a page speaks of."""
 
 
-def started(folder: Path, command: str) -> None:
-    """Runs a line in a shell, with the programs of this environment first."""
-    bin = Path(sys.executable).parent
+def started(folder: Path, command: str, programs: Path = BIN) -> None:
+    """Runs a line in a shell, with the programs of this environment or those given first."""
     done = subprocess.run(
         ["bash", "-c", command],
         capture_output=True,
@@ -154,7 +149,7 @@ def started(folder: Path, command: str) -> None:
         cwd=folder,
         env={
             **os.environ,
-            "PATH": f"{bin}{os.pathsep}{os.environ.get('PATH', '')}",
+            "PATH": os.pathsep.join(map(str, (programs, BIN, os.environ.get("PATH", "")))),
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "MPLBACKEND": "agg",
         },
@@ -202,17 +197,17 @@ PRINTED = [page for page in printed.PAGES if here(page) or script(page)]
     "page", [pytest.param(p, marks=[] if p in FAST else pytest.mark.slow) for p in PRINTED]
 )
 def test_a_page_does_what_it_prints(
-    page: str, tmp_path: Path, request: pytest.FixtureRequest
+    page: str, tmp_path: Path, programs: Path, request: pytest.FixtureRequest
 ) -> None:
     if any("--data mnist:" in command for command in here(page)):
         request.getfixturevalue("data_folder")
     if page in GIVEN:
         GIVEN[page](tmp_path)
-    for command in here(page):
-        started(tmp_path, command)
+    for command in (*([BEGUN[page]] if page in BEGUN else []), *here(page)):
+        started(tmp_path, command, programs)
     if script(page):
         (tmp_path / "page.py").write_text(OBJECTS + script(page))
-        started(tmp_path, "python page.py")
+        started(tmp_path, "python page.py", programs)
 
 
 WITH_EXTRAS = [(p, c) for p in printed.PAGES for c in printed.commands(p) if extra_of(c)]
@@ -229,6 +224,8 @@ def test_a_command_of_an_optional_package(page: str, command: str, tmp_path: Pat
     pytest.importorskip(package, reason=f"needs {package}")
     if page in GIVEN:
         GIVEN[page](tmp_path)
+    if page in BEGUN:
+        started(tmp_path, BEGUN[page])
     started(tmp_path, command)
 
 

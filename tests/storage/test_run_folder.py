@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedrift.config.grid import RUNS, TUNING
 from fedrift.errors import InputError
 from fedrift.storage import jsonl
-from tests.support.product import RunFolder, Spec, run_folder
+from tests.support.product import RunFolder, Spec, run_folder, run_record
 
 SPEC = Spec(algorithm="fedavg", lr=0.1 + 0.2, out="elsewhere")
 
@@ -33,10 +34,10 @@ def test_a_run_comes_back_as_written(tmp_path: Path) -> None:
     path = tmp_path / "a" / "run"
     with written(path) as folder:
         folder.write_environment({"torch": "2.13"})
-        assert run_folder.load(path).status == "unfinished"
+        assert run_record.load(path).status == "unfinished"
         folder.write_summary({"status": "diverged", "loss": math.nan})
         folder.write_model({"fc.weight": np.eye(3, dtype=np.float32), "fc.bias": np.zeros(3)})
-    record = run_folder.load(path)
+    record = run_record.load(path)
     assert record.spec.lr == SPEC.lr
     assert record.spec.out is None
     assert [row["accuracy"] for row in record.rounds] == [1 / 3, 2 / 3, 1.0]
@@ -93,12 +94,12 @@ def test_a_torn_last_line_is_reported_and_cut_off_when_reopened(
     written(path).close()
     with (path / run_folder.ROUNDS).open("ab") as file:
         file.write(tail)
-    record = run_folder.load(path)
+    record = run_record.load(path)
     assert record.torn == (run_folder.ROUNDS,)
     assert len(record.rounds) == 3
     with RunFolder.reopen(path) as folder:
         folder.append_round({"round": 4, "accuracy": 1.0})
-    record = run_folder.load(path)
+    record = run_record.load(path)
     assert record.torn == ()
     assert [row["round"] for row in record.rounds] == [1, 2, 3, 4]
 
@@ -109,7 +110,7 @@ def test_damage_in_the_middle_is_named(tmp_path: Path) -> None:
     lines = (path / run_folder.ROUNDS).read_text().splitlines(keepends=True)
     (path / run_folder.ROUNDS).write_text(lines[0] + "xx\n" + lines[2])
     with pytest.raises(InputError, match=r"line 2 of .*rounds\.jsonl.* is damaged"):
-        run_folder.load(path)
+        run_record.load(path)
 
 
 def test_cut_to_a_mark_and_go_on(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_cut_to_a_mark_and_go_on(tmp_path: Path) -> None:
     with RunFolder.reopen(path) as folder:
         folder.append_ledger({"round": 2, "bytes_up": 5})
         folder.check_marks(folder.marks())
-    record = run_folder.load(path)
+    record = run_record.load(path)
     assert [row["accuracy"] for row in record.rounds] == [1 / 3, 0.5]
     assert [row["bytes_up"] for row in record.ledger] == [3, 5]
 
@@ -140,13 +141,13 @@ def test_lines_that_were_changed_do_not_fit_their_mark(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"rounds\.jsonl"):
             folder.check_marks(marks)
         folder.cut({})
-    assert run_folder.load(tmp_path / "run").rounds == []
+    assert run_record.load(tmp_path / "run").rounds == []
 
 
 def test_cut_without_any_line(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", SPEC) as folder:
         folder.cut({})
-    assert run_folder.load(tmp_path / "run").rounds == []
+    assert run_record.load(tmp_path / "run").rounds == []
 
 
 def test_what_a_killed_start_left_is_no_hindrance(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_what_a_killed_start_left_is_no_hindrance(tmp_path: Path) -> None:
     (path / f".{run_folder.SPEC}.99.tmp").write_text("algor")
     (path / run_folder.ENVIRONMENT).write_text("{}")
     RunFolder.create(path, SPEC, {"identity": "x"}, {"sizes": [1]}).close()
-    assert run_folder.load(path).environment == {"identity": "x"}
+    assert run_record.load(path).environment == {"identity": "x"}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ def test_a_failed_write_leaves_the_old_file(
         with pytest.raises(OSError, match="disk full"):
             folder.write_summary({"status": "stopped"})
         monkeypatch.undo()
-    assert run_folder.load(tmp_path / "run").status == "done"
+    assert run_record.load(tmp_path / "run").status == "done"
     assert not list((tmp_path / "run").glob(".*"))
 
 
@@ -229,7 +230,7 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     RunFolder.create(tmp_path / "run", SPEC).close()
-    assert run_folder.load(tmp_path / "run").spec.algorithm == "fedavg"
+    assert run_record.load(tmp_path / "run").spec.algorithm == "fedavg"
 
 
 def test_a_folder_that_could_not_be_started_is_not_left_behind(
@@ -256,7 +257,7 @@ def test_two_writers_cannot_share_a_folder(tmp_path: Path) -> None:
 def test_what_is_no_run_folder(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(InputError, match="is no run folder"):
-            run_folder.load(path)
+            run_record.load(path)
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{", b"\xff", b"[" * 100_000])
@@ -266,16 +267,16 @@ def test_damaged_summary_and_weights(tmp_path: Path, content: bytes) -> None:
     (path / run_folder.SUMMARY).write_bytes(content)
     (path / run_folder.MODEL).write_bytes(content)
     with pytest.raises(InputError, match=r"summary\.json"):
-        run_folder.load(path)
+        run_record.load(path)
     (path / run_folder.SUMMARY).unlink()
     with pytest.raises(InputError, match=r"model\.safetensors"):
-        run_folder.load(path).weights()
+        run_record.load(path).weights()
 
 
 def test_frame(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     written(tmp_path / "run").close()
-    frame = run_folder.load(tmp_path / "run").frame()
+    frame = run_record.load(tmp_path / "run").frame()
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame["round"]) == [1, 2, 3]
 
@@ -290,9 +291,17 @@ def test_frame(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_table_of_clients_is_one_sentence(tmp_path: Path, line: str) -> None:
-    from fedrift.storage.clean import read_client_rounds
+    from fedrift.storage.records import read_client_rounds
 
     file = tmp_path / "client_rounds.jsonl"
     file.write_text(line + "\n")
     with pytest.raises(InputError, match=r"line 1 of .* is damaged"):
         read_client_rounds(file)
+
+
+def test_a_comparison_whose_tuning_was_interrupted_may_go_on(tmp_path: Path) -> None:
+    (tmp_path / TUNING / RUNS).mkdir(parents=True)
+    run_folder.check_comparable(tmp_path)
+    (tmp_path / TUNING).rename(tmp_path / "notes")
+    with pytest.raises(InputError, match="holds notes and no comparison"):
+        run_folder.check_comparable(tmp_path)

@@ -68,7 +68,7 @@ def refused(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         ("data", "evil:load"),
         ("model", "evil:Net"),
         ("loss", "evil:loss"),
-        ("backend", "ray:203.0.113.1:6379"),
+        ("backend", "ray:127.0.0.1:9"),
     ],
 )
 def test_the_spec_cannot_run_code(

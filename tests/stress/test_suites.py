@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stress.hostile import folders, lines, mutants
+from tests.stress.hostile import folders, lines, mutants, trial
 from tests.stress.portions import ROOT
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
@@ -51,6 +52,22 @@ def test_cases_are_drawn_from_their_seed_alone() -> None:
         assert drawn == [folders.changes(kind, 3, number) for number in range(300)]
         assert {change for what in drawn for change, _ in what} == {*folders.KINDS[kind]}
     assert lines.draw(0, 5) == lines.draw(0, 5) != lines.draw(1, 5)
+
+
+def test_cases_are_computed_under_the_same_instruction_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forked or begun anew: else they round otherwise than what they are compared with."""
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    place = trial.Place(tmp_path / "place")
+
+    def tell() -> int:
+        print(os.environ["MKL_CBWR"], os.environ["PATH"])
+        return 0
+
+    ended = trial.started(place, tell).ended()
+    assert (ended.code, ended.out) == (0, f"COMPATIBLE {os.environ['PATH']}\n"), ended.errors
+    assert place.environment()["MKL_CBWR"] == "COMPATIBLE"
 
 
 @pytest.mark.slow

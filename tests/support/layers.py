@@ -91,7 +91,7 @@ LAYERS = (
     ),
     Layer(
         "merging",
-        "errors rng core data config storage figures engine report analysis",
+        "errors rng core data config storage adapters figures engine report analysis",
         "Several trained models made one, without training.",
     ),
     Layer(
@@ -154,9 +154,9 @@ ALGORITHM_MAY_USE = (
 WITHOUT_TORCH = (
     "version errors rng grammar config config.* figures figures.* report report.* watch "
     "watch.* cli cli.* core.sampling core.faults core.devices core.phases core.plain_files data "
-    "data.datasets data.partition storage storage.jsonl storage.run_folder storage.fork engine "
-    "engine.interrupts engine.prepare engine.callbacks engine.trackers presets presets.preset "
-    "presets.page presets.running"
+    "data.datasets data.partition storage storage.jsonl storage.run_folder storage.run_record "
+    "storage.fork engine engine.interrupts engine.prepare engine.callbacks engine.trackers presets "
+    "presets.preset presets.page presets.running"
 )
 
 

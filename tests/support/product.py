@@ -39,10 +39,11 @@ from fedrift.engine.task import task_from_spec
 from fedrift.figures.style import empty_figure
 from fedrift.grammar import parse
 from fedrift.rng import generator
-from fedrift.storage import checkpoint, run_folder
+from fedrift.storage import checkpoint, run_folder, run_record
 from fedrift.storage.jsonl import dump
-from fedrift.storage.run_folder import RunFolder, RunRecord
-from fedrift.storage.run_folder import load as load_run
+from fedrift.storage.run_folder import RunFolder
+from fedrift.storage.run_record import RunRecord
+from fedrift.storage.run_record import load as load_run
 
 __all__ = [
     "MINIMISER",
@@ -79,6 +80,7 @@ __all__ = [
     "pooled",
     "prepare",
     "run_folder",
+    "run_record",
     "run_spec",
     "run_trial",
     "subject_of",

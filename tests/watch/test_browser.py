@@ -185,3 +185,44 @@ def test_runs_of_every_method_are_drawn_before_anybody_chose(
     page, _ = open_page(browser, server)
     expect(page.locator("#chart polyline")).to_have_count(8)
     assert "feddyn" in page.locator("#chart .keys").inner_text()
+
+
+def test_a_curve_that_was_seen_to_grow_stays_when_its_run_ends(
+    browser: Browser, server: WatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [folder(tmp_path, f"run{i:02}") for i in range(12)]
+    for path in paths:
+        add(path, "rounds.jsonl", row(1), row(2))
+    running: list[Path] = [paths[-1]]
+    monkeypatch.setattr(
+        "fedrift.watch.folders.writer_of", lambda path, _: 4711 if path in running else None
+    )
+    page, complaints = open_page(browser, server)
+    drawn = page.locator("#chart polyline title", has_text="run11")
+    expect(drawn).to_have_count(1)
+    running[:] = paths[:8]
+    (paths[-1] / "summary.json").write_text('{"status": "done"}')
+    expect(page.locator(".run.done")).to_have_count(1, timeout=15_000)
+    expect(drawn).to_have_count(1)
+    assert page.locator("#chart polyline").count() == 9
+    page.get_by_label("draw run11").uncheck()
+    expect(drawn).to_have_count(0)
+    assert complaints == []
+
+
+def test_a_long_comparison_is_a_heading_and_rows_that_unfold(
+    browser: Browser, server: WatchServer, tmp_path: Path
+) -> None:
+    for seed in range(40):
+        path = folder(tmp_path, f"long/runs/fedavg-s{seed:02}")
+        add(path, "rounds.jsonl", row(1), row(2))
+        (path / "summary.json").write_text('{"status": "done"}')
+    (tmp_path / "long/compare.toml").write_text('algorithms = ["fedavg"]\nseeds = 50\n')
+    page, complaints = open_page(browser, server)
+    assert page.locator(".comparison").inner_text().split() == (
+        "long comparison: 40 of 50 runs done".split()
+    )
+    assert page.locator(".run.done").count() == 30
+    page.get_by_role("button", name="show 10 more that are done").click()
+    expect(page.locator(".run.done")).to_have_count(40)
+    assert complaints == []

@@ -140,6 +140,29 @@ def test_the_status_of_runs_that_nobody_writes(tmp_path: Path) -> None:
     assert len(shown["problems"]) == 1 and shown["problems"][0].startswith("broken cannot be read")
 
 
+def test_runs_of_a_comparison_know_it_and_how_many_it_will_have(tmp_path: Path) -> None:
+    for name in ("alone", "c/runs/one", "c/runs/two", "python/runs/one", "broken/runs/one"):
+        folder(tmp_path, name)
+    (tmp_path / "c/compare.toml").write_text(
+        'algorithms = ["fedavg", "scaffold"]\nseeds = 3\n[grid]\nlr = [0.1, 0.2]\n'
+    )
+    (tmp_path / "broken/compare.toml").write_text("algorithms = 3\n")
+    watched = Watched(tmp_path)
+    watched.refresh()
+    shown = watched.overview()
+    assert {run["name"]: run["group"] for run in shown["runs"]} == {
+        "alone": None,
+        "broken/runs/one": "broken",
+        "c/runs/one": "c",
+        "c/runs/two": "c",
+        "python/runs/one": "python",
+    }
+    assert shown["comparisons"] == {"c": 12, "python": None, "broken": None}
+    inside = Watched(tmp_path / "c")
+    inside.refresh()
+    assert inside.overview()["comparisons"] == {"": 12}
+
+
 def test_links_are_not_followed(tmp_path: Path) -> None:
     outside = folder(tmp_path / "outside")
     inside = tmp_path / "inside"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +63,7 @@ def test_another_name_or_page_is_refused(server: WatchServer) -> None:
     good = f"/{server.token}/runs"
     assert ask(server, good, Host=f"evil.example:{server.server_port}")[0] == 403
     assert ask(server, good, Origin="http://evil.example")[0] == 403
+    assert ask(server, good, Origin="http://[")[0] == 403  # no address at all
     assert ask(server, good, Origin=f"http://{HOST}:{server.server_port}")[0] == 200
 
 
@@ -85,6 +88,24 @@ def test_stopping_what_does_not_run_is_told(server: WatchServer) -> None:
     status, body, _ = ask(server, f"/{server.token}/stop?{query}", "POST")
     assert status == 409 and "nobody is writing" in json.loads(body)["error"]
     assert ask(server, f"/{server.token}/stop?{query}")[0] == 404  # a link cannot stop anything
+
+
+def test_a_page_that_is_closed_while_it_is_answered_is_no_news(
+    server: WatchServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does a stranger's half of an answer print a traceback in the terminal."""
+    asked = f"GET /{server.token}/ HTTP/1.0\r\nHost: {HOST}:{server.server_port}\r\n\r\n"
+    for _ in range(5):
+        with socket.create_connection((HOST, server.server_port), timeout=10) as gone:
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            gone.sendall(asked.encode())
+    assert ask(server, f"/{server.token}/")[0] == 200
+    server.shutdown()
+    server.server_close()  # waits for nobody: threads of requests are daemons
+    for thread in threading.enumerate():
+        if "process_request_thread" in thread.name:
+            thread.join(timeout=10)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_port_in_use_is_refused_in_a_sentence(server: WatchServer, tmp_path: Path) -> None:

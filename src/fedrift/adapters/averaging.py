@@ -16,17 +16,12 @@ from torch import Tensor
 
 from fedrift.adapters.layers import A, B, product
 from fedrift.algorithms.wrappers import Wrapper
-from fedrift.core.algorithm import (
-    Algorithm,
-    Cohort,
-    Exchange,
-    arrivals_of,
-    client_methods,
-    owner_of,
-    resolve,
-)
+from fedrift.core.algorithm import Algorithm
+from fedrift.core.composition import arrivals_of, client_methods, resolve
+from fedrift.core.exchange import Cohort, Exchange
 from fedrift.core.flat import Layout, Vec
 from fedrift.core.messages import hints, state
+from fedrift.core.phases import owner_of
 from fedrift.core.problem import Problem
 from fedrift.errors import InputError
 
@@ -144,16 +139,19 @@ class Means:
         self._root, self._problem = root, problem
         self._sums: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         self._weight = 0.0
+        self._sent: Vec | None = None  # where clients start, from the last exchange that said it
 
     def watching(self, exchange: Exchange) -> Any:
         """Who looks at the replies of an exchange: nobody if they are no changes of the factors,
         or if they are protected."""
-        start = getattr(exchange.down, "w", None)
+        start = self._sent = getattr(exchange.down, "w", self._sent)
         if not _sends_change(exchange.signature.up) or start is None:
             return None
         if exchange.aggregation is not None:
             return None
         layout = resolve(self._root, self._problem, owner_of(exchange.phase))[1].layout
+        if start.numel() != layout.size:  # it was sent for another part of the model
+            return None
         return lambda _, weight, up: self._add(layout, start + up.delta, weight)
 
     def _add(self, layout: Layout, w: Vec, weight: float) -> None:

@@ -15,7 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedrift.core.flat import Inputs, call, cloned, fresh
+from fedrift.core.flat import Inputs, cloned
+from fedrift.core.flat_model import call, fresh
 
 A, B = "lora_A", "lora_B"
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from fedrift.adapters import layers
 from fedrift.adapters.layers import A, B
 from fedrift.config.adapters import Adapter
-from fedrift.core.flat import Inputs, Layout, flatten, fresh
+from fedrift.core.flat import Inputs, Layout, flatten
+from fedrift.core.flat_model import fresh
 from fedrift.core.isolation import drawing_alone
 from fedrift.core.problem import Problem
 from fedrift.errors import InputError
@@ -44,6 +45,12 @@ def adapted(problem: Problem, adapter: Adapter, probe: Inputs, seed: int) -> Pro
 
 
 def _check_head(problem: Problem) -> None:
+    if problem.head is None:
+        raise InputError(
+            "adapter 'head': the model has no classifier head, a last Linear whose output is the "
+            "model's with one row for each sample; name the layer with head='…', or use lora or "
+            "bitfit"
+        )
     weight, _ = problem.head_names()
     if weight not in problem.layout.names:
         raise InputError(f"adapter 'head': the model's head '{problem.head}' is frozen already")

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedrift.analysis.next_round import Unwatched, Visited, Watch, rehearse
 from fedrift.core.algorithm import EvaluatedModel
-from fedrift.core.flat import Batch, FlatModel, Vec, count, map_tree, take
+from fedrift.core.flat import Batch, Vec, count, map_tree, take
+from fedrift.core.flat_model import FlatModel
 from fedrift.core.problem import Problem
 from fedrift.core.sampling import LOOKS
 from fedrift.engine.plan import Task

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
 from fedrift.analysis.next_round import Unwatched, Watch
-from fedrift.core.flat import FlatModel, Inputs, Vec, count, take
+from fedrift.core.flat import Inputs, Vec, count, take
+from fedrift.core.flat_model import FlatModel
 from fedrift.figures import COMMON_FIGURES
 from fedrift.figures import clients as pictures
 from fedrift.storage.jsonl import Record

@@ -13,7 +13,8 @@ import torch
 from fedrift.analysis.case import Case, Finding, NotMeasured, Options
 from fedrift.analysis.next_round import Unwatched, Watch
 from fedrift.core.algorithm import EvaluatedModel
-from fedrift.core.flat import Batch, FlatModel, count, take
+from fedrift.core.flat import Batch, count, take
+from fedrift.core.flat_model import FlatModel
 from fedrift.core.problem import Problem
 from fedrift.figures import COMMON_FIGURES
 from fedrift.figures import classes as pictures

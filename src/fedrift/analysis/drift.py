@@ -6,7 +6,7 @@ Control variates, if the algorithm keeps any, are compared to the gradients they
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from fedrift.analysis.case import Case, Finding, Options
+from fedrift.analysis.next_round import Visited
 from fedrift.analysis.objective import Objective
-from fedrift.core.flat import Vec, cosine, dot, norm, unit
+from fedrift.core.flat import Batch, Vec, cosine, dot, norm, unit
 from fedrift.core.messages import pack
+from fedrift.core.pieces import Prox
 from fedrift.figures import COMMON_FIGURES
 from fedrift.figures import clients as pictures
 from fedrift.storage.jsonl import Record
@@ -189,6 +191,13 @@ def _nothing() -> None:
     return None
 
 
+def _objective(case: Case, data: Batch) -> Objective:
+    """The mean loss over these samples."""
+    return Objective(
+        case.problem, data, moved=case.moved, temperature=case.shown.temperature, chunk=256
+    )
+
+
 def against_gradients(
     case: Case, clients: Sequence[int], w: Vec, after_each: Callable[[], None] = _nothing
 ) -> Record:
@@ -202,14 +211,7 @@ def against_gradients(
         return {}
     gradients: dict[int, Vec] = {}
     for client in clients:
-        objective = Objective(
-            case.problem,
-            case.client(client),
-            moved=case.moved,
-            temperature=case.shown.temperature,
-            chunk=256,
-        )
-        gradients[client] = objective.grad(w)
+        gradients[client] = _objective(case, case.client(client)).grad(w)
         after_each()
     uniform = case.task.algorithm.weighting() == "uniform"
     shares = [1.0 if uniform else float(sizes[c]) for c in clients]
@@ -232,20 +234,35 @@ def against_step(case: Case, before: Vec, w: Vec) -> Record:
     `epsilon` is ε of FedGF's bound, the distance of the two as unit vectors, 0 to 2. It takes a
     pass over everybody's data.
     """
-    objective = Objective(
-        case.problem,
-        case.pooled(),
-        moved=case.moved,
-        temperature=case.shown.temperature,
-        chunk=256,
-    )
-    gradient, step = objective.grad(w), before - w
+    gradient, step = _objective(case, case.pooled()).grad(w), before - w
     similar = float(cosine(step, gradient))
     return {
         "epsilon": float(norm(unit(step) - unit(gradient))),
         "cosine": similar,
         "degrees": math.degrees(math.acos(min(1.0, max(-1.0, similar)))),
     }
+
+
+def inexactness(
+    case: Case, visited: Mapping[int, Visited], after_each: Callable[[], None] = _nothing
+) -> Record:
+    """How well clients solve the problem they were given: γ of FedProx, Definition 2.
+
+    h_i(v) = F_i(v) + (μ/2)‖v − w‖² with the μ of the algorithm's proximal term, 0 without one, and
+    γ_i = ‖∇h_i(w_i)‖ / ‖∇h_i(w)‖: 0 where w_i solves it exactly, 1 where it is no better than w.
+    """
+    local = case.task.algorithm.local_now(case.state)
+    mu = sum(c.mu for c in local.correct if isinstance(c, Prox)) if local is not None else 0.0
+    gammas: dict[int, float] = {}
+    for client, seen in visited.items():
+        objective = _objective(case, case.client(client))
+        begun = float(norm(objective.grad(seen.start)))
+        left = float(norm(objective.grad(seen.w).add_(seen.delta, alpha=mu)))
+        after_each()
+        if begun:
+            gammas[client] = left / begun
+    mean = float(np.mean(list(gammas.values()))) if gammas else math.nan
+    return {"mu": mu, "clients": list(gammas), "gammas": list(gammas.values()), "mean": mean}
 
 
 # The measurement: the clients of the coming round, and what control variates have learned.
@@ -271,7 +288,7 @@ def measure(case: Case, options: Options) -> Finding:
     }
     about = [_distance_sentence(case, means)]
     if options.passes:
-        about += _gradient_sentences(case, options, numbers, list(local))
+        about += _gradient_sentences(case, options, numbers, local)
     drawn: dict[str, Any] = {"updates": pictures.updates}
     drawn |= {"pairs": pictures.pairs} if len(local) > 1 else {}
     drawn |= {"controls": pictures.controls} if numbers.get("controls") else {}
@@ -296,16 +313,20 @@ def _distance_sentence(case: Case, means: dict[str, float]) -> str:
 
 
 def _gradient_sentences(
-    case: Case, options: Options, numbers: Record, clients: list[int]
+    case: Case, options: Options, numbers: Record, visited: Mapping[int, Visited]
 ) -> list[str]:
-    """True client gradients at the global model: they cost a pass over the clients' data."""
-    w = case.task.algorithm.model(case.state)
-    options.watch.begin("client gradients", len(clients), 0.0)
+    """True client gradients at the global model, and what is left of them at the clients' own: they
+    cost three passes over the clients' data."""
+    w, clients = case.task.algorithm.model(case.state), list(visited)
+    options.watch.begin("client gradients", 2 * len(clients), 0.0)
     comparison = against_gradients(case, clients, w, options.watch.step)
-    numbers |= comparison
+    left = inexactness(case, visited, options.watch.step)
+    numbers |= comparison | {"inexactness": left}
     sentences = [
         f"Their true gradients at the global model differ by B = "
-        f"{comparison['dissimilarity']['ratio']:.3g} (1 if all agree)."
+        f"{comparison['dissimilarity']['ratio']:.3g} (1 if all agree); their own problems "
+        f"(μ = {left['mu']:g}) they solve to γ = {left['mean']:.3g} on average (0: exactly, 1: no "
+        "better than the model they were sent)."
     ]
     for name, one in comparison["controls"].items():
         sentences.append(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,7 +11,7 @@ from fedrift.analysis.case import Case, DrawTogether, Finding, Measure, NotMeasu
 from fedrift.analysis.saved import analysis_folder, write_json
 from fedrift.analysis.sharpness import measure as measure_sharpness
 from fedrift.core.plain_files import write_file
-from fedrift.figures.style import empty_figure
+from fedrift.figures.style import drawn, empty_figure
 from fedrift.storage.jsonl import Record
 
 MEASURES: dict[str, Measure] = {
@@ -112,11 +111,10 @@ def draw_file(draw: object, path: Path) -> Path:
     from matplotlib import rc_context
 
     assert callable(draw)
-    figure, content = empty_figure(), io.BytesIO()
+    figure = empty_figure()
     draw(figure)
     ending = path.suffix[1:]
-    dated: dict[str, object] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with rc_context({"svg.hashsalt": "fedrift", "pdf.fonttype": 42}):
-        figure.savefig(content, format=ending, dpi=160, metadata=dated.get(ending))
-    write_file(path, content.getvalue())
+        write_file(path, drawn(figure, ending, dated.get(ending)))
     return path

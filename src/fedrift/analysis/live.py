@@ -24,7 +24,8 @@ from fedrift.analysis.examine import MEASURES, write_finding
 from fedrift.analysis.next_round import Unwatched, Watch
 from fedrift.analysis.saved import ROUNDS, analysis_folder, keep_weights, read_observed
 from fedrift.config.analyses import PLAN, LivePlan
-from fedrift.core.algorithm import EvaluatedModel, Exchange
+from fedrift.core.algorithm import EvaluatedModel
+from fedrift.core.exchange import Exchange
 from fedrift.core.flat import Vec
 from fedrift.core.messages import pack
 from fedrift.core.plain_files import write_file
@@ -36,7 +37,8 @@ from fedrift.figures import clients as pictures
 from fedrift.storage import checkpoint
 from fedrift.storage.client_state import Store
 from fedrift.storage.jsonl import Record, dump, encode
-from fedrift.storage.run_folder import ANALYSIS, load
+from fedrift.storage.run_folder import ANALYSIS
+from fedrift.storage.run_record import load
 
 ENDINGS = ("svg", "png")
 BRIEF = Options(images=500, clients=3, curved=0, steps=30)

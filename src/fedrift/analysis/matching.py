@@ -136,6 +136,12 @@ def _gain(
     return total.numpy()
 
 
+def unmoved(orders: Mapping[str, Order]) -> float:
+    """The share of the hidden neurons that are matched to themselves."""
+    themselves = [order == np.arange(len(order)) for order in orders.values()]
+    return float(np.concatenate(themselves).mean())
+
+
 def align(chain: Chain, a: Vec, b: Vec, seed: int = 0) -> Vec:
     """b with its hidden neurons renumbered to lie near a's."""
     return chain.renumbered(b, match_neurons(chain, a, b, seed))

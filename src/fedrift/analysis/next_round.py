@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from fedrift.backends import in_process
 from fedrift.backends.visit import Reply, VisitInput, Visitor
-from fedrift.core.algorithm import Cohort, Exchange, NoReply, Outcome, owner_of
+from fedrift.core.composition import address
+from fedrift.core.exchange import Cohort, Exchange, NoReply, Outcome
 from fedrift.core.flat import Vec
+from fedrift.core.phases import owner_of
 from fedrift.core.problem import Problem
 from fedrift.engine.plan import Task
 from fedrift.storage.client_state import Store
@@ -95,7 +98,7 @@ def _rehearsed(
 
     stage = _Stage(task, store, task.algorithm.model(state), watch or Unwatched())
     cohort = Cohort(
-        task.algorithm,
+        partial(address, task.algorithm),
         task.problem,
         [c for c in clients if task.split.sizes[c]],
         round=round,

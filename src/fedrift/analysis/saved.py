@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedrift.analysis.case import Case
 from fedrift.config.own_code import IN_PYTHON
-from fedrift.core.algorithm import EvaluatedModel, arrivals_of
+from fedrift.core.algorithm import EvaluatedModel
+from fedrift.core.composition import arrivals_of
 from fedrift.core.flat import Vec
 from fedrift.core.plain_files import write_file
 from fedrift.core.problem import Problem
@@ -26,11 +27,12 @@ from fedrift.engine.plan import Task
 from fedrift.engine.prepare import Prepared, prepare
 from fedrift.engine.task import Tensors, task_from_spec
 from fedrift.errors import InputError, RunError, is_of_disk
-from fedrift.storage import checkpoint, run_folder
+from fedrift.storage import checkpoint, run_folder, run_record
 from fedrift.storage.checkpoint import Checkpoint
 from fedrift.storage.client_state import Store
 from fedrift.storage.jsonl import Record, dump, read_lines
-from fedrift.storage.run_folder import ANALYSIS, RunRecord
+from fedrift.storage.run_folder import ANALYSIS
+from fedrift.storage.run_record import RunRecord
 
 ROUNDS, WEIGHTS = "rounds.jsonl", "weights"
 
@@ -45,7 +47,7 @@ class Loader:
 
     def case(self, folder: str | Path, name: str = "") -> Case:
         """The last state of a run. Reads only."""
-        record = run_folder.load(folder)
+        record = run_record.load(folder)
         spec = record.spec
         if spec.data == IN_PYTHON:
             raise InputError(
@@ -137,18 +139,21 @@ def _rounds(record: RunRecord) -> int:
 def final_model(problem: Problem, saved: Mapping[str, object], folder: Path) -> EvaluatedModel:
     """What a finished run has written, as the model of its problem."""
     tensors = {name: torch.from_numpy(value) for name, value in saved.items()}
+    wanted = problem.layout.named(problem.w0)
     try:
-        named = [tensors[name].reshape(-1) for name in problem.layout.names]
-        w: Vec = torch.cat(named).to(problem.w0.dtype)
+        own = {name: tensors[name] for name in problem.layout.names}
         buffers = tuple(tensors[name] for name in problem.moving)
     except KeyError as missing:
         raise InputError(
             f"'{folder / run_folder.MODEL}' has no {missing}: it is another model's"
         ) from None
-    if w.shape != problem.w0.shape:
-        raise InputError(
-            f"'{folder / run_folder.MODEL}' is another model's: {w.numel():,} parameters"
-        )
+    for name, tensor in own.items():
+        if (tensor.shape, tensor.dtype) != (wanted[name].shape, wanted[name].dtype):
+            raise InputError(
+                f"'{folder / run_folder.MODEL}' is another model's: its '{name}' is of the form "
+                f"{tuple(tensor.shape)}, {tensor.dtype}"
+            )
+    w: Vec = torch.cat([tensor.reshape(-1) for tensor in own.values()])
     known = {*problem.layout.names, *problem.moving}
     frozen: dict[str, Tensor] = {n: t for n, t in tensors.items() if n not in known}
     return EvaluatedModel(w, buffers, frozen=frozen)

@@ -16,13 +16,14 @@ from fedrift.backends.pool import Pool
 from fedrift.backends.profiling import OFF, Meter
 from fedrift.backends.visit import Reply, Visitor
 from fedrift.config.backends import IN_PROCESS, POOL, address_of, backend_kind
-from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome, VisitCost
+from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.alignment import settled
 from fedrift.core.codecs import sizes_of
 from fedrift.core.evaluation import Evaluator, Pending
+from fedrift.core.exchange import Exchange, Outcome, VisitCost
 from fedrift.core.messages import Size, cloned
 from fedrift.core.site import Work
-from fedrift.core.training import Report
+from fedrift.core.training_report import Report
 from fedrift.storage.client_state import Store
 
 Cost = Callable[[int, int], float]

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from fedrift.backends.backend import Fold, RunParts
 from fedrift.backends.profiling import OFF, VISIT, Meter, account
 from fedrift.backends.visit import Call, Reply, VisitInput, Visitor
-from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome
+from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.evaluation import Done, Evaluator
+from fedrift.core.exchange import Exchange, Outcome
 
 Order = Callable[[Iterable[int]], Sequence[int]]
 """In which order clients are visited."""

@@ -33,8 +33,9 @@ from fedrift.backends.worker import (
     with_paths,
 )
 from fedrift.config.backends import MOST_WORKERS
-from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome
+from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.evaluation import Chunk, Evaluator
+from fedrift.core.exchange import Exchange, Outcome
 from fedrift.core.messages import Packed
 from fedrift.data.split import Split
 from fedrift.errors import InputError

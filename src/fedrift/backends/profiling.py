@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedrift.core.flat import Batch, FlatModel
+from fedrift.core.flat import Batch
+from fedrift.core.flat_model import FlatModel
 from fedrift.core.local import Run
 from fedrift.core.site import Request, Site, Trained, Work
 

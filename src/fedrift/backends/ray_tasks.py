@@ -37,9 +37,10 @@ from fedrift.backends.worker import (
     with_paths,
     without_paths,
 )
-from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome
+from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.alignment import is_channels_last, settled
 from fedrift.core.evaluation import Chunk, Evaluator
+from fedrift.core.exchange import Exchange, Outcome
 from fedrift.core.messages import Packed, pack, unpack
 from fedrift.data.split import Split
 from fedrift.errors import InputError, RunError

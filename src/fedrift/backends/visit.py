@@ -15,20 +15,17 @@ from torch import Tensor
 from fedrift.backends.profiling import TimedSite
 from fedrift.backends.stacking.scheduler import StackScheduler, scheduler_for
 from fedrift.core import alignment
-from fedrift.core.algorithm import (
-    Algorithm,
-    EvaluatedModel,
-    Exchange,
+from fedrift.core.algorithm import Algorithm, EvaluatedModel
+from fedrift.core.alignment import settled
+from fedrift.core.codecs import Payload, Unsent, packed_message
+from fedrift.core.composition import (
     client_start,
     fed_back,
     host_path,
     local_of,
-    owner_of,
     resolve,
     state_path,
 )
-from fedrift.core.alignment import settled
-from fedrift.core.codecs import Payload, Unsent, packed_message
 from fedrift.core.evaluation import (
     ClientSums,
     Evaluator,
@@ -37,14 +34,15 @@ from fedrift.core.evaluation import (
     received,
     sent_for_evaluation,
 )
+from fedrift.core.exchange import Exchange
 from fedrift.core.faults import Corrupt, RoundFaults
 from fedrift.core.flat import count, is_finite, norm
 from fedrift.core.isolation import seed_all
 from fedrift.core.messages import all_finite, leaves, pack, placed, unpack
-from fedrift.core.phases import is_evaluation
+from fedrift.core.phases import is_evaluation, owner_of
 from fedrift.core.problem import Problem
 from fedrift.core.site import Augment, ClientData, Site, TrainTogether, Work
-from fedrift.core.training import Report, no_report
+from fedrift.core.training_report import Report, no_report
 from fedrift.errors import InputError, is_overflow
 from fedrift.rng import torch_seed
 

@@ -12,8 +12,9 @@ from fedrift.backends.backend import RunParts
 from fedrift.backends.codec import through
 from fedrift.backends.in_process import InProcess, Visit
 from fedrift.backends.visit import Reply, VisitInput, Visitor
-from fedrift.core.algorithm import Exchange, owner_of
+from fedrift.core.exchange import Exchange
 from fedrift.core.messages import pack
+from fedrift.core.phases import owner_of
 
 
 class Wire:

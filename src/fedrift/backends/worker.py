@@ -29,14 +29,16 @@ from torch import Tensor
 
 from fedrift.backends.profiling import account
 from fedrift.backends.visit import Call, Reply, VisitInput, Visitor
-from fedrift.core.algorithm import Algorithm, EvaluatedModel, Exchange, Signature
+from fedrift.core.algorithm import Algorithm, EvaluatedModel
 from fedrift.core.evaluation import Chunk, ChunkMetric, Evaluator
-from fedrift.core.flat import hollow, map_tree, take
+from fedrift.core.exchange import Exchange, Signature
+from fedrift.core.flat import map_tree, take
+from fedrift.core.flat_model import hollow
 from fedrift.core.isolation import TorchSettings
 from fedrift.core.messages import Packed, Size, nbytes, pack, unpack
 from fedrift.core.problem import TRIED, Problem
 from fedrift.core.site import Augment, Site, Work
-from fedrift.core.training import Training
+from fedrift.core.training_report import Training
 from fedrift.data.split import Make, Split
 from fedrift.errors import InputError, RunError, is_out_of_memory, sentence
 from fedrift.storage.client_state import RowLayout, StateRows

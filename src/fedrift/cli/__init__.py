@@ -124,6 +124,18 @@ def flowing(command: click.Command) -> click.Command:
     return command
 
 
+def _usage(error: click.ClickException) -> str:
+    """What does not belong in a command, and where to read what does."""
+    words = error.format_message()
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None or "did you mean" in words.lower():
+        return words
+    path = context.command_path
+    several = "; fedrift compare takes several algorithms"
+    more = several if path == "fedrift run" and "extra argument" in words else ""
+    return f"{words.rstrip('.')}{more}; see {path} --help"
+
+
 def code_of(arguments: Sequence[str] | None) -> int:
     """Runs a command and says in one sentence what went wrong."""
     command = tree()
@@ -136,7 +148,7 @@ def code_of(arguments: Sequence[str] | None) -> int:
         click.echo(error.format_message())
         return BAD_INPUT
     except click.ClickException as error:
-        return complain(error.format_message(), BAD_INPUT)
+        return complain(_usage(error), BAD_INPUT)
     except InputError as error:
         return complain(str(error), BAD_INPUT, error)
     except (click.Abort, KeyboardInterrupt) as error:

@@ -44,7 +44,7 @@ def named_runs(given: Sequence[Path], trust: bool) -> tuple[dict[str, Path], Pat
     named: dict[str, Path] = {}
     for folder, name in zip(folders, specs, strict=True):
         own = name if specs.count(name) == 1 else folder.name
-        named[own if own not in named else str(folder)] = folder
+        named[one_line(own if own not in named else str(folder))] = folder
     return named, _beside(given, folders) if len(folders) > 1 else None
 
 
@@ -57,7 +57,11 @@ def _inside(path: Path) -> list[Path]:
         return []
     places = (path / RUNS,) if (path / COMPARISON).is_file() else (path, path / RUNS)
     folders = [p for place in places if place.is_dir() for p in sorted(place.iterdir())]
-    return [folder for folder in folders if (folder / run_folder.SPEC).is_file()]
+    found = [folder for folder in folders if (folder / run_folder.SPEC).is_file()]
+    for folder in (path / RUNS, *found):
+        if folder.is_symlink():  # what is found would be written there
+            raise InputError(f"'{folder}' is a link to elsewhere; name the runs themselves")
+    return found
 
 
 def _beside(given: Sequence[Path], folders: Sequence[Path]) -> Path:

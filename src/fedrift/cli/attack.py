@@ -9,6 +9,7 @@ import typer
 
 from fedrift.cli.console import console
 from fedrift.grammar import number
+from fedrift.report.numbers import percent_text
 
 if TYPE_CHECKING:
     from fedrift.attack.gradients import Attack
@@ -74,7 +75,7 @@ def _show(made: Attack) -> None:
         table.add_column(name, justify="left" if name.startswith("what") else "right")
     for row in made.rows():
         epsilon = "" if row["epsilon"] is None else f"{row['epsilon']:.3g}"
-        read = f"{100 * row['read']:.0f} %"
+        read = percent_text(row["read"], 0)
         table.add_row(row["setting"], read, f"{row['correlation']:.2f}", epsilon)
     console().print(table)
     if made.note:

@@ -14,7 +14,7 @@ from fedrift.config.grid import Cell
 from fedrift.engine.callbacks import Callback, Passive
 from fedrift.errors import InputError, sentence
 from fedrift.report import numbers
-from fedrift.report.numbers import NOTHING, seconds_text
+from fedrift.report.numbers import NOTHING, percent_text, seconds_text
 from fedrift.report.statistics.estimates import estimate, rounds_averaged
 from fedrift.report.statistics.findings import Finding, Findings, make_findings
 from fedrift.report.statistics.grouping import Setting
@@ -219,7 +219,7 @@ class Watcher:
             for group, wanted in self.wanted.items():
                 rounds = sum(r for (g, _), r in self.rounds.items() if g == group)
                 values = [a for (g, _), a in self.last.items() if g == group]
-                mean = f"{statistics.mean(values):.2%}" if values else ""
+                mean = percent_text(statistics.mean(values)) if values else ""
                 axes = ", ".join(f"{k} {v}" for k, v in group[1])
                 table.add_row(group[0], axes, f"{rounds}/{wanted}", mean)
         return table

@@ -23,7 +23,7 @@ from fedrift.engine import interrupts
 from fedrift.engine.callbacks import Passive
 from fedrift.engine.trackers import tracks
 from fedrift.errors import INTERRUPTED, InputError
-from fedrift.report.numbers import bytes_text, seconds_text
+from fedrift.report.numbers import bytes_text, percent_text, seconds_text
 from fedrift.storage.fork import Origin, read_origin
 from fedrift.storage.jsonl import dump
 from fedrift.storage.run_folder import (
@@ -103,7 +103,7 @@ def show(rounds: Sequence[Mapping[str, float]]) -> None:
     table.add_section()
     table.add_row("mean", *_cells(mean, kinds))
     total = sum(mean[k] for k in kinds) or 1.0
-    table.add_row("share", "", *(f"{mean[k] / total:.1%}" for k in kinds))
+    table.add_row("share", "", *(percent_text(mean[k] / total, 1) for k in kinds))
     screen.print(table)
     for kind in kinds:
         screen.print(Text.assemble((f"{kind:<10} ", "dim"), HELP[kind]))
@@ -285,8 +285,8 @@ def _rows(summary: dict[str, Any], folder: str | None) -> list[tuple[str, str]]:
     if summary.get("final_accuracy") is not None:
         own = (summary.get("at_clients") or {}).get("client_accuracy")
         of = ", mean over clients" if own == summary["final_accuracy"] else ""
-        rows.append(("final accuracy", f"{summary['final_accuracy']:.2%}{of}"))
-        rows.append(("best accuracy", f"{summary['best_accuracy']:.2%}"))
+        rows.append(("final accuracy", f"{percent_text(summary['final_accuracy'])}{of}"))
+        rows.append(("best accuracy", percent_text(summary["best_accuracy"])))
     if summary.get("loss"):
         rows.append(("final loss", loss_text(summary["loss"][-1])))
     rows += _at_clients(summary.get("at_clients") or {})
@@ -313,13 +313,13 @@ def _at_clients(last: dict[str, Any]) -> list[tuple[str, str]]:
     """How the clients fared on test data of their own."""
     if "client_accuracy" not in last:
         return []
-    text = (
-        f"{last['client_accuracy']:.2%}, worst tenth {last['client_accuracy_worst']:.2%}, "
-        f"best {last['client_accuracy_best']:.2%}, Jain {last['client_accuracy_jain']:.3f}"
-    )
+    names = ("client_accuracy", "client_accuracy_worst", "client_accuracy_best")
+    usual, worst, best = (percent_text(last[name]) for name in names)
+    text = f"{usual}, worst tenth {worst}, best {best}, Jain {last['client_accuracy_jain']:.3f}"
     rows = [("at clients", text)]
     if "global_accuracy" in last:
-        rows.append(("server's model", f"{last['global_accuracy']:.2%} on the server's test set"))
+        of_all = percent_text(last["global_accuracy"])
+        rows.append(("server's model", f"{of_all} on the server's test set"))
     if last["clients_not_visited"]:
         number, never = last["clients_evaluated"], last["clients_not_visited"]
         rows.append(("", f"{never:,} of {number:,} clients not visited yet"))
@@ -331,7 +331,9 @@ def _in_domains(domains: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     heads = {True: "in domains", False: "in unseen ones"}
     found: list[tuple[str, str]] = []
     for is_seen, head in heads.items():
-        some = [f"{d['name']} {d['accuracy']:.2%}" for d in domains if d["seen"] == is_seen]
+        some = [
+            f"{d['name']} {percent_text(d['accuracy'])}" for d in domains if d["seen"] == is_seen
+        ]
         more = f", {len(some) - MOST_DOMAINS} more" if len(some) > MOST_DOMAINS else ""
         found += [(head, ", ".join(some[:MOST_DOMAINS]) + more)] if some else []
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,9 +17,12 @@ from fedrift.errors import decimals
 from fedrift.storage.run_folder import check_free
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from fedrift.merging import Merged
 
 DIGITS = 4  # of scores, behind the point
+COEFFICIENTS = 2
 HOW = "; ".join(f"{rule.grammar}: {rule.about}" for rule in RULES.values())
 
 
@@ -62,6 +66,23 @@ def merge(
         console().print(f"merged model, figures and picture: {out}")
 
 
+def _signed(
+    corner: str, names: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]], most: int
+) -> Table:
+    """Numbers with their signs: a row for each name on the left, a column for each model."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(corner)
+    for name in names:
+        table.add_column(name, justify="right")
+    rows = list(rows)
+    digits = decimals([value for _, row in rows for value in row], most)
+    for name, row in rows:
+        table.add_row(name, *(f"{value:+.{digits}f}" for value in row))
+    return table
+
+
 def _show(merged: Merged) -> None:
     from rich.table import Table
 
@@ -82,12 +103,10 @@ def _show(merged: Merged) -> None:
     )
     screen.print(f"interference (own − merged): {cost}")
     if len(names) > 2 and not isnan(merged.pairs[0, 1]):
-        pairs = Table(box=None, pad_edge=False, header_style="bold")
-        pairs.add_column("lost with ↓ alone by →")
-        for name in names:
-            pairs.add_column(name, justify="right")
-        digits = decimals(merged.pairs.flat, DIGITS)
-        for name, row in zip(names, merged.pairs.tolist(), strict=True):
-            pairs.add_row(name, *(f"{lost:+.{digits}f}" for lost in row))
-        screen.print(pairs)
+        lost = zip(names, merged.pairs.tolist(), strict=True)
+        screen.print(_signed("lost with ↓ alone by →", names, lost, DIGITS))
+    if merged.coefficients:
+        screen.print(
+            _signed("coefficient in ↓ of →", names, merged.coefficients.items(), COEFFICIENTS)
+        )
     screen.print(f"sent up: {merged.bytes_up:,} bytes, in one exchange")

@@ -47,7 +47,8 @@ def resume(
     from fedrift.config.own_code import IN_PYTHON
     from fedrift.config.spec import FIELDS
     from fedrift.engine.trackers import tracks
-    from fedrift.storage.run_folder import SUMMARY, check_idle, read_summary
+    from fedrift.storage.run_folder import SUMMARY, check_idle
+    from fedrift.storage.run_record import read_summary
 
     spec, origin = check_trust(folder, trust_code)
     summary = read_summary(folder)

@@ -29,7 +29,7 @@ def timeline(
 ) -> None:
     """Say how long clients took and how often they counted; draw a few rounds."""
     from fedrift.report.numbers import plural, seconds_text
-    from fedrift.storage.run_folder import load
+    from fedrift.storage.run_record import load
 
     asked = None if rounds is None else _rounds(rounds)
     record = load(run)
@@ -64,7 +64,7 @@ def _rounds(text: str) -> tuple[int, int]:
 def _table(pace: Pace, population: int) -> object:
     from rich.table import Table
 
-    from fedrift.report.numbers import NOTHING, plural, seconds_text
+    from fedrift.report.numbers import NOTHING, percent_text, plural, seconds_text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     some = pace.clients < population
@@ -77,6 +77,6 @@ def _table(pace: Pace, population: int) -> object:
         takes = pace.seconds[i]
         if takes is None:  # there are fewer than three
             continue
-        samples = f"{pace.samples[i]:.0%}" if pace.samples else NOTHING
-        table.add_row(name, seconds_text(takes), f"{pace.replies[i]:.0%}", samples)
+        samples = percent_text(pace.samples[i], 0) if pace.samples else NOTHING
+        table.add_row(name, seconds_text(takes), percent_text(pace.replies[i], 0), samples)
     return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from fedrift.cli.resume import TRUST
 from fedrift.config.own_code import IN_PYTHON
 from fedrift.config.spec import FIELDS
 from fedrift.errors import InputError, RunError
-from fedrift.storage import run_folder
+from fedrift.storage import run_folder, run_record
 from fedrift.storage.fork import read_origin
 from fedrift.storage.jsonl import dump, load
 from fedrift.storage.run_folder import (
@@ -31,9 +31,9 @@ from fedrift.storage.run_folder import (
     STATES,
     SUMMARY,
     TRAINING,
-    RunRecord,
     is_temporary,
 )
+from fedrift.storage.run_record import RunRecord
 
 if TYPE_CHECKING:
     from fedrift.engine.plan import Task
@@ -42,11 +42,17 @@ if TYPE_CHECKING:
 UNTIMED = "seconds"
 UNSEEN = ("seconds", "folder")
 """Of a summary: how long it took and where it lay then, which nothing can tell again."""
-AT_THE_END = ("status", "diverged_at", "fingerprint", "continuations")
+OF_TEXT = ("continuations", "beginnings")
+AT_THE_END = ("status", "diverged_at", "fingerprint", *OF_TEXT)
 """Of a summary: what doing all rounds again tells, beside what other files do."""
 ELSEWHERE = ("machine", "instructions", "torch", "numpy")
 """What of an environment decides in which order kernels add."""
 NEAR = 1e-6  # of the largest: what is within may be the same run
+LATER = 1e-5, 1e-3
+"""How far rounding may move a loss of training, and a figure that an algorithm logs."""
+Row = Mapping[str, Any]
+Same = Callable[[Row, Row, str], bool]
+"""Whether two rows agree in a column."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,8 @@ class Verdict:
     hints: tuple[str, ...] = ()
     distance: float | None = None
     """From the run, where it was computed by other kernels, so that the bits say nothing."""
+    beyond: tuple[str, ...] = ()
+    """Differences there that other last bits do not make."""
     is_whole: bool = True
     """All of its rounds were done again."""
 
@@ -71,6 +79,8 @@ class Verdict:
         said = f"cannot be compared bit for bit ({', '.join(self.hints)})"
         if not self.distance <= NEAR:
             raise RunError(f"{said}: {self.distance:.1e} away from it, {self.differences[0]}")
+        if self.beyond:
+            raise RunError(f"{said}; but {self.beyond[0]}, which is no matter of bits")
         return f"{said}: within {NEAR:.0e} of it".replace("e-06", "e-6")
 
 
@@ -79,7 +89,7 @@ def check_consistent(folder: Path) -> tuple[RunRecord, Checked]:
     other."""
     run_folder.read_spec(folder)  # what is no run folder cannot be verified at all
     try:
-        record = run_folder.load(folder)
+        record = run_record.load(folder)
         if record.spec.data == IN_PYTHON:
             raise NotVerified(f"'{folder}' was made in Python; make the same call again to verify")
         if record.torn:
@@ -130,7 +140,7 @@ class Checked:
 
     def sentence(self, folder: Path, is_whole: bool) -> str:
         """What has been looked at, what of it was not, and what else is there."""
-        unseen = UNSEEN if is_whole else (*UNSEEN, "status", "diverged_at", "continuations")
+        unseen = UNSEEN if is_whole else (*UNSEEN, "status", "diverged_at", *OF_TEXT)
         left = {ENVIRONMENT: ("notes",), ROUNDS: (UNTIMED,), SUMMARY: unseen}
         inside = sorted(entry.name for entry in folder.iterdir())
         others = [name for name in inside if name not in self.files and not is_temporary(name)]
@@ -180,7 +190,7 @@ def _check_summary(record: RunRecord, task: Task) -> None:
                 f"'{record.folder}': {SUMMARY} says {name} {summary[name]!s:.40}, {sources[name]} "
                 f"{value!s:.40}"
             )
-    needed = (*UNSEEN, *AT_THE_END[:-1])
+    needed = [name for name in (*UNSEEN, *AT_THE_END) if name not in OF_TEXT]
     if missing := [name for name in needed if name not in summary]:
         raise RunError(f"'{record.folder}': {SUMMARY} has no {missing[0]}")
     if added := sorted(summary.keys() - wanted.keys() - {*UNSEEN, *AT_THE_END}):
@@ -268,22 +278,26 @@ def run_again(record: RunRecord, rounds: int | None, workers: str | None, quiet:
         return [row for row in rows if until is None or row["round"] <= until]
 
     mine = early(record.rounds)
-    differences = compared(mine, result.metrics)
-    differences += compared(early(record.ledger), result.ledger.rows(), "exchanges")
-    own = early(record.client_rounds)
-    differences += compared(own, result.client_rounds, f"lines of {CLIENT_ROUNDS}")
+    tables = [
+        (mine, result.metrics, "rounds"),
+        (early(record.ledger), result.ledger.rows(), "exchanges"),
+        (early(record.client_rounds), result.client_rounds, f"lines of {CLIENT_ROUNDS}"),
+    ]
     if record.training:  # earlier versions did not keep it
-        differences += compared(early(record.training), result.training, f"lines of {TRAINING}")
+        tables.append((early(record.training), result.training, f"lines of {TRAINING}"))
+    differences = tuple(one for table in tables for one in compared(*table))
     if is_whole:
         differences += _ends(record, result)
     which = "all" if is_whole else "the first"
     count = f"{which} {len(mine)} evaluated rounds agree"
     agreement = "the one evaluated round agrees" if len(mine) == 1 else count
     hints = _hints(record)
-    distance = None
+    distance, beyond = None, tuple[str, ...]()
     if differences and any(hint.startswith(ELSEWHERE) for hint in hints):
         distance = _distance(record, mine, result, is_whole)
-    return Verdict(f"{agreement} to the last bit", differences, hints, distance, is_whole)
+        beyond = tuple(one for table in tables for one in compared(*table, near))
+        beyond += _summed_up(record, result, AT_THE_END[:2]) if is_whole else ()
+    return Verdict(f"{agreement} to the last bit", differences, hints, distance, beyond, is_whole)
 
 
 def _distance(
@@ -321,11 +335,8 @@ def _ends(record: RunRecord, result: Result) -> tuple[str, ...]:
 
     if result.fingerprint != record.summary["fingerprint"]:
         return (f"the fingerprint is {result.fingerprint} now",)
-    new = json_of(result.summary())
-    for name in AT_THE_END:
-        old, now = record.summary.get(name), new.get(name)
-        if repr(old) != repr(now):
-            return (f"{SUMMARY}: {name} was {old!s:.40}, is {now!s:.40} now",)
+    if other := _summed_up(record, result, AT_THE_END):
+        return other
     saved, tensors = record.weights(), result.tensors()
     for name in sorted(saved.keys() | tensors.keys()):
         now = tensors[name].detach().cpu().numpy() if name in tensors else None
@@ -334,8 +345,51 @@ def _ends(record: RunRecord, result: Result) -> tuple[str, ...]:
     return ()
 
 
+def _summed_up(record: RunRecord, result: Result, names: Sequence[str]) -> tuple[str, ...]:
+    """What of these in the summary is not the same."""
+    new = json_of(result.summary())
+    for name in names:
+        old, now = record.summary.get(name), new.get(name)
+        if name in OF_TEXT and OF_TEXT[1] not in record.summary:
+            continue  # earlier versions went on from what windows were filled up with, too
+        if repr(old) != repr(now):
+            return (f"{SUMMARY}: {name} was {old!s:.40}, is {now!s:.40} now",)
+    return ()
+
+
+def equal(old: Row, new: Row, name: str) -> bool:
+    """To the last bit."""
+    return repr(old.get(name)) == repr(new.get(name))
+
+
+def near(old: Row, new: Row, name: str) -> bool:
+    """As near as the same run comes that was rounded otherwise: a loss by its share, and of a
+    thousand samples, or of fewer, one may be taken for another class. The rest is as it was."""
+    values, others = old.get(name), new.get(name)
+    if not isinstance(values, list) or not isinstance(others, list):
+        values, others = [values], [others]
+    if len(values) != len(others):
+        return False
+    return all(
+        _near(old, name, i, *pair) for i, pair in enumerate(zip(values, others, strict=True))
+    )
+
+
+def _near(row: Row, name: str, at: int, old: Any, new: Any) -> bool:
+    is_number = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (old, new))
+    counts = "accuracy" in name or name in ("classes", "class_correct")
+    if not is_number or not (counts or (isinstance(old, float) and isinstance(new, float))):
+        return repr(old) == repr(new)
+    if not counts:
+        return abs(old - new) <= LATER["loss" not in name] * max(1.0, abs(old), abs(new))
+    samples = row.get("class_total" if name.startswith("class") else "n", 100)
+    samples = samples[at] if isinstance(samples, list) else samples
+    one = max(1.0, samples / 1000) if name == "class_correct" else max(1 / max(1, samples), 0.001)
+    return abs(old - new) <= 1.001 * one
+
+
 def compared(
-    before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], what: str = "rounds"
+    before: Sequence[Row], now: Sequence[Row], what: str, same: Same = equal
 ) -> tuple[str, ...]:
     """One sentence for the first number that is not the same; what earlier versions did not know
     of, training's reports, is not missing."""
@@ -343,7 +397,7 @@ def compared(
 
     for old, new in zip(before, map(json_of, now), strict=False):
         for name in sorted(old.keys() | new.keys() - set(UNSIGNED)):
-            if name != UNTIMED and repr(old.get(name)) != repr(new.get(name)):
+            if name != UNTIMED and not same(old, new, name):
                 return (
                     f"round {old['round']}: {name} was {old.get(name)!s:.40}, "
                     f"is {new.get(name)!s:.40} now",
@@ -374,7 +428,8 @@ def verify(
 
     Exit code 0 if all agrees to the last bit, 1 if something is damaged or differs, 2 if it is no
     run folder. A run of a processor that rounds otherwise, or of other versions of torch or
-    numpy, cannot be compared bit for bit: 0 if losses and weights are within 1e-6.
+    numpy, cannot be compared bit for bit: 0 if losses and weights are within 1e-6, and nothing
+    else differs by more than that explains.
     """
     from fedrift.cli.launch import check_trust
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from fedrift.errors import InputError
 from fedrift.grammar import parse
 
 COMPARISON, RUNS = "compare.toml", "runs"  # what the folder of a comparison holds
+TUNING = "tuning"  # and, before them, that of one whose options are chosen
 
 COUNTS = ("seed", "runs", "rounds", "gradients")
 """What tuning cost, in the file of a comparison."""
@@ -120,10 +122,16 @@ class Grid:
     tuned: Tuned | None = None
     """How the entrants' values were found, and what that cost."""
 
+    @property
+    def size(self) -> int:
+        """How many runs it has."""
+        points = math.prod(len(values) for values in self.axes.values())
+        return len(self.entrants) * points * len(self.seeds)
+
     def cells(self) -> list[Cell]:
         """Every run, checked; seeds vary slowest, so that whole comparisons finish early."""
         values = list(itertools.product(*self.axes.values()))
-        number = len(self.entrants) * len(values) * len(self.seeds)
+        number = self.size
         if not number:
             raise InputError("nothing to compare: name at least one algorithm")
         if number > MOST_RUNS:
@@ -230,4 +238,6 @@ def seeds_of(value: object) -> tuple[int, ...]:
         return tuple(range(value))
     if isinstance(value, list) and value and all(type(v) is int and v >= 0 for v in value):
         return tuple(value)
-    raise InputError(f"seeds must be a number of seeds or a list of them, not {value!r}")
+    raise InputError(
+        f"seeds must be a number of seeds, at least 1, or a list such as [0, 1], not {value!r}"
+    )

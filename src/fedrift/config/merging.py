@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 from fedrift.errors import InputError, no_option, unknown
-from fedrift.grammar import Named, number, parse
+from fedrift.grammar import number, parse
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,17 @@ class Rule:
     """The option that the text after the colon gives."""
     needs_start: bool = False
     needs_data: bool = False
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Options that are one of some words; the first unless another is given."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A rule by name, and its options."""
+
+    name: str
+    numbers: Mapping[str, float]
+    words: Mapping[str, str]
 
 
 RULES: dict[str, Rule] = {
@@ -59,17 +71,23 @@ RULES: dict[str, Rule] = {
     ),
     "aligned": Rule("aligned", "neurons matched first, then the mean", {}),
     "evolve": Rule(
-        "evolve[:steps=200,samples=200]",
+        "evolve[:steps=200,samples=200,by=model|block,search=own|cma]",
         "coefficients found by trial on a few labelled samples, without gradients",
         {"steps": (1, 100_000), "samples": (1, 100_000)},
         needs_start=True,
         needs_data=True,
+        words={"by": ("model", "block"), "search": ("own", "cma")},
     ),
 }
-DEFAULTS = {"task": {"scale": 0.3}, "ties": {"keep": 0.2, "scale": 1.0}, "dare": {"drop": 0.9}}
+DEFAULTS = {
+    "task": {"scale": 0.3},
+    "ties": {"keep": 0.2, "scale": 1.0},
+    "dare": {"drop": 0.9},
+    "evolve": {"steps": 200.0},
+}
 
 
-def check_rule(text: str) -> tuple[Named, dict[str, float]]:
+def check_rule(text: str) -> Chosen:
     """Reads a rule and its options; refuses what names none."""
     if not isinstance(text, str):  # type: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"merge rule {text!r} must be a text, such as 'mean' or 'ties:0.2'")
@@ -82,11 +100,26 @@ def check_rule(text: str) -> tuple[Named, dict[str, float]]:
         if rule.value is None or rule.value in given:
             raise InputError(f"merge rule '{text}': write {rule.grammar}")
         given[rule.value] = named.value
-    options = dict(DEFAULTS.get(named.name, {}))
+    numbers = dict(DEFAULTS.get(named.name, {}))
+    words = {key: known[0] for key, known in rule.words.items()}
     for key, value in given.items():
-        if key not in rule.options:
-            raise no_option(f"merge rule '{text}'", key, rule.options, rule.grammar)
-        low, high = rule.options[key]
-        field = f"merge rule '{named.name}': {key}"
-        options[key] = number(value, field, low=low, high=high)
-    return named, options
+        where = f"merge rule '{named.name}': {key}"
+        if key in rule.words:
+            words[key] = _word(value, rule.words[key], where)
+        elif key in rule.options:
+            low, high = rule.options[key]
+            numbers[key] = number(value, where, low=low, high=high)
+        else:
+            known = (*rule.options, *rule.words)
+            raise no_option(f"merge rule '{text}'", key, known, rule.grammar)
+    if words.get("search") == "cma" and find_spec("cma") is None:
+        raise InputError(
+            f"merge rule '{text}': search=cma needs the library cma: pip install 'fedrift[evolve]'"
+        )
+    return Chosen(named.name, numbers, words)
+
+
+def _word(value: str, known: tuple[str, ...], where: str) -> str:
+    if value not in known:
+        raise InputError(f"{where} must be {' or '.join(known)}, not '{value}'")
+    return value

@@ -28,6 +28,8 @@ def load(module: str, attribute: str, what: str, hint: str = "") -> Any:
         imported = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # the reader's code may fail in any way
         reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+            reason = f"there is no {error.name}.py in '{here}', nor such a package"
         raise InputError(f"{text} cannot be imported: {reason}{hint}") from error
     if not hasattr(imported, attribute):
         raise InputError(f"{text}: module '{module}' has no '{attribute}'")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedrift.adapters.averaging import LoraAveraging
-from fedrift.conform.watched_run import Inside, Invariant, Moment
+from fedrift.conform.watched_run import Inside, Invariant, Moment, largest
 
 
 def invariants(inside: Inside) -> tuple[Invariant, ...]:
@@ -44,17 +44,19 @@ def means_of_products(m: Moment) -> Iterator[str]:
         return
     w, was = m.algorithm.model(m.new), m.algorithm.model(m.old)
     change = m.mean("delta", trained[0].call.phase)
-    if change.shape != w.shape or not torch.allclose(w, was + change, rtol=0, atol=1e-12):
+    if change.shape != w.shape or largest(was + change - w) > m.rounding(w):
         return
     parts = _whole(m, w, m.algorithm.frozen(m.new, m.inside.problem))
+    size = max(map(largest, parts.values()))
+    sent = {seen.client: seen.down["w"] for seen in m.visits() if "w" in seen.down}
     for share, seen in zip(m.shares(trained), trained, strict=True):
-        for name, value in _whole(m, seen.down["w"] + seen.up["delta"], seen.frozen).items():
+        for name, value in _whole(m, sent[seen.client] + seen.up["delta"], seen.frozen).items():
             parts[name] -= share * value
     distance = torch.stack([part.square().sum() for part in parts.values()]).sum().sqrt()
     logged = m.algorithm.log(m.new)["lora_bias"]
     expected = 0.0 if m.algorithm.exact else m.algorithm.scale * logged
     what = "the distance of the model from the mean of the clients' models"
-    yield from m.differ(distance[None], distance.new_tensor([expected]), what)
+    yield from m.differ(distance[None], distance.new_tensor([expected]), what, size)
 
 
 def _whole(m: Moment, w: Tensor, moved: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -20,8 +20,11 @@ from fedrift.conform.report import Cell, sum_up
 from fedrift.conform.runs import run
 from fedrift.conform.subject import Subject
 from fedrift.conform.watched_run import Inside, Seen, backwards, differing_fields
-from fedrift.core.algorithm import Algorithm, owner_of, parts, signature
+from fedrift.core.algorithm import Algorithm
+from fedrift.core.composition import parts
+from fedrift.core.exchange import signature
 from fedrift.core.messages import Packed, hints, pack, unpack
+from fedrift.core.phases import owner_of
 from fedrift.engine.callbacks import RoundReport
 
 PURE = "messages and states belong to nobody: return new ones"

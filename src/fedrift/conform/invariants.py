@@ -20,8 +20,9 @@ from fedrift.conform.rules import Ascents
 from fedrift.conform.runs import refused
 from fedrift.conform.subject import Subject
 from fedrift.conform.watched_run import Inside, Invariant, Moment, differing_fields
-from fedrift.core.algorithm import local_of, owner_of, state_path
+from fedrift.core.composition import local_of, state_path
 from fedrift.core.messages import pack
+from fedrift.core.phases import owner_of
 
 CONTROLS = (rules.mean_over_all("c"), rules.moves_by_mean)
 DUALS = (rules.mean_over_all("h"), rules.subtracts_dual)

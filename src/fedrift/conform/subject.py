@@ -10,7 +10,8 @@ from typing import Any
 from fedrift.algorithms import NAMES
 from fedrift.config import algorithms
 from fedrift.config.own_code import load
-from fedrift.core.algorithm import Algorithm, map_local
+from fedrift.core.algorithm import Algorithm
+from fedrift.core.composition import map_local
 from fedrift.core.local import Local
 from fedrift.engine import build
 from fedrift.errors import InputError

@@ -16,17 +16,12 @@ from fedrift.backends.visit import Call, Reply, VisitInput, Visitor
 from fedrift.conform.problem import Trial
 from fedrift.conform.runs import make_task
 from fedrift.conform.subject import Subject
-from fedrift.core.algorithm import (
-    EvaluatedModel,
-    Exchange,
-    Outcome,
-    arrivals_of,
-    owner_of,
-    personal_path,
-    resolve,
-)
+from fedrift.core.algorithm import EvaluatedModel
+from fedrift.core.composition import arrivals_of, personal_path, resolve
 from fedrift.core.evaluation import Done
+from fedrift.core.exchange import Exchange, Outcome
 from fedrift.core.messages import Packed, pack
+from fedrift.core.phases import owner_of
 from fedrift.core.site import Site
 from fedrift.engine.callbacks import OnRound, RoundReport
 from fedrift.engine.history import Finished, History, Progress
@@ -284,12 +279,21 @@ class Moment:
         values = [getattr(self.inside.client(i), leaf).double() for i in range(number)]
         return torch.stack(values).mean(0)
 
-    def differ(self, a: Tensor, b: Tensor, what: str) -> Iterator[str]:
-        """One sentence if two vectors are not equal up to the rounding of the run's type."""
-        allowed = TOLERANCE[self.inside.problem.w0.dtype] * max(1.0, float(b.abs().max()))
-        distance = float((a.double() - b.double()).abs().max())
-        if not distance <= allowed:
+    def differ(self, a: Tensor, b: Tensor, what: str, size: float = 1.0) -> Iterator[str]:
+        """One sentence if two vectors are not equal up to the rounding of the run's type; `size`:
+        of the numbers that they were made of, where these are larger."""
+        distance = largest(a.double() - b.double())
+        if not distance <= self.rounding(b, size):
             yield f"{what} is off by {distance:.1e} after round {self.report.round}"
+
+    def rounding(self, x: Tensor, size: float = 1.0) -> float:
+        """By how much numbers of the size of these may be off."""
+        return TOLERANCE[self.inside.problem.w0.dtype] * max(1.0, size, largest(x))
+
+
+def largest(x: Tensor) -> float:
+    """Size of the largest number; zero where there is none, as when clients keep all of a model."""
+    return float(x.abs().max()) if x.numel() else 0.0
 
 
 Invariant = Callable[[Moment], Iterator[str]]

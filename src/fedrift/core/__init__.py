@@ -12,34 +12,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedrift.core.algorithm import (
         Algorithm,
-        Cohort,
         EvaluatedModel,
         InnerVisit,
         Redefine,
         Sampling,
-        Weights,
+        refuse_memory,
+        refuse_rates,
+        uniform_only,
+    )
+    from fedrift.core.composition import (
         has_hosts,
         inner_client,
         local_of,
         makes_steps,
         map_local,
         parts,
-        refuse_memory,
-        refuse_rates,
-        uniform_only,
     )
-    from fedrift.core.flat import (
-        Batch,
-        Forward,
-        Layout,
-        Objective,
-        Vec,
-        cosine,
-        dot,
-        flatten,
-        norm,
-        unit,
-    )
+    from fedrift.core.exchange import Cohort, Weights
+    from fedrift.core.flat import Batch, Layout, Vec, cosine, dot, flatten, norm, unit
+    from fedrift.core.flat_model import Forward, Objective
     from fedrift.core.local import Draw, Local, Run, clip_
     from fedrift.core.messages import Gather, Mean, Sum, derived, message, pack, shaped, state
     from fedrift.core.optim import (
@@ -77,10 +68,12 @@ if TYPE_CHECKING:
 _HOMES = {
     name: home
     for home, names in {
-        "fedrift.core.algorithm": "Algorithm Cohort EvaluatedModel InnerVisit Redefine "
-        "Sampling Weights has_hosts inner_client local_of makes_steps map_local parts "
+        "fedrift.core.algorithm": "Algorithm EvaluatedModel InnerVisit Redefine Sampling "
         "refuse_memory refuse_rates uniform_only",
-        "fedrift.core.flat": "Batch Forward Layout Objective Vec cosine dot flatten norm unit",
+        "fedrift.core.composition": "has_hosts inner_client local_of makes_steps map_local parts",
+        "fedrift.core.exchange": "Cohort Weights",
+        "fedrift.core.flat": "Batch Layout Vec cosine dot flatten norm unit",
+        "fedrift.core.flat_model": "Forward Objective",
         "fedrift.core.local": "Draw Local Run clip_",
         "fedrift.core.messages": "Gather Mean Sum derived message pack shaped state",
         "fedrift.core.optim": "Adagrad Adam Cosine Exponential Momentum OptState Optimizer SGD "

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedrift.core.devices import Trip
 from fedrift.core.messages import Packed, Size
 from fedrift.core.site import Work
-from fedrift.core.training import Training
+from fedrift.core.training_report import Training
 
 
 @dataclass(frozen=True)

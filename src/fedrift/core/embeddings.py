@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedrift.core.flat import FlatModel, Inputs, Vec
+from fedrift.core.flat import Inputs, Vec
+from fedrift.core.flat_model import FlatModel
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 

@@ -14,21 +14,16 @@ import torch
 from torch import Tensor
 
 from fedrift.core import alignment
-from fedrift.core.algorithm import (
-    Algorithm,
-    EvaluatedModel,
-    Exchange,
-    Signature,
-    personal_path,
-    resolve,
-)
+from fedrift.core.algorithm import Algorithm, EvaluatedModel
 from fedrift.core.alignment import settled
+from fedrift.core.composition import personal_path, resolve
+from fedrift.core.exchange import Exchange, Signature
 from fedrift.core.flat import Vec, count, flatten, take
 from fedrift.core.isolation import seed_alike
 from fedrift.core.messages import Sum, message, shaped
 from fedrift.core.phases import EVALUATE
 from fedrift.core.problem import Problem
-from fedrift.core.training import is_classification
+from fedrift.core.training_report import is_classification
 from fedrift.rng import torch_seed
 
 EVALUATION_CHUNK = 250  # fixed, so that results do not depend on who evaluates

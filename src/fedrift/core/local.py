@@ -11,20 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift.core.flat import (
-    Batch,
-    FlatModel,
-    Forward,
-    Layout,
-    Objective,
-    Vec,
-    add_each,
-    count,
-    norm,
-)
+from fedrift.core.flat import Batch, Layout, Vec, add_each, count, norm
+from fedrift.core.flat_model import FlatModel, Forward, Objective
 from fedrift.core.optim import SGD, Optimizer, OptState, Schedule, rates_of
 from fedrift.core.pieces import Correction, Gradient, Plain
-from fedrift.core.training import Trace
+from fedrift.core.training_report import Trace
 from fedrift.rng import generator
 
 
@@ -93,8 +84,8 @@ def table(
 class Draw:
     """An amount of work drawn uniformly from low…high for every client and round."""
 
-    low: int
-    high: int
+    low: int  # the least, included
+    high: int  # the most, included
 
     def at(self, seed: int, round: int, client: int) -> int:
         return int(generator(seed, "work", round, client).integers(self.low, self.high + 1))
@@ -161,12 +152,12 @@ class Run:
     """The weights it ended with."""
     delta: Vec
     """w minus the weights it began with."""
-    steps: int
+    steps: int  # how many were made
     lr: float
     """Rate of the first step."""
     span: float
     """Σ of the rates of the steps: lr × steps when the rate is constant."""
-    opt: OptState
+    opt: OptState  # the optimizer's state after the last step
     mean_grad: Vec | None
     """Mean of the raw gradients, before corrections; only if asked for."""
 
@@ -284,8 +275,11 @@ class _Own:
         """Take the gradient, before a correction asks for others."""
         self._d.copy_(self._model.own_g)
 
-    def clip_(self, d: Vec, limit: float) -> None:
-        """Both parts by the norm of the whole."""
+    def clip_(self, d: Vec, limit: float, is_alone: bool) -> None:
+        """Both parts by the norm of the whole; this one by its own if the other is not trained."""
+        if is_alone:
+            clip_(self._d, limit)
+            return
         length = (norm(d).square() + norm(self._d).square()).sqrt()
         for part in (d, self._d):
             part.mul_(_shortened(length, limit, part))
@@ -341,7 +335,7 @@ def local_train(
         for correction in corrections:
             correction(d, step)
         if local.clip is not None:
-            clip_(d, local.clip) if own is None else own.clip_(d, local.clip)
+            clip_(d, local.clip) if own is None else own.clip_(d, local.clip, trains == "own")
         if own is not None:
             own.step(lr)
         if trains == "own":

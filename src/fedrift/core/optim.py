@@ -20,8 +20,8 @@ SMALLEST = 1e-30  # rate that a schedule comes down to
 class OptState:
     """What an optimizer remembers: its vectors, and how many local steps it has made."""
 
-    slots: tuple[Vec, ...] = ()
-    count: Tensor = shaped(torch.int64, lambda algorithm, problem: ())
+    slots: tuple[Vec, ...] = ()  # one vector per moment
+    count: Tensor = shaped(torch.int64, lambda algorithm, problem: ())  # steps made
 
     def copy(self) -> OptState:
         return OptState(slots=tuple(s.clone() for s in self.slots), count=self.count.clone())
@@ -52,10 +52,10 @@ def _remembered(slot: Vec, freeze: bool) -> Vec:
 class SGD:
     """v ← momentum·v + g + weight_decay·w; the direction is v, or g + momentum·v (Nesterov)."""
 
-    lr: float = 1.0
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
+    lr: float = 1.0  # of the server's step
+    momentum: float = 0.0  # of what v was
+    nesterov: bool = False  # look ahead by it
+    weight_decay: float = 0.0  # times w is added to g
 
     @property
     def is_plain(self) -> bool:
@@ -81,10 +81,10 @@ class Momentum:
     Weight decay is added once, after U, and never enters the state.
     """
 
-    beta: float
-    ema: bool = True
-    lr: float = 1.0
-    weight_decay: float = 0.0
+    beta: float  # of what s was
+    ema: bool = True  # weigh g with 1−β
+    lr: float = 1.0  # of the server's step
+    weight_decay: float = 0.0  # times w is added to U
 
     def init(self, w: Vec) -> OptState:
         return OptState(slots=(torch.zeros_like(w),), count=_zero())
@@ -102,14 +102,14 @@ class Momentum:
 class Adam:
     """m, v averages of g and g²; direction m/(√v + eps) + weight_decay·w (decoupled, as AdamW)."""
 
-    lr: float = 1.0
-    beta1: float = 0.9
-    beta2: float = 0.99
-    eps: float = 1e-3
-    v_init: float = 0.0
-    bias_correction: bool = False
-    weight_decay: float = 0.0
-    yogi: bool = False
+    lr: float = 1.0  # of the server's step
+    beta1: float = 0.9  # memory of m
+    beta2: float = 0.99  # memory of v
+    eps: float = 1e-3  # keeps √v from 0
+    v_init: float = 0.0  # every entry of v at first
+    bias_correction: bool = False  # divide m and v by 1−β^t, as Adam's paper does
+    weight_decay: float = 0.0  # times w is added to the direction
+    yogi: bool = False  # v moves towards g² by its sign
 
     def init(self, w: Vec) -> OptState:
         slots = (torch.zeros_like(w), torch.full_like(w, self.v_init))
@@ -137,9 +137,9 @@ class Adam:
 class Adagrad:
     """v ← v + g²; direction g/(√v + eps)."""
 
-    lr: float = 1.0
-    eps: float = 1e-3
-    v_init: float = 0.0
+    lr: float = 1.0  # of the server's step
+    eps: float = 1e-3  # keeps √v from 0
+    v_init: float = 0.0  # every entry of v at first
 
     def init(self, w: Vec) -> OptState:
         return OptState(slots=(torch.full_like(w, self.v_init),), count=_zero())
@@ -258,8 +258,8 @@ class Schedule(Protocol):
 class Exponential:
     """lr·factor^round."""
 
-    lr: float
-    factor: float
+    lr: float  # of the first round
+    factor: float  # from a round to the next
 
     def at(self, round: int, step: int) -> float:
         return self.lr * self.factor**round
@@ -269,9 +269,9 @@ class Exponential:
 class Staircase:
     """lr·factor^(round // every)."""
 
-    lr: float
-    every: int
-    factor: float
+    lr: float  # of the first rounds
+    every: int  # rounds with one rate
+    factor: float  # from one rate to the next
 
     def at(self, round: int, step: int) -> float:
         return self.lr * self.factor ** (round // self.every)
@@ -281,9 +281,9 @@ class Staircase:
 class Cosine:
     """From lr towards lr·floor over `total` rounds."""
 
-    lr: float
-    total: int
-    floor: float = 0.0
+    lr: float  # of the first round
+    total: int  # rounds until it is at its least
+    floor: float = 0.0  # the least, as a share of lr
 
     def at(self, round: int, step: int) -> float:
         share = min(1.0, round / self.total)

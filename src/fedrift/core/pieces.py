@@ -8,7 +8,8 @@ from typing import ClassVar, Protocol, TypeAlias
 
 import torch
 
-from fedrift.core.flat import Batch, Forward, Objective, Vec, norm
+from fedrift.core.flat import Batch, Vec, norm
+from fedrift.core.flat_model import Forward, Objective
 
 
 class Step(Protocol):
@@ -77,7 +78,7 @@ class SAM:
 
     rowwise: ClassVar[bool] = True
     passes: ClassVar[int] = 2
-    rho: float
+    rho: float  # radius of the ascent
 
     def __call__(self, step: Step) -> Vec:
         return step.grad(step.ahead(self.rho, step.grad(step.w)))
@@ -89,8 +90,8 @@ class ASAM:
 
     rowwise: ClassVar[bool] = True
     passes: ClassVar[int] = 2
-    rho: float
-    eta: float
+    rho: float  # radius in the scaled coordinates
+    eta: float  # added to |w| of weights
 
     def __call__(self, step: Step) -> Vec:
         g = step.grad(step.w)
@@ -105,8 +106,8 @@ class Extra:
 
     rowwise: ClassVar[bool] = True
     passes: ClassVar[int] = 2
-    rho: float
-    alpha: float
+    rho: float  # radius of the ascent
+    alpha: float  # share of the gradient there
 
     def __call__(self, step: Step) -> Vec:
         g = step.grad(step.w)
@@ -118,8 +119,8 @@ class Prox:
     """g += mu·(w − anchor); the anchor is the model the visit started from, unless given."""
 
     rowwise: ClassVar[bool] = True
-    mu: float
-    anchor: Vec | None = None
+    mu: float  # strength of the spring
+    anchor: Vec | None = None  # where it is fixed
 
     def __call__(self, g: Vec, step: Step) -> None:
         anchor = step.start if self.anchor is None else self.anchor
@@ -131,7 +132,7 @@ class Linear:
     """g += v."""
 
     rowwise: ClassVar[bool] = True
-    v: Vec
+    v: Vec  # added to every gradient
 
     def __call__(self, g: Vec, step: Step) -> None:
         g.add_(self.v)
@@ -142,8 +143,8 @@ class Blend:
     """g = alpha·g + (1−alpha)·m."""
 
     rowwise: ClassVar[bool] = True
-    alpha: float
-    m: Vec
+    alpha: float  # share of the gradient
+    m: Vec  # what takes the rest
 
     def __call__(self, g: Vec, step: Step) -> None:
         g.mul_(self.alpha).add_(self.m, alpha=1.0 - self.alpha)
@@ -154,8 +155,8 @@ class SVRG:
     """g += mean − gradient at another point on the same minibatch."""
 
     rowwise: ClassVar[bool] = True
-    at: Vec
-    mean: Vec
+    at: Vec  # the other point
+    mean: Vec  # mean gradient at that point
 
     def __call__(self, g: Vec, step: Step) -> None:
         g.sub_(step.grad(self.at)).add_(self.mean)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -17,19 +18,16 @@ from fedrift.core.embeddings import beyond
 from fedrift.core.flat import (
     NOTHING,
     Batch,
-    FlatModel,
     Inputs,
     Layout,
     Loss,
     Rest,
     Vec,
-    call,
     cloned,
-    copied,
     count,
     flatten,
-    fresh,
 )
+from fedrift.core.flat_model import FlatModel, call, copied, fresh
 from fedrift.core.isolation import Memory, drawing_alone, seed_all
 from fedrift.core.local import LocalStep
 from fedrift.errors import InputError
@@ -44,15 +42,15 @@ Stack = Literal["auto", "off", "on"]
 class Problem:
     """What server and clients agree on before the first round. It holds no data."""
 
-    make: Callable[[], nn.Module]
-    loss: Loss
-    w0: Vec
-    layout: Layout
-    rest: Rest
-    population: int
+    make: Callable[[], nn.Module]  # makes the model; called once in every process
+    loss: Loss  # of an output and its targets
+    w0: Vec  # initial weights of what is trained, one vector
+    layout: Layout  # names and shapes of the parameters in w
+    rest: Rest  # frozen parameters and buffers by name
+    population: int  # number of clients
     participation: float
     """C of the papers, as configured: the fraction, or clients a round ÷ all clients."""
-    rounds: int
+    rounds: int  # of the run as configured
     samples: int = 0
     """Of all clients together."""
     is_full: bool = False
@@ -63,11 +61,11 @@ class Problem:
     """Parameters that are trained with the others but stay at the client."""
     own_moving: tuple[str, ...] = ()
     """Buffers that training moves and that stay at the client."""
-    part: Part = "all"
-    classes: int | None = None
-    head: str | None = None
-    feature_dim: int | None = None
-    device: str = "cpu"
+    part: Part = "all"  # which part of the model is trained
+    classes: int | None = None  # of the labels; None where targets are none
+    head: str | None = None  # name of the last layer, where the model has one
+    feature_dim: int | None = None  # width of what enters the head
+    device: str = "cpu"  # where training happens
     stack: Stack = "auto"
     """Whether clients are trained in stacks: where it pays, never, or wherever it can be."""
     example: Inputs | None = None
@@ -249,6 +247,21 @@ def hash_of(v: Vec) -> str:
     return hashlib.sha256(v.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()
 
 
+def _made(make: Callable[[], nn.Module]) -> nn.Module:
+    """What the reader's function makes; one that wants arguments is refused."""
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        name = getattr(make, "__name__", type(make).__name__)
+        raise InputError(
+            f"model: {name} cannot be called without arguments ({error}); give a function that "
+            f"makes it, such as lambda: {name}(…)"
+        ) from None
+    except ValueError:  # its arguments are not known
+        pass
+    return make()
+
+
 def define(
     make: Callable[[], nn.Module],
     loss: Loss,
@@ -269,10 +282,11 @@ def define(
 ) -> Problem:
     """Build the model once, look at it with a probe batch (and `more` inputs), and describe it."""
     with drawing_alone(init_seed):
-        original = make()
+        original = _made(make)
         module = copied(original)
         if not isinstance(module, nn.Module):
             raise InputError(f"model: the factory returned a {type(module).__name__}, not a module")
+        _check_real(module)
         module = module.to(dtype=dtype)
         lazy = any(map(is_lazy, (*module.parameters(), *module.buffers())))
         if lazy:
@@ -318,6 +332,21 @@ def define(
         example=probe[0] if lazy else None,
         writes_input=writes,
     )
+
+
+def _check_real(module: nn.Module) -> None:
+    """Refuses what a change of the dtype would cut in two: torch forgets the imaginary part."""
+    for kind, named in (
+        ("parameter", module.named_parameters()),
+        ("buffer", module.named_buffers()),
+    ):
+        for name, tensor in named:
+            if tensor.is_complex():
+                raise InputError(
+                    f"model: the {kind} '{name}' of {type(module).__name__} is complex, and "
+                    "weights and buffers of a run are real: keep torch.view_as_real of it and turn "
+                    "it back in forward"
+                )
 
 
 def _perturb(module: nn.Module) -> None:

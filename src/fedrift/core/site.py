@@ -23,7 +23,7 @@ from fedrift.core.local import Local, LocalStep, Run, Trains, batches, local_tra
 from fedrift.core.optim import SGD, Adagrad, Adam, Decayed, Momentum, OptState, RMSprop, rates_of
 from fedrift.core.pieces import Correction, Gradient
 from fedrift.core.problem import Problem
-from fedrift.core.training import Report, Trace, joined_reports
+from fedrift.core.training_report import Report, Trace, joined_reports
 from fedrift.rng import generator, torch_seed
 
 USUAL = "order"

@@ -222,6 +222,11 @@ def gather(clients: Any, dtype: torch.dtype, field: str = "clients") -> Split:
         if own is not None and own.x is clients.x:
             own = own.with_data(x, y)
         return Split(x, y, clients.parts, clients.note, test=own, domains=clients.domains)
+    if isinstance(clients, str):
+        raise InputError(
+            f"{field}='{clients}' must be a list of (x, y), one per client; data sets by name are "
+            "for the command line, as in fedrift run --data digits"
+        )
     if not isinstance(clients, Sequence) or not clients:
         found = "it is empty" if isinstance(clients, Sequence) else f"not {type(clients).__name__}"
         fix = f"; give list({field}.values())" if isinstance(clients, Mapping) else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ __all__ = [
     "check",
     "load",
     "seen_data",
+    "source_files",
     "synthetic_client",
 ]
 
@@ -41,6 +42,8 @@ class Source:
     options: tuple[str, ...] = ()
     is_own: bool = False
     """Its targets may be other than class labels."""
+    files: Callable[[Named, Path | None], Sequence[Path] | None] | None = None
+    """The files that it reads, where they and the name decide the samples."""
 
 
 COMMON = ("train", "test")
@@ -61,21 +64,25 @@ NAMES: dict[str, Source] = {
         partial(mnist.load, mnist.MNIST),
         "70,000 handwritten digits, 1×28×28, 10,000 of them for testing",
         "mnist[:train=N,test=N]",
+        files=partial(mnist.source_files, mnist.MNIST),
     ),
     "fashion-mnist": Source(
         partial(mnist.load, mnist.FASHION),
         "70,000 pieces of clothing, 1×28×28, 10 classes, 10,000 of them for testing",
         "fashion-mnist[:train=N,test=N]",
+        files=partial(mnist.source_files, mnist.FASHION),
     ),
     "cifar10": Source(
         partial(cifar.load, cifar.CIFAR10),
         "60,000 colour photographs, 3×32×32, 10 classes, 10,000 of them for testing",
         "cifar10[:train=N,test=N]",
+        files=partial(cifar.source_files, cifar.CIFAR10),
     ),
     "cifar100": Source(
         partial(cifar.load, cifar.CIFAR100),
         "60,000 colour photographs, 3×32×32, 100 classes, 10,000 of them for testing",
         "cifar100[:train=N,test=N]",
+        files=partial(cifar.source_files, cifar.CIFAR100),
     ),
     "synthetic": Source(
         synthetic.load,
@@ -90,6 +97,7 @@ NAMES: dict[str, Source] = {
         "npz:FILE[,train=N,test=N]",
         takes_value=True,
         is_own=True,
+        files=own.npz_files,
     ),
     "images": Source(
         images.load_folder,
@@ -97,6 +105,7 @@ NAMES: dict[str, Source] = {
         "images:FOLDER[,size=PIXELS]",
         takes_value=True,
         options=("size",),
+        files=images.folder_files,
     ),
     "csv": Source(
         images.load_table,
@@ -104,6 +113,7 @@ NAMES: dict[str, Source] = {
         "csv:FILE[,root=FOLDER,size=PIXELS]",
         takes_value=True,
         options=("root", "size"),
+        files=images.table_files,
     ),
     "python-docs": Source(
         text.load_docs,
@@ -157,6 +167,14 @@ def load(text: str, data_dir: Path | None = None, targets: Targets = "labels") -
         source.load(named, data_dir, targets) if source.is_own else source.load(named, data_dir)
     )
     return finish(name, as_values(samples) if targets == "values" else samples, train, test)
+
+
+def source_files(text: str, data_dir: Path | None = None) -> Sequence[Path] | None:
+    """The files whose content decides the samples; None where something else has a part in it, or
+    where they are not here yet."""
+    named = check(text)
+    listed = _source(named).files
+    return None if listed is None else listed(named, data_dir)
 
 
 def check(text: str) -> Named:

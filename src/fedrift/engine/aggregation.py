@@ -22,16 +22,11 @@ from fedrift.config.privacy import (
     parse_aggregate,
     parse_privacy,
 )
-from fedrift.core.algorithm import (
-    Algorithm,
-    Exchange,
-    client_methods,
-    local_of,
-    parts,
-    resolve,
-)
+from fedrift.core.algorithm import Algorithm
 from fedrift.core.codecs import vector_fields
+from fedrift.core.composition import client_methods, local_of, parts, resolve
 from fedrift.core.compression import BIASED, Side
+from fedrift.core.exchange import Exchange
 from fedrift.core.faults import Faults
 from fedrift.core.flat import norm
 from fedrift.core.messages import hints, rebuilt, reduced_values, reductions

@@ -16,7 +16,8 @@ from fedrift.config.algorithms import COMPARE, NOUNS, Kind
 from fedrift.config.fields import OPTIMIZERS, is_per_step, optimizer_of, schedule_of, uniform
 from fedrift.config.own_code import load
 from fedrift.config.spec import Spec
-from fedrift.core.algorithm import Algorithm, map_local, parts
+from fedrift.core.algorithm import Algorithm
+from fedrift.core.composition import map_local, parts
 from fedrift.core.local import Amount, Draw, Local
 from fedrift.core.optim import (
     ADAPTIVE,

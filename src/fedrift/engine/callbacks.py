@@ -12,7 +12,7 @@ from fedrift.errors import InputError
 if TYPE_CHECKING:  # progress on the command line is a callback, and does not wait for torch
     from torch import Tensor
 
-    from fedrift.core.algorithm import Exchange
+    from fedrift.core.exchange import Exchange
     from fedrift.core.flat import Vec
     from fedrift.engine.ledger import Cost
     from fedrift.engine.result import Result
@@ -23,14 +23,14 @@ if TYPE_CHECKING:  # progress on the command line is a callback, and does not wa
 class RoundReport:
     """What happened in a round (counted from 1). `metrics` is empty if it was not evaluated."""
 
-    round: int
-    weights: Vec
-    state: Any
-    metrics: Mapping[str, Any]
-    cost: Cost
-    cohort: tuple[int, ...]
-    nonfinite: tuple[int, ...]
-    seconds: float
+    round: int  # counted from 1
+    weights: Vec  # after the round, flat
+    state: Any  # what the algorithm's `round` returned
+    metrics: Mapping[str, Any]  # as a line of `result.metrics`
+    cost: Cost  # bytes and gradient evaluations of this round
+    cohort: tuple[int, ...]  # who was asked
+    nonfinite: tuple[int, ...]  # whose replies were left out: not finite
+    seconds: float  # wall time since the run began
     buffers: tuple[Tensor, ...] = ()
     """Running statistics that belong to the weights."""
     training: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -47,15 +47,15 @@ OnRoundFunction = Callable[[RoundReport], bool | None]
 class Plan:
     """What is about to run, said before the first round."""
 
-    parameters: int
-    clients: int
-    samples: int
-    cohort: float
-    workers: int
-    memory_bytes: int
-    disk_bytes: int
-    resumed_from: int = 0
-    notes: tuple[str, ...] = ()
+    parameters: int  # that are trained
+    clients: int  # in all
+    samples: int  # of all clients together
+    cohort: float  # clients a round, on average
+    workers: int  # processes; 0: this one
+    memory_bytes: int  # estimated, all processes together
+    disk_bytes: int  # of clients' states
+    resumed_from: int = 0  # rounds that were done before
+    notes: tuple[str, ...] = ()  # a sentence for each choice that was made
     local: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The work of a client as settings say it (epochs, batch size, rate, …); empty without any."""
     is_origin: bool = False

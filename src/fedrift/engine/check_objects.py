@@ -19,18 +19,21 @@ from fedrift.config.fields import (
     whole,
 )
 from fedrift.config.spec import Spec
-from fedrift.core.algorithm import Algorithm, personal_path
+from fedrift.core.algorithm import Algorithm
+from fedrift.core.composition import personal_path
 from fedrift.core.embeddings import embedded, outside
 from fedrift.core.flat import Batch, count, map_tree, take
 from fedrift.core.isolation import drawing_alone
 from fedrift.core.local import Draw, Local
 from fedrift.core.problem import TRIED, Problem, hash_of
-from fedrift.core.training import is_classification
+from fedrift.core.training_report import is_classification
 from fedrift.data import arrays
 from fedrift.data.split import Split
 from fedrift.errors import InputError, RunError, describe
 from fedrift.storage.run_folder import is_own_column
 
+FAILURES = (RuntimeError, TypeError, ValueError, IndexError)
+"""What a module or a loss raises for numbers that do not fit."""
 MAY_BE_GIVEN = ("accuracy", "perplexity")
 """Columns that the reader may measure where we do not."""
 
@@ -44,10 +47,16 @@ def check_column(name: object, where: str) -> None:
 
 
 def check_functions(loss: Any, metrics: Any) -> None:
+    if isinstance(loss, type):
+        raise InputError(f"loss={loss.__name__} is a class; give one of it, loss={loss.__name__}()")
     if loss is not None and not callable(loss):
-        raise InputError(f"loss={loss!r} must be a function of output and target")
+        fix = "such as torch.nn.functional.cross_entropy"
+        raise InputError(f"loss={loss!r} must be a function of output and target, {fix}")
     if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
-        raise InputError(f"metrics={metrics!r} must map names to functions of output and target")
+        raise InputError(
+            f"metrics must map names to functions of output and target, such as {{'f1': f1}}; "
+            f"not {metrics!r:.80}"
+        )
     for name in metrics:
         check_column(name, "metrics")
 
@@ -252,7 +261,7 @@ def classes_axis(problem: Problem, x: Any) -> str:
     """Where classes are looked for in an output of many axes, as part of a sentence."""
     try:
         output = problem.model.logits(problem.w0, take(x, slice(2)))
-    except (RuntimeError, TypeError, ValueError, IndexError):  # there is no output to speak of
+    except FAILURES:  # there is no output to speak of
         return ""
     if not isinstance(output, Tensor) or output.dim() < 3:
         return ""
@@ -273,14 +282,19 @@ def try_loss(problem: Problem, probe: tuple[Any, Any], field: str) -> None:
             else:
                 model.gradients(probe)
         model.load_buffers(buffers)
-    except (RuntimeError, TypeError, ValueError, IndexError, UserWarning) as error:
+    except (*FAILURES, AttributeError, KeyError, UserWarning) as error:
         if field == "loss" and (shape := _no_number(problem, probe)):
             raise InputError(f"loss: {shape}") from error
-        labels = f"{probe[1].tolist()!s:.60}" if isinstance(probe[1], Tensor) else "…"
+        said = describe(error) if isinstance(error, (AttributeError, KeyError)) else error
+        labels = _shortened(str(probe[1].tolist())) if isinstance(probe[1], Tensor) else "…"
         raise InputError(
             f"{field}: no loss can be computed from the model's output for two samples and the "
-            f"targets {labels}: {error}{_fix(problem, probe)}"
+            f"targets {labels}: {said}{_fix(problem, probe)}"
         ) from error
+
+
+def _shortened(words: str, most: int = 60) -> str:
+    return words if len(words) <= most else f"{words[: most - 2]} …"
 
 
 def _fix(problem: Problem, probe: tuple[Any, Any]) -> str:
@@ -294,20 +308,27 @@ def _fix(problem: Problem, probe: tuple[Any, Any]) -> str:
         if output.shape == (*y.shape, 1):
             return "; give the targets the output's shape, y[:, None]"
         if output.shape == y.shape and y.dim() == 2 and not y.is_floating_point():
+            if bool((y.sum(dim=1) == 1).all()) and bool(((y == 0) | (y == 1)).all()):
+                return "; give class labels, y.argmax(dim=1)"
             return (
                 "; for several labels at once give y.float() and "
                 "loss=torch.nn.functional.binary_cross_entropy_with_logits"
             )
+    if not isinstance(output, Tensor):
+        kind = type(output).__name__
+        return f"; the model gives a {kind}: return a tensor, or give a loss that takes a {kind}"
     return classes_axis(problem, x)
 
 
 def _no_number(problem: Problem, probe: tuple[Any, Any]) -> str:
-    """What to do about a loss that has a number per sample, of which there is no gradient; nothing
-    if it has one."""
+    """What to do about a loss that has a number per sample, or is no tensor, of which there is no
+    gradient; nothing if it has one."""
     try:
-        value = problem.model.loss(problem.w0, probe)
-    except (RuntimeError, TypeError, ValueError, IndexError, UserWarning):
+        value: object = problem.model.loss(problem.w0, probe)
+    except (*FAILURES, AttributeError, KeyError, UserWarning):
         return ""
+    if not isinstance(value, Tensor):
+        return f"it gave a {type(value).__name__}, and a tensor is wanted, which has a gradient"
     if value.numel() == 1:
         return ""
     return (

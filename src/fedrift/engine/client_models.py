@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from fedrift.backends.visit import Call, Visitor
-from fedrift.core.algorithm import EvaluatedModel, personal_path, state_path
+from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.alignment import settled
+from fedrift.core.composition import personal_path, state_path
 from fedrift.core.isolation import one_thread
 from fedrift.engine import recorder
 from fedrift.engine.plan import Task

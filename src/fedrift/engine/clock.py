@@ -14,9 +14,10 @@ import numpy as np
 from fedrift.backends.backend import Fold, Held
 from fedrift.backends.visit import Reply
 from fedrift.config.spec import Spec
-from fedrift.core.algorithm import Algorithm, Exchange, Outcome, arrivals_of, local_of
+from fedrift.core.algorithm import Algorithm
 from fedrift.core.arrivals import ClockState, Out
 from fedrift.core.codecs import sizes_of
+from fedrift.core.composition import arrivals_of, local_of
 from fedrift.core.devices import (
     FORWARD,
     USUAL,
@@ -27,6 +28,7 @@ from fedrift.core.devices import (
     parse_devices,
     parse_late,
 )
+from fedrift.core.exchange import Exchange, Outcome
 from fedrift.core.messages import nbytes, pack, unpack
 from fedrift.core.sampling import LOOKS, Participation
 from fedrift.core.site import Work

@@ -21,8 +21,8 @@ from fedrift.backends.profiling import OFF, Meter, TimedSite
 from fedrift.backends.visit import Visitor
 from fedrift.config.backends import address_of, backend_kind
 from fedrift.core import evaluation
-from fedrift.core.algorithm import local_of
 from fedrift.core.alignment import dense
+from fedrift.core.composition import local_of
 from fedrift.core.evaluation import Chunk, Evaluator
 from fedrift.core.flat import map_tree
 from fedrift.core.isolation import one_thread
@@ -49,11 +49,11 @@ from fedrift.engine.resume import (
     unwritable,
 )
 from fedrift.errors import InputError, RunError, is_of_disk
-from fedrift.models.text import continuations
+from fedrift.models.text import WRITTEN, continuations
 from fedrift.storage.client_state import States, Store
 from fedrift.storage.fork import Origin
-from fedrift.storage.run_folder import STATES, RunFolder
-from fedrift.storage.run_folder import load as load_folder
+from fedrift.storage.run_folder import STATES, RunFolder, holds_run
+from fedrift.storage.run_record import load as load_folder
 
 # How a run ends: its measurements put together, its result, and the result of one made before.
 
@@ -112,13 +112,17 @@ def result_of(
     )
 
 
-def _written(task: Task, finished: Finished) -> dict[str, list[str]]:
-    """What a finished model of text writes itself, going on from beginnings of the test text."""
+def _written(task: Task, finished: Finished) -> dict[str, Any]:
+    """What a finished model of text writes itself, going on from beginnings of the test text, and
+    how many characters of each text are such a beginning."""
     if not task.alphabet or task.test is None or finished.status != "done":
         return {}
     module = task.problem.module(finished.weights, finished.rest)
-    written = continuations(module, task.test[0])
-    return {"continuations": [decode(tokens.numpy(), task.alphabet) for tokens in written]}
+    written = [tokens.numpy() for tokens in continuations(module, *task.test)]
+    return {
+        "continuations": [decode(tokens, task.alphabet) for tokens in written],
+        "beginnings": [len(decode(tokens[:-WRITTEN], task.alphabet)) for tokens in written],
+    }
 
 
 def reread(task: Task, folder: RunFolder) -> Result:
@@ -298,19 +302,20 @@ def _execute(
         planned = replace(planned, local=work(local_of(task.algorithm)), is_origin=is_origin)
         try:
             check_fits(planned, Path(store.scratch), folder is not None)
+            for callback in callbacks:
+                callback.on_start(planned)
+            if rows is not None:
+                at, cost = address_of(kind), cost_of(task)
+                parts = RunParts(visitor, rows, evaluator, cost, number, at, pool, meter)
+                chosen = made(kind, parts)
+            else:
+                assert place is not None
+                chosen = place.backend(visitor, evaluator)
         except InputError:
             unused.close()
             if folder is not None and not again:  # the fix may be wanted in the same folder
                 folder.withdraw()
             raise
-        for callback in callbacks:
-            callback.on_start(planned)
-        if rows is not None:
-            at, cost = address_of(kind), cost_of(task)
-            chosen = made(kind, RunParts(visitor, rows, evaluator, cost, number, at, pool, meter))
-        else:
-            assert place is not None
-            chosen = place.backend(visitor, evaluator)
         unused.callback(chosen.close)
         history = History(
             task.algorithm,
@@ -343,6 +348,15 @@ def _execute(
                 vars(error)["result"] = so_far
         if isinstance(error, OSError) and is_of_disk(error):
             raise RunError(unwritable(error, store.scratch, folder)) from error
+        if (
+            isinstance(error, FileNotFoundError)
+            and folder is not None
+            and not holds_run(folder.path)
+        ):
+            raise RunError(
+                f"out '{folder.path}' is not there any more: it was moved or removed while the run "
+                "wrote to it, or the program went to another folder"
+            ) from error
         raise
     finally:
         chosen.close()

@@ -1,6 +1,7 @@
 """Data as a frozen model sees them: `features:DATA`, what comes before its last layer, projected.
 
-Features are computed once, in blocks that are kept: an interrupted computation goes on.
+Features are computed once, in blocks that are kept: an interrupted computation goes on. Where files
+alone decide the samples, their hash finds what was made of them before, and nothing is decoded.
 """
 
 from __future__ import annotations
@@ -20,18 +21,27 @@ import torch
 from torch import Tensor, nn
 
 from fedrift import backends, models
-from fedrift.config.models import DIMENSIONS, extractor_text
+from fedrift.config.models import DIMENSIONS, choose_model, extractor_text
 from fedrift.core.isolation import one_thread
-from fedrift.core.plain_files import replace_bytes
 from fedrift.core.problem import define
 from fedrift.data import datasets, files
 from fedrift.data.checks import Targets
 from fedrift.data.samples import DataSet
+from fedrift.engine.feature_cache import (
+    FORM,
+    cache_folder,
+    hash_of,
+    origin_of,
+    read,
+    read_both,
+    recalled,
+    remember,
+    write,
+)
 from fedrift.errors import InputError
 from fedrift.grammar import Named, number, parse
 from fedrift.rng import torch_seed
 
-FORM = 1  # of the files; another number makes everything anew
 BATCH = 16  # images at a time: more do not fit into a core's cache
 BLOCK = 2048  # samples in a file
 WEIGHTS = "mobilenet_v2-imagenet.safetensors"
@@ -44,14 +54,45 @@ def load(text: str, data_dir: Path | None = None, targets: Targets = "labels") -
     named = datasets.check(text)
     if named.name != datasets.FEATURES:
         return datasets.load(text, data_dir, targets)
+    place, origin = cache_folder(), _origin(named, data_dir, targets)
+    record = place / f"data-{hash_of(named, targets)}.safetensors"
+    if origin is not None and (known := recalled(record, origin)) is not None:
+        return known
+    data, projection = _seen(named, data_dir, targets, place)
+    # Files that changed while they were read are not known to be what was read.
+    if origin is not None and origin == _origin(named, data_dir, targets):
+        remember(record, origin, data, projection)
+    return data
+
+
+def _origin(named: Named, data_dir: Path | None, targets: Targets) -> str | None:
+    """None where the reader's code or a service has a part in what comes out."""
+    network = extractor_text(named)
+    listed = datasets.source_files(datasets.seen_data(named), data_dir)
+    if listed is None or choose_model(network).attribute is not None:
+        return None
+    network = with_weights(network, data_dir)
+    weights = parse(network, "model").options.get("weights")
+    more = [] if weights is None else [Path(weights).expanduser()]
+    return origin_of((str(named), network, targets), [*listed, *more])
+
+
+def _seen(
+    named: Named, data_dir: Path | None, targets: Targets, place: Path
+) -> tuple[DataSet, Path]:
+    """The data set, and the file that its features are kept in."""
     source = datasets.load(datasets.seen_data(named), data_dir, targets)
     if source.generated is not None:
-        raise InputError(f"data set '{text}': '{source.name}' is made on demand and cannot be seen")
+        raise InputError(
+            f"data set '{named}': '{source.name}' is made on demand and cannot be seen"
+        )
     network = extractor_text(named)
     make = factory(network, source, data_dir)
     seen_by = extractor(network, make, torch.from_numpy(source.x[:2]))
-    x, x_test = projected(seen_by, source.x, source.x_test, _dimensions(named, seen_by, source))
-    return replace(source, name=f"features:{source.name}", x=x, x_test=x_test, mean=(), std=())
+    dimensions = _dimensions(named, seen_by, source)
+    x, x_test, path = _projection(seen_by, source.x, source.x_test, dimensions, place, say)
+    name = f"features:{source.name}"
+    return replace(source, name=name, x=x, x_test=x_test, mean=(), std=()), path
 
 
 def _dimensions(named: Named, source: Extractor, data: DataSet) -> int | None:
@@ -170,14 +211,14 @@ def cached(
     for start in range(0, len(x), BLOCK):
         path = place / f"{start:08d}.safetensors"
         part = x[start : start + BLOCK]
-        features = _read(path, "features", (len(part), source.width))
+        features = read(path, "features", (len(part), source.width))
         if features is None:
             if tell is not None:
                 left = seconds / computed * (len(x) - start) if computed else None
                 tell(f"features of {source.name}: {start:,} of {len(x):,} samples{_left(left)}")
             began = time.perf_counter()
             features = extract(source, part, cores)
-            _write(path, {"features": features})
+            write(path, {"features": features})
             computed, seconds = computed + len(part), seconds + time.perf_counter() - began
         blocks.append(features)
     return torch.cat(blocks)
@@ -195,11 +236,6 @@ def say(words: str) -> None:
     print(f"{begin}{words}", end=end, file=sys.stderr, flush=True)
 
 
-def cache_folder() -> Path:
-    """Where features are kept."""
-    return files.cache_folder() / "features"
-
-
 def fingerprint(source: Extractor, x: np.ndarray) -> str:
     """Names the features: structure, weights and samples in one hash."""
     digest = hashlib.sha256(f"{FORM} {BATCH} {source.module!r} {x.dtype} {x.shape}".encode())
@@ -213,24 +249,6 @@ def _pieces(module: nn.Module) -> Iterator[bytes]:
     for name, value in sorted(module.state_dict().items()):
         yield name.encode()
         yield value.detach().cpu().contiguous().numpy().tobytes()
-
-
-def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    from safetensors.torch import save
-
-    replace_bytes(path, save({name: value.contiguous() for name, value in tensors.items()}))
-
-
-def _read(path: Path, name: str, shape: tuple[int, int]) -> Tensor | None:
-    """What a file holds; None if there is none or it is not what it should be."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        features = load_file(path).get(name)
-    except (OSError, SafetensorError):
-        return None
-    return features if features is not None and features.shape == shape else None
 
 
 # Fewer dimensions: the directions in which the training features vary most.
@@ -249,22 +267,33 @@ def projected(
 
     Mean, directions and deviation are those of the training samples. Kept beside the features.
     """
-    place, cores = folder or cache_folder(), backends.cores()
-    names = [fingerprint(source, one) for one in (x, x_test)]
-    key = hashlib.sha256(f"{FORM} {names} {dimensions}".encode()).hexdigest()[:32]
-    path, width = place / f"projected-{key}.safetensors", dimensions or source.width
-    known = [_read(path, n, (len(v), width)) for n, v in (("train", x), ("test", x_test))]
-    train, test = known
-    if train is None or test is None:
+    train, test, _ = _projection(source, x, x_test, dimensions, folder or cache_folder(), tell)
+    return train, test
+
+
+def _projection(
+    source: Extractor,
+    x: np.ndarray,
+    x_test: np.ndarray,
+    dimensions: int | None,
+    place: Path,
+    tell: Tell,
+) -> tuple[np.ndarray, np.ndarray, Path]:
+    """And the file that holds both."""
+    names, width = [fingerprint(source, one) for one in (x, x_test)], dimensions or source.width
+    path = place / f"projected-{hash_of(FORM, names, dimensions)}.safetensors"
+    both = read_both(path, (len(x), len(x_test)), width)
+    if both is None:
         raw, raw_test = (
-            cached(source, v, folder=place, cores=cores, tell=tell, name=name)
+            cached(source, v, folder=place, cores=backends.cores(), tell=tell, name=name)
             for name, v in zip(names, (x, x_test), strict=True)
         )
         tell(f"features of {source.name}: projecting {source.width} dimensions to {width}")
         train, test = _project(raw, raw_test, dimensions)
-        _write(path, {"train": train, "test": test})
+        write(path, {"train": train, "test": test})
         tell(f"features of {source.name}: done, kept in {place}")
-    return train.numpy(), test.numpy()
+        both = train.numpy(), test.numpy()
+    return *both, path
 
 
 @torch.no_grad()

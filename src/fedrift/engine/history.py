@@ -17,11 +17,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedrift.backends.profiling import OFF, Meter
-from fedrift.core.algorithm import Algorithm, Exchange, Watch
+from fedrift.core.algorithm import Algorithm
 from fedrift.core.arrivals import ClockState
 from fedrift.core.evaluation import Chunk, Done, Pending, client_columns, judged_at_clients
+from fedrift.core.exchange import Exchange, Watch
 from fedrift.core.flat import Vec
-from fedrift.core.training import Reports
+from fedrift.core.messages import pack
+from fedrift.core.training_report import Reports
 from fedrift.engine.callbacks import Callback, RoundReport, writing
 from fedrift.engine.check_objects import check_column
 from fedrift.engine.interrupts import REMINDER
@@ -155,6 +157,21 @@ class PendingRound:
     """What clients found on test data of their own."""
     training: Metrics = field(default_factory=dict)
     """What training reported at each of them."""
+
+
+def _versions(state: Any) -> list[int]:
+    """How often torch has seen each tensor of a state written to."""
+    return [leaf._version for leaf in pack(state).values() if isinstance(leaf, Tensor)]
+
+
+def _says_stop(callback: Callback, said: Any) -> bool:
+    try:
+        return bool(said)
+    except (RuntimeError, ValueError):  # a tensor or an array of several numbers
+        raise InputError(
+            f"{type(callback).__name__}.on_round gave a {type(said).__name__}, which is neither "
+            "true nor false; True stops the run"
+        ) from None
 
 
 class History:
@@ -291,7 +308,13 @@ class History:
             seen = report
             if one.looks_at(report.round):  # it may do with its weights what it likes
                 seen = replace(report, weights=report.weights.clone())
-            self.is_stopped = bool(one.on_round(seen)) or self.is_stopped
+            versions = _versions(report.state)
+            self.is_stopped = _says_stop(one, one.on_round(seen)) or self.is_stopped
+            if _versions(report.state) != versions:
+                raise InputError(
+                    f"{type(one).__name__}.on_round has changed the server's state, and the run "
+                    "with it: work on a copy, such as report.state.w.clone()"
+                )
 
     def _record(self, report: RoundReport, waiting: PendingRound) -> None:
         metrics, entries, clients = report.metrics, waiting.entries, waiting.clients

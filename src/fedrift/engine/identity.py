@@ -18,7 +18,7 @@ import torch
 from fedrift.config.models import choose_model
 from fedrift.config.own_code import IN_PYTHON
 from fedrift.core.problem import Problem
-from fedrift.engine.content import Content
+from fedrift.engine.digests import Digest
 from fedrift.engine.plan import Task
 from fedrift.engine.recorder import SETTINGS
 from fedrift.storage.shared_memory import tensor_digest, tree_to_packed
@@ -42,7 +42,7 @@ def identity_of(task: Task, origin: tuple[Task, int] | None = None) -> dict[str,
     parts = _parts(task)
     if origin is not None:
         parts |= {f"{ORIGIN}{name}": part for name, part in _parts(origin[0]).items()}
-        parts["origin"] = Content.of(origin[1])
+        parts["origin"] = Digest.of(origin[1])
     return {"version": VERSION, "parts": {name: list(part) for name, part in parts.items()}}
 
 
@@ -102,29 +102,29 @@ def _parts(task: Task) -> dict[str, Part]:
     seen = ("loss", "metrics", "test")
     settings = {key: value for key, value in task.deciding().items() if key not in seen}
     own = split.test
-    tests = {} if own is None else {"client_test": Content.of(own.sizes, own.x, own.y, own.parts)}
+    tests = {} if own is None else {"client_test": Digest.of(own.sizes, own.x, own.y, own.parts)}
     return tests | {
-        "algorithm": Content.of(task.algorithm),
+        "algorithm": Digest.of(task.algorithm),
         "model": model_part(task.problem, task.spec.model),
-        "loss": Content.of(problem.loss),
-        "metrics": Content.of(dict(task.metrics)),
-        "clients": Content.of(*clients),
-        "test": Content.of(task.test),
-        "settings": Content.of(settings),
+        "loss": Digest.of(problem.loss),
+        "metrics": Digest.of(dict(task.metrics)),
+        "clients": Digest.of(*clients),
+        "test": Digest.of(task.test),
+        "settings": Digest.of(settings),
     }
 
 
 def model_part(problem: Problem, name: str | None) -> Part:
     """Weights, buffers and frozen parameters; of the reader's own model its layers and code."""
-    content = Content()
-    content.add({name: tuple(t.shape) for name, t in problem.layout.named(problem.w0).items()})
-    content.add((problem.w0, dict(problem.rest), problem.moving, problem.head))
+    digest = Digest()
+    digest.add({name: tuple(t.shape) for name, t in problem.layout.named(problem.w0).items()})
+    digest.add((problem.w0, dict(problem.rest), problem.moving, problem.head))
     if name is None or name == IN_PYTHON or choose_model(name).attribute is not None:
         problem.model.memory.put_back()  # it has been tried on a few samples
-        content.add_model(problem.model.module)
+        digest.add_model(problem.model.module)
     else:
-        content.add(name)
-    return content.digests()
+        digest.add(name)
+    return digest.digests()
 
 
 def hash_of_earlier_versions(task: Task) -> str:

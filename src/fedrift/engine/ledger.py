@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedrift.core.algorithm import Exchange, Outcome
 from fedrift.core.codecs import sizes_of
 from fedrift.core.devices import Trip
+from fedrift.core.exchange import Exchange, Outcome
 from fedrift.core.messages import Size, nbytes, pack
 from fedrift.errors import InputError
 

@@ -15,19 +15,10 @@ from fedrift.backends.backend import Backend
 from fedrift.backends.profiling import OFF, Meter
 from fedrift.config.fields import ClientEvaluation
 from fedrift.core import alignment
-from fedrift.core.algorithm import (
-    Algorithm,
-    Cohort,
-    EvaluatedModel,
-    Exchange,
-    NoReply,
-    Outcome,
-    Watch,
-    owner_of,
-    state_path,
-)
+from fedrift.core.algorithm import Algorithm, EvaluatedModel
 from fedrift.core.alignment import settled
 from fedrift.core.codecs import packed_bytes, rules_of
+from fedrift.core.composition import address, state_path
 from fedrift.core.evaluation import (
     Chunk,
     ClientFigures,
@@ -36,9 +27,10 @@ from fedrift.core.evaluation import (
     Pending,
     evaluation_exchange,
 )
+from fedrift.core.exchange import Cohort, Exchange, NoReply, Outcome, Watch
 from fedrift.core.faults import Faults, RoundFaults
 from fedrift.core.flat import Vec, is_finite
-from fedrift.core.phases import is_evaluation
+from fedrift.core.phases import is_evaluation, owner_of
 from fedrift.core.problem import Problem
 from fedrift.core.sampling import Participation
 from fedrift.engine.aggregation import Aggregation
@@ -280,7 +272,7 @@ class Engine:
         if samples != problem.samples:  # somebody has joined late
             problem = replace(problem, samples=samples)
         cohort = Cohort(
-            self.algorithm,
+            partial(address, self.algorithm),
             problem,
             able,
             round=t,

@@ -22,10 +22,12 @@ from fedrift.config.backends import MOST_WORKERS, backend_kind
 from fedrift.config.fields import ClientEvaluation
 from fedrift.config.privacy import Robustness
 from fedrift.config.spec import Spec
-from fedrift.core.algorithm import Algorithm, client_methods, local_of, personal_path
+from fedrift.core.algorithm import Algorithm
+from fedrift.core.composition import client_methods, local_of, personal_path
 from fedrift.core.evaluation import EVALUATION_CHUNK
 from fedrift.core.faults import Faults
-from fedrift.core.flat import CHUNK, count
+from fedrift.core.flat import count
+from fedrift.core.flat_model import CHUNK
 from fedrift.core.isolation import drawing_alone
 from fedrift.core.messages import hints, pack, reductions
 from fedrift.core.pieces import passes_of

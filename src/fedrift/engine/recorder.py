@@ -22,7 +22,8 @@ from fedrift.engine import domains
 from fedrift.errors import InputError
 from fedrift.storage import checkpoint
 from fedrift.storage.checkpoint import Checkpoint
-from fedrift.storage.run_folder import RunFolder, holds_run, read_environment, read_spec
+from fedrift.storage.run_folder import RunFolder, holds_run, read_spec
+from fedrift.storage.run_record import read_environment
 from fedrift.version import VERSION
 
 SHORTEST = 10.0  # seconds between checkpoints

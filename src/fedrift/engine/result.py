@@ -17,10 +17,10 @@ from fedrift.config.spec import Spec
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Vec
 from fedrift.core.problem import Problem
-from fedrift.core.training import COLUMNS
+from fedrift.core.training_report import COLUMNS
 from fedrift.engine.ledger import Ledger
 from fedrift.errors import InputError
-from fedrift.storage.run_folder import RunRecord, as_frame, client_rows, domain_rows
+from fedrift.storage.run_record import RunRecord, as_frame, client_rows, domain_rows
 
 Status = Literal["done", "stopped", "diverged"]
 
@@ -145,7 +145,7 @@ class Result:
     """The last finite weights, flat."""
     ledger: Ledger
     """Bytes and gradient evaluations, exchange by exchange; `ledger.total` adds them up."""
-    seconds: float
+    seconds: float  # wall time of all rounds
     problem: Problem
     """Model, loss and population, as algorithms see them."""
     buffers: Mapping[str, Tensor]
@@ -327,7 +327,7 @@ class Result:
     def _instructions(self) -> str:
         """The arithmetic that the fingerprint belongs to."""
         from fedrift.engine import recorder
-        from fedrift.storage.run_folder import read_environment
+        from fedrift.storage.run_record import read_environment
 
         known = {} if self.folder is None else read_environment(self.folder)
         return recorder.instructions_of(known) or recorder.instructions()

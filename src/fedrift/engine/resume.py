@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedrift.core.algorithm import parts
 from fedrift.core.alignment import settled
+from fedrift.core.composition import parts
 from fedrift.core.messages import pack
 from fedrift.core.phases import is_evaluation
 from fedrift.engine import recorder
@@ -32,11 +32,10 @@ from fedrift.storage.run_folder import (
     STATES,
     SUMMARY,
     RunFolder,
-    read_environment,
     read_spec,
-    read_summary,
 )
-from fedrift.storage.run_folder import load as load_folder
+from fedrift.storage.run_record import load as load_folder
+from fedrift.storage.run_record import read_environment, read_summary
 
 
 def is_complete(folder: RunFolder) -> bool:

@@ -21,10 +21,12 @@ from fedrift.config.fields import OWN, sampling_of
 from fedrift.config.own_code import IN_PYTHON
 from fedrift.config.privacy import Stretch, parse_privacy
 from fedrift.config.spec import FIELDS, Spec
-from fedrift.core.algorithm import Algorithm, local_of
+from fedrift.core.algorithm import Algorithm
+from fedrift.core.composition import local_of
 from fedrift.core.compression import parse_compression
 from fedrift.core.faults import parse_faults
-from fedrift.core.flat import copied, map_tree, take
+from fedrift.core.flat import map_tree, take
+from fedrift.core.flat_model import copied
 from fedrift.core.problem import Problem, define
 from fedrift.core.sampling import LOOKS, Chooser, Kind, Participation, participation
 from fedrift.data import arrays

@@ -17,6 +17,7 @@ from fedrift.explain.story import Path, Story, Turn
 from fedrift.explain.terrain import Point, grid
 from fedrift.report.html import SHELL, STYLE, page
 from fedrift.report.markup import bullet_list, chart, copyable, escape, folded, section
+from fedrift.report.numbers import MINUS
 
 HERE = File(__file__).parent
 CLASSES = {"g": "gradient", "c": "first", "d": "second", "s": "extra"}
@@ -131,7 +132,7 @@ def _states(story: Story, texts: Texts) -> str:
 
 
 def _numbers(values: Sequence[float]) -> str:
-    spelled = ", ".join(f"{value:.3f}" for value in values)
+    spelled = ", ".join(f"{value:.3f}".replace("-", MINUS) for value in values)
     return spelled if len(values) == 1 else f"({spelled})"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedrift.backends.backend import Backend
 from fedrift.backends.codec import Refused
-from fedrift.core.algorithm import Signature
+from fedrift.core.exchange import Signature
 from fedrift.core.isolation import one_thread
 from fedrift.errors import InputError
 from fedrift.federation.config import FILE, FederationConfig

@@ -13,9 +13,9 @@ from safetensors.torch import load, save
 
 from fedrift.backends.codec import Codec, Piece, Pieces, Refused, SummedMessage, piece, tensors
 from fedrift.backends.visit import Call, Reply, Visitor
-from fedrift.core.algorithm import Signature, owner_of
+from fedrift.core.exchange import Signature
 from fedrift.core.isolation import borrowed_generators
-from fedrift.core.phases import is_evaluation
+from fedrift.core.phases import is_evaluation, owner_of
 from fedrift.core.plain_files import replace_bytes
 from fedrift.federation.protocol import (
     Envelope,

@@ -8,18 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fedrift.backends.codec import Form, Piece, Pieces, Refused
-from fedrift.core.algorithm import (
-    Algorithm,
-    Signature,
-    owner_of,
-    parts,
-    personal_path,
-    signature,
-)
+from fedrift.core.algorithm import Algorithm
+from fedrift.core.composition import parts, personal_path
 from fedrift.core.evaluation import evaluation_signature
-from fedrift.core.phases import EVALUATE
+from fedrift.core.exchange import Signature, signature
+from fedrift.core.phases import EVALUATE, owner_of
 from fedrift.core.problem import Problem
-from fedrift.core.training import Training
+from fedrift.core.training_report import Training
 from fedrift.errors import InputError
 
 ABOUT, VISIT = "query", "train"  # the two kinds of envelopes

@@ -17,16 +17,12 @@ import numpy as np
 from fedrift.backends.backend import Fold
 from fedrift.backends.codec import Codec, Refused, piece, tensors
 from fedrift.backends.visit import Reply, Visitor
-from fedrift.core.algorithm import (
-    Algorithm,
-    EvaluatedModel,
-    Exchange,
-    Outcome,
-    owner_of,
-    state_path,
-)
+from fedrift.core.algorithm import Algorithm, EvaluatedModel
+from fedrift.core.composition import state_path
 from fedrift.core.evaluation import Done, Evaluator
+from fedrift.core.exchange import Exchange, Outcome
 from fedrift.core.messages import all_finite, pack
+from fedrift.core.phases import owner_of
 from fedrift.core.problem import Problem
 from fedrift.core.site import Work
 from fedrift.federation.membership import PAUSE, Membership, Transport

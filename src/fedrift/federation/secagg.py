@@ -13,9 +13,11 @@ import numpy as np
 
 from fedrift.backends.backend import Fold
 from fedrift.backends.codec import Refused, SummedMessage
-from fedrift.core.algorithm import EvaluatedModel, Exchange, Outcome, owner_of
+from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.evaluation import Done
+from fedrift.core.exchange import Exchange, Outcome
 from fedrift.core.messages import Size
+from fedrift.core.phases import owner_of
 from fedrift.core.site import Work
 from fedrift.errors import InputError
 from fedrift.federation.flower import from_records, to_records

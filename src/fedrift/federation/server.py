@@ -11,8 +11,9 @@ import numpy as np
 
 from fedrift.backends.backend import Backend
 from fedrift.backends.visit import Visitor
-from fedrift.core.algorithm import Signature, parts
+from fedrift.core.composition import parts
 from fedrift.core.evaluation import Evaluator
+from fedrift.core.exchange import Signature
 from fedrift.core.isolation import one_thread
 from fedrift.core.plain_files import replace_bytes
 from fedrift.engine import execute, recorder

@@ -10,8 +10,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 from fedrift.backends.codec import Refused, plain, unfit
-from fedrift.core.algorithm import Algorithm, Signature, arrivals_of, host_path, owner_of, parts
+from fedrift.core.algorithm import Algorithm
+from fedrift.core.composition import arrivals_of, host_path, parts
+from fedrift.core.exchange import Signature
 from fedrift.core.messages import hints, reductions
+from fedrift.core.phases import owner_of
 from fedrift.federation.protocol import declared_signature
 
 REDUCED_TO = {"mean": "a mean over the cohort", "sum": "a sum over the cohort"}

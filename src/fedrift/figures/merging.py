@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 from fedrift.errors import decimals
 from fedrift.figures.style import COLOURS, new_figure, save
 from fedrift.storage.jsonl import Record
+
+LONGEST_ROW = 24  # letters of a row's name before it is broken
 
 
 def save_picture(merge: Record, path: Path) -> Path:
@@ -23,12 +26,15 @@ def save_picture(merge: Record, path: Path) -> Path:
     figure, axes = new_figure(1 + is_paired + bool(line) + bool(plane), sharey=False)
     free = iter(axes)
     axis = next(free)
-    _table(axis, scores, [*names, f"merged: {merge['how']}"], tasks)
+    how = "\n".join(wrap(f"merged: {merge['how']}".replace(",", ", "), LONGEST_ROW))
+    _table(axis, scores, [*names, how], tasks)
     axis.set_title(f"{merge['measure']} on each task")
     if is_paired:
         axis = next(free)
+        np.fill_diagonal(pairs, np.nan)  # with itself nothing is merged
         _table(axis, pairs, names, names)
-        axis.set_title("lost by the task when merged with …")
+        axis.set_ylabel("merged with this one alone")
+        axis.set_title("what each task loses")
     if line:
         axis = next(free)
         axis.plot(np.linspace(0, 1, len(line)), line, color=COLOURS[0], marker="o", ms=3)
@@ -61,9 +67,11 @@ def _plane(axis: Any, plane: Record, names: list[str]) -> None:
 def _table(axis: Any, values: np.ndarray, rows: list[str], columns: list[str]) -> None:
     axis.imshow(values, cmap="viridis", aspect="auto")
     axis.set_xticks(range(len(columns)), columns, rotation=20, ha="right")
+    axis.set_xlabel("task")
     axis.set_yticks(range(len(rows)), rows)
     middle = (np.nanmin(values) + np.nanmax(values)) / 2
     digits = decimals(values.flat, 3)
     for (row, column), value in np.ndenumerate(values):
-        colour = "black" if value > middle else "white"
-        axis.text(column, row, f"{value:.{digits}f}", ha="center", va="center", color=colour)
+        if not np.isnan(value):
+            colour = "black" if value > middle else "white"
+            axis.text(column, row, f"{value:.{digits}f}", ha="center", va="center", color=colour)

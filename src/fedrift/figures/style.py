@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -118,10 +120,17 @@ def save(figure: Figure, path: Path) -> Path:
     if path.suffix.lower() not in SUFFIXES:
         known = ", ".join(sorted(SUFFIXES))
         raise InputError(f"picture '{path}': the ending must be one of {known}")
-    content = io.BytesIO()
-    figure.savefig(content, format=path.suffix[1:].lower(), dpi=160)
-    write_file(path, content.getvalue())
+    write_file(path, drawn(figure, path.suffix[1:].lower()))
     return path
+
+
+def drawn(figure: Figure, ending: str, metadata: Mapping[str, Any] | None = None) -> bytes:
+    """The figure in a format. A name may be of signs that the font lacks: boxes stand for them."""
+    content = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"(?s)Glyph \d+ \(.*missing from")
+        figure.savefig(content, format=ending, dpi=160, metadata=metadata)
+    return content.getvalue()
 
 
 WIDTH, HEIGHT = 4.6, 3.4  # inches of one panel
@@ -216,7 +225,8 @@ def time_ticks(axis: Axes, most: int = 6) -> None:
     from matplotlib.ticker import MultipleLocator
 
     low, high = axis.get_xlim()
-    step = next((one for one in TIME_STEPS if (high - low) / one <= most), TIME_STEPS[-1])
+    beyond = (DAY * n * 10.0**zeros for zeros in itertools.count(2) for n in (1, 2, 5))
+    step = next(one for one in itertools.chain(TIME_STEPS, beyond) if (high - low) / one <= most)
     length, unit = next((pair for pair in TIME_UNITS if pair[0] <= step), TIME_UNITS[-1])
     axis.xaxis.set_major_locator(MultipleLocator(step))
     axis.xaxis.set_major_formatter(

@@ -12,6 +12,7 @@ LEFT, RIGHT, TOP, BOTTOM = 54.0, 16.0, 10.0, 44.0
 ABOVE = 22.0  # more room at the top for what the vertical axis shows
 LETTER = 7.4  # width of one at the size of the labels
 MOST_POINTS = 240  # of one line
+MINUS = "\N{MINUS SIGN}"
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -29,15 +30,15 @@ class Line:
 
 def percent(value: float) -> str:
     """`85 %`."""
-    return f"{100 * value:.4g} %"
+    return f"{100.0 * value:.4g} %".replace("-", MINUS)
 
 
 def short(value: float) -> str:
     """`12 k`, `0.25`."""
     for size, unit in UNITS:
         if abs(value) >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g}"
+            return f"{value / size:.3g} {unit}".replace("-", MINUS)
+    return f"{value:.3g}".replace("-", MINUS)
 
 
 def ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[float]:
@@ -249,8 +250,9 @@ def table_picture(
     y_title: str,
     columns: Sequence[float],
     colour: str,
+    scale: str,
 ) -> str:
-    """Shares from 0 to 1 as depths of one colour, a row for each list."""
+    """Shares from 0 to 1 as depths of one colour, a row for each list; `scale` says of what."""
     across = kept(len(columns))
     rows = kept(len(cells))
     top = TOP + ABOVE
@@ -269,16 +271,31 @@ def table_picture(
                 continue
             at = f'x="{frame.across(i):.1f}" y="{top + tall * j:.1f}"'
             size = f'width="{wide + 0.3:.1f}" height="{tall + 0.3:.1f}"'
-            depth = f'fill="{colour}" fill-opacity="{0.1 + 0.9 * share:.2f}"'
-            parts.append(f"<rect {at} {size} {depth}/>")
+            parts.append(f"<rect {at} {size} {_depth(colour, share)}/>")
     for i in range(0, len(across), max(1, -(-len(across) // 12))):
         label = f"{columns[across[i]]:g}"
         parts.append(words(label, frame.across(i) + wide / 2, height - BOTTOM + 16, "middle"))
     for j in range(0, len(rows), max(1, -(-len(rows) // 20))):
         parts.append(words(str(rows[j]), LEFT - 8, top + tall * (j + 0.5) + 4, "end"))
     parts.append(words(x_title, (LEFT + WIDTH - RIGHT) / 2, height - 6, "middle"))
-    parts.append(words(y_title, 8, 16))
+    parts += [words(y_title, 8, 16), *_scale(scale, colour)]
     return wrapped(parts, about, WIDTH, height)
+
+
+def _depth(colour: str, share: float) -> str:
+    return f'fill="{colour}" fill-opacity="{0.1 + 0.9 * share:.2f}"'
+
+
+def _scale(name: str, colour: str) -> list[str]:
+    """Which depth is which share, above a table at its right end."""
+    steps, size, end = 10, 9.0, WIDTH - RIGHT - 46.0
+    start = end - steps * size
+    parts = [words(f"{name} {percent(0)}", start - 6, 16, "end"), words(percent(1), end + 6, 16)]
+    for i in range(steps + 1):
+        at = f'x="{start + i * size * steps / (steps + 1):.1f}" y="6"'
+        shade = 'class="empty"' if i == 0 else _depth(colour, i / steps)
+        parts.append(f'<rect {at} width="{size:.1f}" height="11" {shade}/>')
+    return parts
 
 
 def kept(number: int, most: int = MOST_CELLS) -> list[int]:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from fedrift.analysis.landscape import grid_around, measure_surface, plane_by
 from fedrift.analysis.matching import Chain, align_all
 from fedrift.config.fields import whole
-from fedrift.config.merging import RULES, check_rule
+from fedrift.config.merging import RULES, Chosen, check_rule
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.evaluation import Evaluator, combine, evaluate_chunk
-from fedrift.core.flat import Batch, Vec
+from fedrift.core.flat import Vec
 from fedrift.core.isolation import one_thread
 from fedrift.core.messages import Size
 from fedrift.core.plain_files import write_file
@@ -43,19 +43,20 @@ from fedrift.storage.jsonl import dump
 
 SAMPLES = {"fisher": 200, "regmean": 2000, "evolve": 200}
 """Of each model's own data, where a rule looks at any."""
-PENALTY = 0.05  # of the coefficients' absolute values, in `evolve`
+ALL = "all"  # parameters, where a model has one coefficient
 POINTS = 11  # on the line between two models
 GRID = 9  # points on each side of the plane through three
+Coefficients = Mapping[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Merged:
     """One model made of several, and how well it does what they did."""
 
-    how: str
-    weights: Vec
-    buffers: Mapping[str, Tensor]
-    problem: Problem
+    how: str  # the rule as it was named
+    weights: Vec  # of the merged model, flat
+    buffers: Mapping[str, Tensor]  # its buffers and frozen parameters, by name
+    problem: Problem  # model, loss and layout
     names: tuple[str, ...]
     """Of the models."""
     tasks: tuple[str, ...]
@@ -63,7 +64,7 @@ class Merged:
     seen."""
     scores: np.ndarray
     """Accuracy (or loss) of every model, and in the last row of the merged one, on every task."""
-    measure: str
+    measure: str  # `accuracy`, or `loss` where there is none
     line: tuple[float, ...]
     """Mean loss over all tasks on the straight line from the first model to the second."""
     plane: Mapping[str, Any] | None
@@ -76,6 +77,8 @@ class Merged:
     ledger: Ledger
     """One exchange: the holders of the models send weights, and the statistics that the rule asks
     for."""
+    coefficients: Coefficients
+    """What `evolve` found: one for every model, under `all` or for every block of layers."""
 
     def __repr__(self) -> str:
         """One line: what was merged by which rule, and how well it does."""
@@ -101,7 +104,7 @@ class Merged:
         """One row per model, the merged one last: its score on every task; NaN where a task has
         no test. Refused where none has."""
         self._check_evaluated("frame")
-        from fedrift.storage.run_folder import as_frame
+        from fedrift.storage.run_record import as_frame
 
         rows = zip((*self.names, "merged"), self.scores.tolist(), strict=True)
         return as_frame([{"model": n, **dict(zip(self.tasks, s, strict=True))} for n, s in rows])
@@ -118,6 +121,7 @@ class Merged:
             "pairs": self.pairs.tolist(),
             "line": list(self.line),
             "plane": self.plane,
+            "coefficients": {name: list(row) for name, row in self.coefficients.items()},
             "bytes_up": self.bytes_up,
             "ledger": self.ledger.rows(),
         }
@@ -174,7 +178,7 @@ def merge(
         data_dir: where data files are looked for.
         seed: of everything that is drawn.
     """
-    named, options = check_rule(how)
+    rule = check_rule(how)
     whole(0).read(seed, "seed")
     check_models(models, "merge")
     if len(models) == 1:
@@ -188,12 +192,12 @@ def merge(
         specialists = specialists_of(models, data, tests, data_dir)
         tasks = tuple(one.name for one in specialists)
     check_alike(specialists, "merge")
-    if RULES[named.name].needs_start:
-        check_start(specialists, named.name)
-    if named.name == "aligned":
+    if RULES[rule.name].needs_start:
+        check_start(specialists, rule.name)
+    if rule.name == "aligned":
         check_trained_whole(specialists)
     with one_thread():
-        return _Merger(how, named.name, options, specialists, tasks, seed).merged()
+        return _Merger(how, rule, specialists, tasks, seed).merged()
 
 
 def _cost(scores: np.ndarray, measure: str) -> np.ndarray:
@@ -210,8 +214,7 @@ class _Merger:
     """A rule with its options, and the models it is for."""
 
     how: str
-    rule: str
-    options: Mapping[str, float]
+    rule: Chosen
     specialists: Sequence[Specialist]
     names: tuple[str, ...]
     """Of the tasks: one for every model, or a single one that none has seen."""
@@ -220,7 +223,7 @@ class _Merger:
     def merged(self) -> Merged:
         first, models = self.specialists[0], self.specialists
         known = [self._statistics(one) for one in models]
-        whole = self._model(models, known)
+        whole, coefficients = self._made(models, known)
         tasks = [_score_on(one) for one in models[: len(self.names)]]
         measured = [
             [score(model) for score in tasks] for model in (*map(_evaluated, models), whole)
@@ -241,60 +244,81 @@ class _Merger:
             plane=_plane(models, tasks, whole),
             pairs=self._pairs(known, tasks, scores, key),
             ledger=Ledger([self._exchange(known)]),
+            coefficients=coefficients,
         )
 
     def _statistics(self, one: Specialist) -> Mapping[str, Tensor]:
         """What the holder of a model sends beside it."""
-        if self.rule not in ("fisher", "regmean"):
+        if self.rule.name not in ("fisher", "regmean"):
             return {}
         x, problem = one.some(self._samples, self.seed)[0], one.problem
         _settle(problem, _evaluated(one))
-        if self.rule == "fisher":
+        if self.rule.name == "fisher":
             return {"fisher": fisher_information(problem, one.w, x)}
         return gram_matrices(problem, one.w, x)
 
     @property
     def _samples(self) -> int:
-        return int(self.options.get("samples", SAMPLES.get(self.rule, 0)))
+        return int(self.rule.numbers.get("samples", SAMPLES.get(self.rule.name, 0)))
 
-    def _weights(
-        self,
-        those: Sequence[Specialist],
-        known: Sequence[Mapping[str, Tensor]],
-        around: EvaluatedModel,
-    ) -> Vec:
-        models, problem, options = [one.w for one in those], those[0].problem, self.options
+    def _weights(self, those: Sequence[Specialist], known: Sequence[Mapping[str, Tensor]]) -> Vec:
+        models, problem, options = [one.w for one in those], those[0].problem, self.rule.numbers
         start = problem.w0
-        if self.rule == "task":
+        if self.rule.name == "task":
             return rules.task_arithmetic(start, models, options["scale"])
-        if self.rule == "ties":
+        if self.rule.name == "ties":
             return rules.ties(start, models, options["keep"], options["scale"])
-        if self.rule == "dare":
+        if self.rule.name == "dare":
             scale = options.get("scale", 1.0 / len(models))
             return rules.dare(start, models, options["drop"], scale, self.seed)
-        if self.rule == "fisher":
+        if self.rule.name == "fisher":
             return rules.fisher(models, [one["fisher"] for one in known])
-        if self.rule == "regmean":
+        if self.rule.name == "regmean":
             grams = [dict(one) for one in known]
             return rules.regmean(problem.layout, models, grams, options.get("shrink", 0.9))
-        if self.rule == "aligned":
+        if self.rule.name == "aligned":
             return rules.mean(align_all(Chain.of(problem.layout), models, seed=self.seed))
-        if self.rule == "evolve":
-            steps = int(options.get("steps", 200))
-            batches = [one.some(self._samples, self.seed) for one in those[: len(self.names)]]
-            return _evolved(those, batches, around, steps, self.seed)
         return rules.mean(models)
 
-    def _model(
+    def _made(
         self, those: Sequence[Specialist], known: Sequence[Mapping[str, Tensor]]
-    ) -> EvaluatedModel:
+    ) -> tuple[EvaluatedModel, Coefficients]:
         """Merged weights, and the mean of the running statistics."""
         buffers = tuple(
             torch.stack([b.double() for b in same]).mean(0).to(same[0].dtype)
             for same in zip(*(one.buffers for one in those), strict=True)
         )
         around = EvaluatedModel(those[0].w, buffers, frozen=dict(those[0].frozen or {}))
-        return replace(around, w=self._weights(those, known, around))
+        if self.rule.name == "evolve":
+            w, coefficients = self._evolved(those, around)
+            return replace(around, w=w), coefficients
+        return replace(around, w=self._weights(those, known)), {}
+
+    def _evolved(
+        self, those: Sequence[Specialist], around: EvaluatedModel
+    ) -> tuple[Vec, Coefficients]:
+        """Judged on samples of the tasks, with the running statistics of what is made."""
+        models, problem = [one.w for one in those], those[0].problem
+        batches = [one.some(self._samples, self.seed) for one in those[: len(self.names)]]
+        layout, is_by_block = problem.layout, self.rule.words["by"] == "block"
+        owners = rules.blocks(layout) if is_by_block else [ALL] * len(layout.names)
+        names = list(dict.fromkeys(owners))
+        spans = rules.spans(layout, owners)
+        columns, places = [names.index(owner) for owner, _ in spans], [place for _, place in spans]
+        _settle(problem, around)
+
+        def mixed(coefficients: Tensor) -> Vec:
+            return rules.weighted(problem.w0, models, coefficients[:, columns], places)
+
+        def loss(coefficients: Tensor) -> float:
+            w = mixed(coefficients)
+            fit = sum(float(problem.model.loss(w, batch)) for batch in batches) / len(batches)
+            return rules.penalised(fit, coefficients)
+
+        search = rules.SEARCHES[self.rule.words["search"]]
+        best = search(loss, len(models), len(names), int(self.rule.numbers["steps"]), self.seed)
+        found = {name: tuple(row) for name, row in zip(names, best.T.tolist(), strict=True)}
+        return mixed(best), found
 
     def _pairs(
         self,
@@ -311,7 +335,7 @@ class _Merger:
             row = scores[-1]
             if number > 2:
                 both = [self.specialists[i], self.specialists[j]]
-                made = self._model(both, [known[i], known[j]])
+                made, _ = self._made(both, [known[i], known[j]])
                 row = np.array([score(made)[key] if n in (i, j) else 0.0
                                 for n, score in enumerate(tasks)])  # fmt: skip
             cost = _cost(np.vstack((scores[:-1], row)), key)
@@ -324,7 +348,7 @@ class _Merger:
         beside = sum(t.nbytes for one in known for t in one.values())
         if beside:
             up["statistics"] = Size(tensors=beside)
-        looks = self._samples * len(everybody) if self.rule in ("fisher", "regmean") else 0
+        looks = self._samples * len(everybody) if self.rule.name in ("fisher", "regmean") else 0
         return Entry(
             round=1,
             phase="merge",
@@ -333,8 +357,8 @@ class _Merger:
             nonfinite=(),
             down={},
             up=up,
-            gradients=looks if self.rule == "fisher" else 0,
-            forwards=looks if self.rule == "regmean" else 0,
+            gradients=looks if self.rule.name == "fisher" else 0,
+            forwards=looks if self.rule.name == "regmean" else 0,
             steps=0,
         )
 
@@ -346,27 +370,6 @@ def _evaluated(one: Specialist) -> EvaluatedModel:
 def _settle(problem: Problem, shown: EvaluatedModel) -> None:
     """Put the running statistics and what was decided during the run into the bound model."""
     problem.model.begin(shown.buffers, shown.frozen, shown.temperature)
-
-
-def _evolved(
-    specialists: Sequence[Specialist],
-    batches: Sequence[Batch],
-    around: EvaluatedModel,
-    steps: int,
-    seed: int,
-) -> Vec:
-    """`batches` are of the tasks; `around` has the running statistics of what is made."""
-    models, problem = [one.w for one in specialists], specialists[0].problem
-    _settle(problem, around)
-    groups = [slice(0, problem.w0.numel())]
-
-    def loss(weights: Tensor) -> float:
-        w = rules.weighted(problem.w0, models, weights, groups)
-        fit = sum(float(problem.model.loss(w, batch)) for batch in batches) / len(batches)
-        return fit + PENALTY * float(weights.abs().sum())
-
-    best = rules.search(loss, len(models), len(groups), steps, seed)
-    return rules.weighted(problem.w0, models, best, groups)
 
 
 def _score_on(specialist: Specialist) -> Score:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from fedrift.core.evaluation import combine, evaluate_chunk
-from fedrift.core.flat import Inputs, Loss, call, count, take
+from fedrift.core.flat import Inputs, Loss, count, take
+from fedrift.core.flat_model import call
 from fedrift.core.messages import Size
 from fedrift.core.problem import Problem
 from fedrift.engine.execute import one_thread

@@ -7,12 +7,18 @@ double precision in the order of the models.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedrift.adapters.layers import A, B
 from fedrift.core.flat import Layout, Vec, flatten
 from fedrift.rng import torch_seed
+
+PENALTY = 0.05  # of the coefficients' absolute values, in `evolve`
+FIRST_STEP = 0.3  # of a search for coefficients
 
 
 def mean(models: Sequence[Vec]) -> Vec:
@@ -85,14 +91,44 @@ def weighted(start: Vec, models: Sequence[Vec], weights: Tensor, groups: Sequenc
     return _from(start, total)
 
 
+def blocks(layout: Layout) -> list[str]:
+    """The block of layers that each tensor is in: its name up to the first number (`blocks.0` of
+    `blocks.0.up.weight`), else the name of its layer; LoRA's factors are their layer's."""
+    found: list[str] = []
+    for name in layout.names:
+        parts = name.split(".")
+        numbers = [i + 1 for i, part in enumerate(parts) if part.isdigit()]
+        is_factor = len(parts) > 2 and parts[-2] in (A, B)
+        end = numbers[0] if numbers else len(parts) - (2 if is_factor else 1)
+        found.append(".".join(parts[: max(1, end)]))
+    return found
+
+
+def spans(layout: Layout, owners: Sequence[str]) -> list[tuple[str, slice]]:
+    """The vector in stretches of tensors with one owner; an owner may have several."""
+    found: list[tuple[str, slice]] = []
+    end = 0
+    for owner, tensors in groupby(zip(owners, layout.sizes, strict=True), lambda one: one[0]):
+        start, end = end, end + sum(size for _, size in tensors)
+        found.append((owner, slice(start, end)))
+    return found
+
+
+def penalised(fit: float, coefficients: Tensor) -> float:
+    """What a search makes small: the loss and 0.05 times the sum over the models of their
+    coefficients' absolute values (LoRAHub); over blocks the mean, so that a model whose blocks all
+    have one coefficient costs what it does without blocks."""
+    return fit + PENALTY * float(coefficients.abs().mean(1).sum())
+
+
 def search(
     loss: Callable[[Tensor], float], models: int, groups: int, steps: int, seed: int = 0
 ) -> Tensor:
     """Coefficients that make `loss` small, found without gradients: a (1+1) evolution strategy
     whose step follows the one-fifth rule (Rechenberg 1973), from the mean onwards."""
     random = torch.Generator().manual_seed(torch_seed(seed, "evolve"))
-    best = torch.full((models, groups), 1.0 / models, dtype=torch.float64)
-    value, size = loss(best), 0.3
+    best = _equal(models, groups)
+    value, size = loss(best), FIRST_STEP
     for _ in range(steps):
         step = torch.randn(best.shape, generator=random, dtype=torch.float64)
         tried = best + size * step
@@ -102,6 +138,43 @@ def search(
         else:
             size *= 1.5**-0.25
     return best
+
+
+def search_by_cma(
+    loss: Callable[[Tensor], float], models: int, groups: int, steps: int, seed: int = 0
+) -> Tensor:
+    """The same by CMA-ES, which also learns how coefficients hang together (Hansen, Ostermeier
+    2001; the library cma). Ends after as many trials, or when the strategy says so."""
+    from cma import CMAEvolutionStrategy  # type: ignore[import-not-found]
+
+    random = torch.Generator().manual_seed(torch_seed(seed, "evolve"))
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(shape, generator=random, dtype=torch.float64).numpy()
+
+    best = _equal(models, groups)
+    value, tries = loss(best), 0
+    options = {"randn": normal, "seed": float("nan"), "verbose": -9}  # nan: no global seed is set
+    strategy: Any = CMAEvolutionStrategy(best.flatten().tolist(), FIRST_STEP, options)
+    while tries < steps and not strategy.stop():
+        asked = strategy.ask()
+        losses: list[float] = []
+        for point in asked[: steps - tries]:
+            tried = torch.as_tensor(point, dtype=torch.float64).reshape(best.shape).clone()
+            losses.append(loss(tried))
+            if losses[-1] < value:
+                best, value = tried, losses[-1]
+        tries += len(losses)
+        if len(losses) == len(asked):
+            strategy.tell(asked, losses)
+    return best
+
+
+SEARCHES = {"own": search, "cma": search_by_cma}
+
+
+def _equal(models: int, groups: int) -> Tensor:
+    return torch.full((models, groups), 1.0 / models, dtype=torch.float64)
 
 
 def _double(models: Sequence[Vec]) -> Tensor:

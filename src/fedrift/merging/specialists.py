@@ -30,7 +30,7 @@ from fedrift.engine.result import Result
 from fedrift.errors import InputError
 from fedrift.report.saved import SavedRun
 from fedrift.rng import generator
-from fedrift.storage import run_folder
+from fedrift.storage import run_record
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +93,11 @@ def specialists_of(
         else _of_folder(model, loader, results, who)
         for i, model in enumerate(models)
     ]
+    for one in made:
+        if not bool(torch.isfinite(one.w).all()):
+            raise InputError(
+                f"{who}: '{one.name}' has weights that are no finite numbers; use another run"
+            )
     return [
         with_data(one, own, test, f"{who}: data[{i}]", f"{who}: tests[{i}]")
         for i, (one, own, test) in enumerate(zip(made, *given, strict=True))
@@ -153,7 +158,7 @@ def _batch(problem: Problem, value: Any, field: str) -> Batch:
 def _of_folder(
     model: str | Path | SavedRun, loader: Loader, results: Sequence[Result], who: str
 ) -> Specialist:
-    run = model if isinstance(model, SavedRun) else SavedRun(run_folder.load(model))
+    run = model if isinstance(model, SavedRun) else SavedRun(run_record.load(model))
     if run.status == "unfinished":
         raise InputError(
             f"{who}: '{run.folder}' is not finished, so that its model is not the one that was "

@@ -109,10 +109,12 @@ SAMPLES, STARTED, WRITTEN = 2, 24, 160  # texts, their given beginnings, how muc
 TEMPERATURE = 0.8
 
 
-def continuations(module: nn.Module, windows: Tensor) -> list[Tensor]:
-    """Beginnings of some windows, each with what the module writes after it, as tokens."""
+def continuations(module: nn.Module, windows: Tensor, labels: Tensor) -> list[Tensor]:
+    """Some windows' first `STARTED` tokens, each with `WRITTEN` of the module after them. What a
+    window was filled up with is no beginning."""
     rows = torch.linspace(0, len(windows) - 1, SAMPLES).long()
-    starts = [windows[i, :STARTED].cpu() for i in rows]
+    lengths = (labels >= 0).sum(1).clamp(1, STARTED)
+    starts = [windows[i, : lengths[i]].cpu() for i in rows]
     return [continued(module, start, WRITTEN, windows.shape[1], seed=0) for start in starts]
 
 

@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 
 ENDINGS = ("png", "svg")
 LINES = ("-", "--", ":")  # of the methods beyond the number of colours
-LABELS = {"bytes": "bytes sent", "seconds": "time on the simulated clock"}
+LABELS = {
+    "bytes": "bytes sent",
+    "gradients": "gradient evaluations",
+    "seconds": "time on the simulated clock",
+}
 WIDE = 6.4  # inches of a single panel
 MARKS = 5  # with their units, which would run into each other if there were more
 
@@ -74,6 +78,14 @@ def _loss_bytes(findings: Findings) -> Figure:
         style.log_heights(axis)
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter(EngFormatter("B"))
+    return figure
+
+
+def _loss_gradients(findings: Findings) -> Figure:
+    """Over the work done, where rounds of the methods are of different length."""
+    figure = _over(findings, "gradients", loss=True)
+    for axis in figure.axes:
+        style.log_heights(axis)
     return figure
 
 
@@ -194,6 +206,7 @@ FIGURES: dict[str, Callable[[Findings], Figure]] = {
     "rounds": _rounds,
     "loss": _loss,
     "loss-bytes": _loss_bytes,
+    "loss-gradients": _loss_gradients,
     "bytes": _bytes,
     "time": _time,
     "settings": _settings,

@@ -54,19 +54,56 @@ class Measured:
         findings = self.findings
         return [(one, one.decide(findings)) for one in self.preset.asked(self.size)]
 
-    def reason(self, relation: Relation, verdict: Verdict | None) -> str:
-        """For a claim that was refuted: what the test of the reason came to; empty without one."""
+    def decided(self, relation: Relation) -> Verdict | None:
+        """None where this size does not ask it."""
+        asked = relation in self.preset.asked(self.size)
+        return relation.decide(self.findings) if asked else None
+
+    def reason(
+        self, relation: Relation, verdict: Verdict | None, measured: Sequence[Measured]
+    ) -> str:
+        """For a claim that was refuted: what the test of the reason came to, in this size or in
+        another that is among those measured; empty without one."""
         if not relation.why or spoken(verdict) != REFUTED:
             return ""
         tested = next(one for one in self.preset.relations if one.says == relation.why)
-        found = tested.decide(self.findings)
-        numbers = "" if found is None else f": {found.numbers}"
-        return f". Why: {relation.why}, {spoken(found)}{numbers}"
+        beside = [one for one in measured if one.preset == self.preset and one.size != self.size]
+        for one in (self, *beside):
+            if (found := one.decided(tested)) is not None:
+                where = "" if one is self else f" in the size {one.size}"
+                return f". Why: {relation.why}, {spoken(found)}{where}: {found.numbers}"
+        return f". Why: {relation.why}, {spoken(None)}"
 
 
 def overview(measured: Sequence[Measured], head: str) -> str:
-    """Every claim with its verdict, then the presets, then the trends."""
-    return "\n".join([head, _claims(measured), _presets(measured), _trends(measured)])
+    """The main claims of the sources, then the presets, the trends, and every claim."""
+    parts = (_main_claims, _presets, _trends, _claims)
+    return "\n".join([head, *(part(measured) for part in parts)])
+
+
+def _main_claims(measured: Sequence[Measured]) -> str:
+    """Those for which the source says what it found, each with what we found."""
+    rows: list[list[str]] = []
+    for one in measured:
+        asked = [(r, v) for r, v in one.verdicts() if r.published and v is not None]
+        for number, (relation, verdict) in enumerate(asked):
+            word = _word(verdict)
+            cells = [plain(relation.words), plain(relation.published), plain(verdict.numbers)]
+            rows.append([*cells, f"{MARKS[word]}&nbsp;**{word}**", *_origin(one, number)])
+    heads = ("claim", "published", "ours, and what was claimed", "verdict", "source", "")
+    words = (
+        "What the sources say they found, and the difference that we found, with its 95 % "
+        "interval over seeds and what it was held against. Smaller networks, fewer rounds: what is "
+        "compared is the order of methods, not the value.\n\n"
+    )
+    return "## The main claims of the sources\n\n" + words + _lines(heads, rows)
+
+
+def _origin(one: Measured, number: int) -> list[str]:
+    """Where a claim stands and a picture, beside the first of a preset's."""
+    if number:
+        return ["", ""]
+    return [f"[{plain(one.preset.title)}]({_link(one)}), {one.size}", _thumbnail(one)]
 
 
 def _claims(measured: Sequence[Measured]) -> str:
@@ -77,13 +114,12 @@ def _claims(measured: Sequence[Measured]) -> str:
         for number, (relation, verdict) in enumerate(asked):
             word = _word(verdict)
             counts[word] += 1
-            source = "" if number else f"[{plain(one.preset.title)}]({_link(one)}), {one.size}"
             seeds = f"; {verdict.seeds} seeds"
             if not verdict.seeds:
                 seeds = f": {HELD[verdict.held]}, with too few seeds"
-            numbers = plain(f"{verdict.numbers}{seeds}{one.reason(relation, verdict)}")
-            cells = [plain(relation.words), f"{MARKS[word]}&nbsp;**{word}**", numbers, source]
-            rows.append([*cells, "" if number else _thumbnail(one)])
+            numbers = plain(f"{verdict.numbers}{seeds}{one.reason(relation, verdict, measured)}")
+            cells = [plain(relation.words), f"{MARKS[word]}&nbsp;**{word}**", numbers]
+            rows.append([*cells, *_origin(one, number)])
     total = ", ".join(f"{count} {word}" for word, count in counts.items())
     words = f"Of {sum(counts.values())} claims: {total}.\n\n"
     heads = ("claim", "verdict", "measured", "source", "")
@@ -152,17 +188,20 @@ def _trends(measured: Sequence[Measured]) -> str:
 def preset_page(measured: Sequence[Measured], head: str) -> str:
     """One preset, in all sizes that were run."""
     preset = measured[0].preset
-    texts = [head, f"# {preset.title}\n", f"{preset.question}\n", f"**Source.** {preset.source}\n"]
+    texts = [head, f"# {preset.title}\n", f"{preset.question}\n"]
+    first = next((one.pictures[0] for one in measured if one.pictures), None)
+    texts += [f"![{preset.title}]({first})\n"] if first else []
+    texts += [f"**Source.** {preset.source}\n"]
     texts += [f"**How far it can be trusted.** {preset.caveat}\n"] if preset.caveat else []
-    return "\n".join([*texts, *(section(one) for one in measured)])
+    return "\n".join([*texts, *(section(one, measured) for one in measured)])
 
 
-def section(one: Measured) -> str:
-    """One size of a preset: verdicts first, then what they rest on."""
+def section(one: Measured, measured: Sequence[Measured] = ()) -> str:
+    """One size of a preset, of those measured: verdicts first, then what they rest on."""
     preset, size = one.preset, one.preset.sizes[one.size]
     head = f'<a id="{one.size}"></a>\n\n## Size: {one.size}\n'
     texts = [head, f"{size.note}\n", _provenance(one)]
-    texts += [_relations(one)] if preset.asked(one.size) else []
+    texts += [_relations(one, measured)] if preset.asked(one.size) else []
     if size.remarks:
         texts.append("### What agrees, what does not, and why\n")
         texts += [f"- {remark}" for remark in size.remarks]
@@ -242,12 +281,12 @@ def _beside(published: str, ours: Cell) -> str:
     return plain(published) if ours is None else f"{plain(published)} **{_inline(ours)}**"
 
 
-def _relations(one: Measured) -> str:
+def _relations(one: Measured, measured: Sequence[Measured]) -> str:
     rows: list[list[str]] = []
     for relation, verdict in one.verdicts():
         numbers = "–" if verdict is None else plain(verdict.numbers)
         said = f"**{plain(spoken(verdict, relation.certain))}**"
-        said += plain(one.reason(relation, verdict))
+        said += plain(one.reason(relation, verdict, measured))
         rows.append([plain(relation.words), plain(relation.rule), numbers, said])
     return "### Verdicts\n\n" + _lines(("claim", "rule", "measured", ""), rows)
 

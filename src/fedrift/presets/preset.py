@@ -20,7 +20,10 @@ TABLES = ("accuracy", "best", "rounds", "loss", "clients", "domains", "costs", "
 """Of a comparison; `compared.TABLES` makes them."""
 ALWAYS = ("laptop", "full")
 """The sizes that every preset has."""
-FIGURES = ("rounds", "loss", "loss-bytes", "bytes", "time", "settings", "clients", "partition")
+FIGURES = (
+    "rounds", "loss", "loss-bytes", "loss-gradients", "bytes", "time", "settings", "clients",
+    "partition",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -247,6 +250,8 @@ def _part(value: object, where: str) -> Part:
         for one in given:
             if one not in known:
                 raise unknown(f"{kind} of {where}", one, known)
+    if not 0 <= target <= 1:
+        raise InputError(f"{where}: target must be an accuracy such as 0.9, not {target:g}")
     usual = Part(name)
     part = Part(
         name=name,

@@ -124,6 +124,8 @@ class Relation:
     """It follows from the definitions: a run that breaks it shows a mistake in the program."""
     why: str = ""
     """What another relation of the preset says, which tests a reason should this one be refuted."""
+    published: str = ""
+    """What the source has for it, in its own figures: then it is one of the main claims."""
 
     @property
     def words(self) -> str:
@@ -314,11 +316,13 @@ def shown(cell: Cell) -> str:
         return "–"
     if isinstance(cell, bool):
         return "yes" if cell else "no"
+    text = str(cell)
     if isinstance(cell, float):
         if cell.is_integer() and abs(cell) < 1e6:
-            return f"{cell:.0f}"
-        return f"{cell:.2f}" if 0.1 <= abs(cell) < 1e6 else f"{cell:.3g}"
-    return str(cell)
+            text = f"{cell:.0f}"
+        else:
+            text = f"{cell:.2f}" if 0.1 <= abs(cell) < 1e6 else f"{cell:.3g}"
+    return MINUS + text[1:] if text.startswith("-") and NUMBER.match(text) else text
 
 
 def relation(value: object, where: str, parts: Iterable[str]) -> Relation:
@@ -334,7 +338,7 @@ def relation(value: object, where: str, parts: Iterable[str]) -> Relation:
     needs = _needs(reader.table("needs"), f"{where}: needs", part)
     trend, only = reader.text("trend", ""), reader.text("only", "")
     afterwards, certain = reader.flag("afterwards"), reader.flag("certain")
-    why = reader.text("why", "")
+    why, published = reader.text("why", ""), reader.text("published", "")
     reader.end()
     if only and only not in SIZES:
         raise unknown(f"only of {where}", only, SIZES)
@@ -354,7 +358,19 @@ def relation(value: object, where: str, parts: Iterable[str]) -> Relation:
     start = Place(part, left, column, table, measure)
     beside = None if than is None else _than(than, f"{where}: than", start, place, parts)
     return Relation(
-        says, start, sign, place, slack, beside, needs, trend, afterwards, only, certain, why
+        says=says,
+        left=start,
+        sign=sign,
+        right=place,
+        slack=slack,
+        than=beside,
+        needs=needs,
+        trend=trend,
+        afterwards=afterwards,
+        only=only,
+        certain=certain,
+        why=why,
+        published=published,
     )
 
 

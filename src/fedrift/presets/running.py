@@ -209,7 +209,7 @@ def _chosen(grid: Grid) -> list[str]:
     for one in grid.entrants:
         values = {**parse(one.algorithm, "algorithm").options, **one.settings}
         given = ", ".join(f"{key} {values[key]}" for key in one.tuned if key in values)
-        words += [f"{one.name} {given}"] if given else []
+        words += [f"{one.name.removesuffix(f' ({given})')} {given}"] if given else []
     if not words:
         return []
     return [f"Chosen on held-out training data of seed {grid.seeds[0]}: {'; '.join(words)}."]

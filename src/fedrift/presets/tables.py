@@ -337,9 +337,8 @@ def _target(findings: statistics.Findings) -> list[Table]:
         for one in findings.by_setting[setting]:
             aim = one.target
             if aim is None or not aim.is_met:
-                words = "no target" if aim is None else f"{aim.met} of {aim.seeds} seeds"
-                first = None if aim is None or aim.met else "not met"
-                rows.append([one.method, first, words, *("" for _ in shown[2:])])
+                met = "no target" if aim is None else f"met by {aim.met} of {aim.seeds} seeds"
+                rows.append([one.method, met, *(None for _ in shown[1:])])
                 continue
             mean = {axis: aim.costs[axis].mean / unit for axis, _, unit in shown}
             exact = {"rounds": round(mean["rounds"], 1), "bytes": round(mean["bytes"], 3)}

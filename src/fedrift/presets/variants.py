@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from fedrift.algorithms.scaffold import Client, Down, Scaffold, Server, Up
-from fedrift.core.algorithm import Algorithm, Cohort, Weights
+from fedrift.core.algorithm import Algorithm
+from fedrift.core.exchange import Cohort, Weights
 from fedrift.core.local import Local
 from fedrift.core.optim import SGD, apply
 from fedrift.core.pieces import Linear

@@ -257,7 +257,8 @@ def client_map(found: AtClients, name: str) -> str:
         np.nan_to_num(table[order]).tolist(),
         about=f"Accuracy of each client over rounds, {name}",
         x_title="round",
-        y_title="clients by their last accuracy, the worst on top",
+        y_title="clients, the worst at the end on top",
         columns=rounds,
         colour="var(--high)",
+        scale="accuracy",
     )

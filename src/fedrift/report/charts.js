@@ -7,6 +7,8 @@ const isNarrow = () => innerWidth < 640;
 
 // Plotly reads a little HTML in its texts; names from files must stay names.
 const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+// Shares and accuracies are drawn in percent, with the space that the tables have.
+const PERCENT = { tickformat: ".3~g", ticksuffix: " %" };
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
 // A colour with as much white as the theme asks for, as the still pictures have it.
@@ -38,7 +40,7 @@ function sums(list, scale = 1) {
 
 function column(run, name) {
   if (name === "loss") return run.loss;
-  const scale = { accuracy: data.scales.accuracy, seconds: data.scales.ms }[name] ?? 1;
+  const scale = { accuracy: data.scales.accuracy / 100, seconds: data.scales.ms }[name] ?? 1;
   return sums(run[name], scale);
 }
 
@@ -65,14 +67,14 @@ function plot(chart, traces, layout, width) {
 
 // Beside the picture, or above it where there is no room.
 function scaleBar(title, more) {
-  const bar = { tickformat: ".0%", thickness: 12, outlinewidth: 0 };
+  const bar = { ...PERCENT, thickness: 12, outlinewidth: 0 };
   if (isNarrow()) return { ...bar, thickness: 8, orientation: "h", x: 0.5, y: 1.01, yanchor: "bottom", len: 0.9, title: { text: title, side: "top" } };
   return { ...bar, title: { text: title, side: "right" }, ...more };
 }
 
 const FORMATS = {
   rounds: { title: "round", tickformat: ",d" },
-  bytes: { title: "bytes sent, down and up", tickformat: ".3~s", ticksuffix: "B" },
+  bytes: { title: "sent, down and up", tickformat: ",.3~r" },
   gradients: { title: "gradient evaluations", tickformat: ".3~s" },
   seconds: { title: "on the machine of the run", tickformat: ",.3~r" },
   clock: { title: "of the simulated clock", tickformat: ",.3~r" },
@@ -87,10 +89,21 @@ function unitOfTime() {
   return (timeUnit = { length, name });
 }
 
+const BYTES = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "bytes"]];
+const unitOfBytes = (most) => BYTES.map(([length, name]) => ({ length, name })).find(({ length }) => most >= length) ?? { length: 1, name: "bytes" };
+
+// In which unit a horizontal axis counts, if it has one.
+let unitOfSent;
+function unitAcross() {
+  if (state.x === "seconds") return unitOfTime();
+  if (state.x !== "bytes") return null;
+  return (unitOfSent ??= unitOfBytes(Math.max(0, ...data.groups.flatMap((group) => group.runs).map((run) => (column(run, "bytes") ?? [0]).at(-1)))));
+}
+
 // What stands along the horizontal axis of the curves.
 function across(run) {
-  const values = column(run, state.x);
-  return state.x === "seconds" ? values.map((value) => value / unitOfTime().length) : values;
+  const values = column(run, state.x), unit = unitAcross();
+  return unit ? values.map((value) => value / unit.length) : values;
 }
 
 function missing(chart, words) {
@@ -100,8 +113,8 @@ function missing(chart, words) {
 }
 
 const MEASURES = {
-  accuracy: { title: "test accuracy", tickformat: ".0%", hover: "%{y:.2%}" },
-  loss: { title: "test loss", hover: "%{y:.4g}" },
+  accuracy: { title: "test accuracy", axis: PERCENT, hover: "%{y:.2f} %" },
+  loss: { title: "test loss", axis: {}, hover: "%{y:.4g}" },
 };
 
 // Rounds are whole: no tick between two of them, however far the reader zooms in.
@@ -120,7 +133,7 @@ function wholeTicks(chart) {
 // The same for all panels, so that settings can be compared by eye.
 const extremes = new WeakMap();
 function accuracyRange() {
-  let low = data.chance ?? 1, high = 0; // the line of chance is in view
+  let low = 100 * (data.chance ?? 1), high = 0; // the line of chance is in view
   for (const run of data.groups.filter((group) => !isHidden(group.m)).flatMap((group) => group.runs)) {
     const values = column(run, "accuracy");
     if (!values) continue;
@@ -128,8 +141,13 @@ function accuracyRange() {
     low = Math.min(low, extremes.get(run)[0]);
     high = Math.max(high, extremes.get(run)[1]);
   }
-  const room = 0.04 * Math.max(0.01, high - low);
-  return [Math.max(0, low - room), Math.min(1, high + room)];
+  const room = 0.04 * Math.max(1, high - low);
+  return [Math.max(0, low - room), Math.min(100, high + room)];
+}
+
+function targetOf(setting) {
+  const found = data.targets[setting];
+  return state.targetAt ?? (found !== null && data.measure === "accuracy" ? 100 * found : found);
 }
 
 // One line per method: the mean of its seeds as far as all of them go, with their range.
@@ -147,23 +165,23 @@ function curve(chart, width) {
   if (!traces.length) return missing(chart, "Nothing to draw: not measured, or every method is switched off.");
   const shapes = [], annotations = [], level = { type: "line", xref: "paper", x0: 0, x1: 1 };
   if (measures[0] === "accuracy" && data.chance && !state.logY) {
-    shapes.push({ ...level, y0: data.chance, y1: data.chance, line: { color: css("--chance"), width: 1, dash: "dot" } });
+    shapes.push({ ...level, y0: 100 * data.chance, y1: 100 * data.chance, line: { color: css("--chance"), width: 1, dash: "dot" } });
   }
-  const target = state.targetAt ?? data.targets[setting], isTarget = state.target && target !== null && measures.includes(data.measure);
+  const target = targetOf(setting), isTarget = state.target && target !== null && measures.includes(data.measure);
   if (isTarget) {
-    const text = data.measure === "accuracy" ? `target ${(100 * target).toFixed(1)} %` : `target ${target.toPrecision(4)}`;
+    const text = data.measure === "accuracy" ? `target ${target.toFixed(1)} %` : `target ${target.toPrecision(4)}`;
     shapes.push({ ...level, y0: target, y1: target, line: { color: css("--on"), width: 1.5, dash: "dash" } });
     annotations.push({ xref: "paper", x: 1, xanchor: "right", y: state.logY ? Math.log10(target) : target, yanchor: "bottom", text, showarrow: false, font: { color: css("--on"), size: 11 } });
   }
-  const title = isTime ? `${unitOfTime().name} ${format.title}` : format.title;
-  const xaxis = { title: { text: title }, tickformat: format.tickformat, ticksuffix: format.ticksuffix, rangemode: "tozero", type: state.logX ? "log" : "linear", anchor: measures.length > 1 ? "y2" : "y" };
+  const unit = unitAcross(), title = unit ? `${unit.name} ${format.title}` : format.title;
+  const xaxis = { title: { text: title }, tickformat: format.tickformat, rangemode: "tozero", type: state.logX ? "log" : "linear", anchor: measures.length > 1 ? "y2" : "y" };
   const furthest = Math.max(...traces.flatMap((trace) => trace.x));
   if (state.x === "rounds" && furthest < 8 && !state.logX) xaxis.dtick = 1; // halves would be shown as whole rounds
   const axes = measures.map((measure, place) => {
-    const { title, tickformat } = MEASURES[measure], axis = { title: { text: title }, tickformat, type: state.logY ? "log" : "linear" };
+    const { title, axis: numbers } = MEASURES[measure], axis = { title: { text: title }, ...numbers, type: state.logY ? "log" : "linear" };
     if (measure === "accuracy" && !state.logY) {
       const [low, high] = accuracyRange();
-      axis.range = isTarget ? [Math.min(low, target - 0.01), Math.max(high, target + 0.03)] : [low, high];
+      axis.range = isTarget ? [Math.min(low, target - 1), Math.max(high, target + 3)] : [low, high];
     }
     return measures.length > 1 ? { ...axis, domain: place ? [0, 0.47] : [0.53, 1] } : axis;
   });
@@ -212,18 +230,18 @@ function expected(chart, width) {
   const setting = Number(chart.dataset.setting), traces = [];
   const shares = [...Array(101).keys()].map((i) => i / 100);
   for (const group of data.groups) {
-    const known = group.runs.map((run) => sums(run.expected, data.scales.accuracy)).filter(Boolean);
+    const known = group.runs.map((run) => sums(run.expected, data.scales.accuracy / 100)).filter(Boolean);
     if (group.s !== setting || isHidden(group.m) || !known.length) continue;
     const at = (list, share) => {
       const place = share * (list.length - 1), low = Math.floor(place), high = Math.ceil(place);
       return list[low] + (list[high] - list[low]) * (place - low);
     };
     const { color, dash } = styleOf(group.m);
-    traces.push({ x: shares, y: shares.map((share) => mean(known.map((list) => at(list, share)))), mode: "lines", type: "scatter", line: { color, dash, width: 2 }, name: safe(data.methods[group.m]), hovertemplate: "%{y:.1%}" });
+    traces.push({ x: shares.map((share) => 100 * share), y: shares.map((share) => mean(known.map((list) => at(list, share)))), mode: "lines", type: "scatter", line: { color, dash, width: 2 }, name: safe(data.methods[group.m]), hovertemplate: "%{y:.1f} %" });
   }
   if (!traces.length) return missing(chart, "The labels of the clients were not recorded, or every method is switched off.");
-  const xaxis = { title: { text: "clients, from worst to best" }, tickformat: ".0%", range: [0, 1] };
-  const yaxis = { title: { text: "expected accuracy" }, tickformat: ".0%", rangemode: "tozero" };
+  const xaxis = { title: { text: "clients, from worst to best" }, ...PERCENT, range: [0, 100] };
+  const yaxis = { title: { text: "expected accuracy" }, ...PERCENT, rangemode: "tozero" };
   return plot(chart, traces, { xaxis, yaxis, hovermode: "x unified" }, width);
 }
 
@@ -237,16 +255,16 @@ function ledger(chart, width) {
   const whole = Math.max(...groups.map((group) => group.fields.reduce((sum, [, , , size]) => sum + size, 0)));
   const kinds = [...new Map(groups.flatMap((group) => group.fields.map(([, way, field]) => [`${way} ${field}`, [way, field]]))).values()]
     .filter(([way, field]) => groups.some((group) => sizeOf(group, way, field) >= data.seen * whole));
-  const colours = data.colours.filter((colour) => colour !== "#000000");
+  const unit = unitOfBytes(whole), colours = data.colours.filter((colour) => colour !== "#000000");
   const traces = kinds.map(([way, field], i) => ({
     type: "bar", orientation: "h", y: names, name: safe(`${way}: ${field}`),
-    x: groups.map((group) => sizeOf(group, way, field)),
+    x: groups.map((group) => sizeOf(group, way, field) / unit.length),
     marker: { color: colours[i % colours.length], line: { color: css("--paper"), width: 1 }, pattern: { fillmode: "overlay", shape: way === "up" ? "/" : "", fgcolor: css("--paper"), fgopacity: 0.6, size: 7 } },
-    hovertemplate: `%{x:.3~s}B`,
+    hovertemplate: `%{x:.3~r} ${unit.name}`,
   }));
   const layout = {
     barmode: "stack", showlegend: true, legend: { orientation: "h", traceorder: "normal", y: 1.02, yanchor: "bottom" },
-    xaxis: { title: { text: "bytes of one round, all its clients" }, tickformat: ".3~s", ticksuffix: "B" },
+    xaxis: { title: { text: `${unit.name} of one round, all its clients` }, tickformat: ",.3~r" },
     yaxis: { autorange: "reversed" }, height: 150 + 38 * groups.length, margin: { l: 52, r: 26, t: 40, b: 44 },
   };
   return plot(chart, traces, layout, width);

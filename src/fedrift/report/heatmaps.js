@@ -48,12 +48,12 @@ function clients(chart, width) {
   const traces = [sizes];
   if (table.counts) {
     const classes = table.counts[0].map((_, c) => c);
-    const share = (counts, c, i) => counts[c] / Math.max(1, table.sizes[i]);
+    const share = (counts, c, i) => (100 * counts[c]) / Math.max(1, table.sizes[i]);
     traces.push({
       type: "heatmap", x: ids, y: classes, z: classes.map((c) => table.counts.map((counts, i) => share(counts, c, i))),
-      customdata: classes.map((c) => table.counts.map((counts) => counts[c])), colorscale: scaleOf(), zmin: 0, zmax: 1,
+      customdata: classes.map((c) => table.counts.map((counts) => counts[c])), colorscale: scaleOf(), zmin: 0, zmax: 100,
       xgap: ids.length > 60 ? 0 : 1, ygap: classes.length > 40 ? 0 : 1,
-      hovertemplate: "client %{x}, class %{y}: %{customdata:,} samples, %{z:.0%}<extra></extra>",
+      hovertemplate: "client %{x}, class %{y}: %{customdata:,} samples, %{z:.0f} %<extra></extra>",
       colorbar: scaleBar("of the client's samples"),
     });
   }
@@ -78,12 +78,12 @@ function everyNth(list, stride) {
 function classes(chart, width) {
   const run = chosenRun();
   if (!run) return missing(chart, "Accuracy per class was not recorded.");
-  const rounds = everyNth(sums(run.rounds), run.stride), rows = run.classes.map((list) => sums(list, data.scales.percent));
+  const rounds = everyNth(sums(run.rounds), run.stride), rows = run.classes.map((list) => sums(list, data.scales.percent / 100));
   const cohorts = run.cohorts === null ? null : data.cohorts[run.cohorts];
   const table = run.clients === null ? null : data.clients[run.clients];
   const traces = [{
-    type: "heatmap", x: rounds, y: rows.map((_, c) => c), z: rows, colorscale: "Cividis", zmin: 0, zmax: 1,
-    hovertemplate: "round %{x}, class %{y}: %{z:.0%}<extra></extra>",
+    type: "heatmap", x: rounds, y: rows.map((_, c) => c), z: rows, colorscale: "Cividis", zmin: 0, zmax: 100,
+    hovertemplate: "round %{x}, class %{y}: %{z:.0f} %<extra></extra>",
     colorbar: scaleBar("accuracy", cohorts ? { len: 0.66, y: 0.67 } : {}),
   }];
   const half = rounds.length > 1 ? (rounds[1] - rounds[0]) / 2 : 0.5;
@@ -123,12 +123,12 @@ function dots(rounds, cohorts, table, from, to) {
       const total = Math.max(1, held.reduce((sum, count) => sum + count, 0));
       held.forEach((count, c) => {
         if (!count) return;
-        x.push(round); y.push(c); words.push(count / total);
+        x.push(round); y.push(c); words.push((100 * count) / total);
         size.push(Math.max(2, Math.sqrt(count / total) * 14));
       });
     });
   }
-  return { type: "scatter", mode: "markers", x, y, customdata: words, marker: { size, opacity: 1, color: "#ffffff", line: { color: "#000000", width: 1 } }, hovertemplate: "round %{x}: class %{y} is %{customdata:.0%} of the samples trained on<extra></extra>" };
+  return { type: "scatter", mode: "markers", x, y, customdata: words, marker: { size, opacity: 1, color: "#ffffff", line: { color: "#000000", width: 1 } }, hovertemplate: "round %{x}: class %{y} is %{customdata:.0f} % of the samples trained on<extra></extra>" };
 }
 
 function mark(chart) {

@@ -36,7 +36,7 @@ from fedrift.report.opening import findings_section, summary_section
 from fedrift.report.provenance import Extras, runs_section
 from fedrift.report.statistics.findings import Findings
 from fedrift.report.statistics.grouping import Setting
-from fedrift.report.statistics.measured import takes_part
+from fedrift.report.statistics.measured import Measured, takes_part
 
 
 def body(findings: Findings, extras: Extras) -> str:
@@ -239,17 +239,24 @@ def _text(findings: Findings) -> str:
     written = [one for one in findings.all if one.group.runs[0].continuations]
     if not written:
         return ""
+    is_marked = all(one.group.runs[0].beginnings for one in written)
     about = (
-        "Beginnings of the test text, 24 tokens each, with what the final model of the first seed "
-        "writes after them, drawn at temperature 0.8."
+        f"Beginnings of the test text{', in bold' if is_marked else ''}, and what the final model "
+        "of the first seed writes after them, drawn at temperature 0.8."
     )
     parts = [
         f"<figure><figcaption>{escape(f'{one.group.method}, {one.group.setting.label}')}"
-        f"</figcaption>{''.join(f'<pre>{escape(text)}</pre>' for text in texts)}</figure>"
+        f"</figcaption>{_continued(one.group.runs[0])}</figure>"
         for one in written
-        for texts in [one.group.runs[0].continuations]
     ]
     return section("text", "Text", paragraph(about), f'<div class="panels">{"".join(parts)}</div>')
+
+
+def _continued(run: Measured) -> str:
+    """Every text, with what was given to the model in bold."""
+    given = dict(enumerate(run.beginnings))
+    cut = [(text, given.get(i, 0)) for i, text in enumerate(run.continuations)]
+    return "".join(f"<pre><b>{escape(t[:end])}</b>{escape(t[end:])}</pre>" for t, end in cut)
 
 
 def _ledger(findings: Findings) -> str:

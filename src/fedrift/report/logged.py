@@ -74,7 +74,7 @@ def noted_section(findings: Findings) -> str:
     if not names:
         return ""
     figures = [
-        _figure(findings, setting, name, _lines(findings, setting, _column(name)), short)
+        _figure(findings, setting, name, _lines(findings, setting, _column(name)), _words(name))
         for setting in findings.settings[:MOST_SETTINGS]
         for name in names[:MOST_PANELS]
     ]
@@ -84,6 +84,11 @@ def noted_section(findings: Findings) -> str:
     return section(
         "noted", "Noted by the way", paragraph(about), _legend(findings), _grid(figures), rest
     )
+
+
+def _words(name: str) -> Callable[[float], str]:
+    """How values of a column are written: accuracies in percent, as everywhere else."""
+    return percent if name.endswith("accuracy") else short
 
 
 def _column(name: str) -> Series:

@@ -17,6 +17,11 @@ def escape(words: str) -> str:
     return html.escape("".join(seen), quote=True)
 
 
+def prose(words: str) -> str:
+    """For sentences: no line begins with a sign of percent."""
+    return escape(words).replace(" %", "&nbsp;%")
+
+
 def section(key: str, heading: str, *content: str) -> str:
     """`content` is HTML."""
     inside = "\n".join(filter(None, content))
@@ -24,11 +29,11 @@ def section(key: str, heading: str, *content: str) -> str:
 
 
 def bullet_list(sentences: Iterable[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(one)}</li>" for one in sentences) + "</ul>"
+    return "<ul>" + "".join(f"<li>{prose(one)}</li>" for one in sentences) + "</ul>"
 
 
 def paragraph(words: str) -> str:
-    return f'<p class="soft">{escape(words)}</p>'
+    return f'<p class="soft">{prose(words)}</p>'
 
 
 def toolbar(*pieces: str) -> str:

@@ -51,12 +51,35 @@ def with_unit(value: float, has_accuracy: bool) -> str:
     return f"{text} %" if has_accuracy and text != NOTHING else text
 
 
+def percent_text(share: float, places: int = 2) -> str:
+    """`85.55 %` of 0.8555."""
+    return f"{100 * share:.{places}f} %"
+
+
 def mean_std(estimate: Estimate, has_accuracy: bool) -> str:
     """`85.55 ± 3.97`; without the spread for one seed."""
-    text = value_text(estimate.mean, has_accuracy)
-    if text == NOTHING or math.isnan(estimate.std):
-        return text
-    return f"{text} ± {value_text(estimate.std, has_accuracy)}"
+    mean, std = estimate.mean, estimate.std
+    if math.isnan(mean) or math.isnan(std):
+        return value_text(mean, has_accuracy)
+    if math.isinf(mean) or math.isinf(std):
+        return f"{mean:.4g} ± {std:.2g}"
+    if has_accuracy:
+        return f"{value_text(mean, True)} ± {value_text(std, True)}"
+    places = _places(mean, std)
+    if places > 6:
+        return f"{mean:.4g} ± {std:.2g}"
+    return f"{mean:.{places}f} ± {std:.{places}f}"
+
+
+def _places(mean: float, std: float) -> int:
+    """Decimals that show four digits of a mean and two of its spread, but no zeros of both."""
+    shown = [
+        digits - 1 - math.floor(math.log10(abs(x))) for x, digits in ((mean, 4), (std, 2)) if x
+    ]
+    places = max([0, *shown])
+    while places and all(f"{x:.{places}f}".endswith("0") for x in (mean, std)):
+        places -= 1
+    return places
 
 
 def interval_text(estimate: Estimate, has_accuracy: bool) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedrift.figures.svg import wrapped
 from fedrift.report import sentences
-from fedrift.report.markup import bullet_list, escape, folded, section
+from fedrift.report.markup import bullet_list, escape, folded, prose, section
 from fedrift.report.numbers import (
     difference_text,
     interval_ends,
@@ -224,8 +224,8 @@ def _drawn(one: Headline) -> str:
 
 def headlines_block(made: Sequence[Headline]) -> str:
     cards = "".join(
-        f'<div class="headline"><strong>{escape(one.figure)}</strong>'
-        f"<span>{escape(one.about)}</span>{_drawn(one)}<small>{escape(one.interval)}</small></div>"
+        f'<div class="headline"><strong>{prose(one.figure)}</strong>'
+        f"<span>{prose(one.about)}</span>{_drawn(one)}<small>{prose(one.interval)}</small></div>"
         for one in made
     )
     return f'<div class="headlines">{cards}</div>' if cards else ""
@@ -241,7 +241,7 @@ def summary_section(findings: Findings, extras: Extras) -> str:
         )
     return (
         f'<section id="summary" aria-label="Summary"><h1>{escape(extras.title)}</h1>'
-        f'<p class="soft">{escape(sentences.scope(findings))}</p>{problems}'
+        f'<p class="soft">{prose(sentences.scope(findings))}</p>{problems}'
         f"{headlines_block(headlines(findings))}</section>"
     )
 
@@ -249,7 +249,7 @@ def summary_section(findings: Findings, extras: Extras) -> str:
 def findings_section(findings: Findings, extras: Extras) -> str:
     """The sentences, each with what it does not show folded below it."""
     said = "".join(
-        f"<li>{escape(one.text)}"
+        f"<li>{prose(one.text)}"
         + (folded(_heading(one.caveats), bullet_list(one.caveats)) if one.caveats else "")
         + "</li>"
         for one in sentences.findings_said(findings)

@@ -128,7 +128,7 @@ const FIELDS = {
   "log-x": (field) => { state.logX = field.checked; },
   "log-y": (field) => { state.logY = field.checked; },
   "target": (field) => { state.target = field.checked; },
-  "target-at": (field) => { state.targetAt = field.value === "" ? null : Number(field.value) / 100; state.target = one("#target").checked = true; },
+  "target-at": (field) => { state.targetAt = field.value === "" ? null : Number(field.value); state.target = one("#target").checked = true; },
   "only": (field) => { state.only = field.value.trim().toLowerCase(); },
 };
 

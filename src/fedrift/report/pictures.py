@@ -149,6 +149,7 @@ def clients(run: Measured) -> str:
         y_title="class",
         columns=list(range(number)),
         colour="var(--high)",
+        scale="share",
     )
 
 
@@ -164,6 +165,7 @@ def classes(run: Measured) -> str:
         y_title="class",
         columns=run.rounds.tolist(),
         colour="var(--high)",
+        scale="accuracy",
     )
 
 

@@ -215,9 +215,7 @@ def _shared(groups: Sequence[Group]) -> str:
         elif key in USUAL and not (key == "epochs" and groups[0].spec.steps is not None):
             unsaid.append(f"{key} {USUAL[key]}")
     if unsaid and groups[0].spec.data != IN_PYTHON:
-        words.append(
-            f"not given, so {listed(unsaid)} unless the algorithm or optimizer has its own"
-        )
+        words.append(f"by default {listed(unsaid)}, unless the algorithm or optimizer has its own")
     return ", ".join(words)
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedrift.config.own_code import IN_PYTHON, foreign_code
 from fedrift.config.spec import Spec
-from fedrift.errors import InputError
+from fedrift.errors import InputError, unknown
 from fedrift.report import write
 from fedrift.report.selection import COMPARISON, compared, runs_in
-from fedrift.storage import run_folder
+from fedrift.storage import run_folder, run_record
 from fedrift.storage.jsonl import Record
-from fedrift.storage.run_folder import RunRecord, as_frame
+from fedrift.storage.run_record import RunRecord, as_frame
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -244,8 +244,8 @@ class ComparedRun:
 class SavedComparison:
     """The runs of a comparison read from its folder."""
 
-    folder: Path
-    runs: tuple[ComparedRun, ...]
+    folder: Path  # where it was read
+    runs: tuple[ComparedRun, ...]  # of every algorithm, setting and seed
     problems: tuple[str, ...] = ()
     """What is missing or could not be read, a sentence each."""
 
@@ -262,7 +262,10 @@ class SavedComparison:
         return [one.run for one in self.runs]
 
     def of(self, label: str) -> list[SavedRun]:
-        """The runs of one algorithm."""
+        """The runs of one algorithm, named as it was compared."""
+        known = {one.label for one in self.runs}
+        if label not in known:
+            raise unknown("algorithm of the comparison", label, known)
         return [one.run for one in self.runs if one.label == label]
 
     def frame(self) -> Any:
@@ -298,7 +301,7 @@ def load(folder: str | Path) -> SavedRun | SavedComparison:
         if not path.exists():
             raise InputError(f"'{path}' does not exist; name a run folder or a comparison folder")
         if (path / run_folder.SPEC).is_file() or path.is_file():
-            return SavedRun(run_folder.load(path))
+            return SavedRun(run_record.load(path))
         return _described(path) if (path / COMPARISON).is_file() else _gathered(path)
     except OSError as error:
         raise InputError(f"'{path}' cannot be read: {error.strerror}") from None
@@ -309,7 +312,7 @@ def _described(path: Path) -> SavedComparison:
     listed = compared(path)
     runs: list[ComparedRun] = []
     for folder, cell in listed.runs:
-        run = SavedRun(run_folder.load(folder))
+        run = SavedRun(run_record.load(folder))
         label = run.config.algorithm if cell is None else cell.entrant.name
         runs.append(ComparedRun(label, {} if cell is None else cell.axes, run))
     return SavedComparison(path, tuple(runs), listed.problems)
@@ -318,7 +321,7 @@ def _described(path: Path) -> SavedComparison:
 def _gathered(path: Path) -> SavedComparison:
     """A folder of runs, such as `fedrift.compare` makes; the folders' names tell apart what the
     names of the algorithms do not."""
-    runs = [SavedRun(run_folder.load(folder)) for folder in runs_in(path)]
+    runs = [SavedRun(run_record.load(folder)) for folder in runs_in(path)]
     if not runs:
         raise InputError(
             f"'{path}' holds no run folder: neither {run_folder.SPEC} nor {COMPARISON}"

@@ -13,7 +13,7 @@ from fedrift.errors import InputError
 from fedrift.report.numbers import plural
 from fedrift.report.provenance import tuned_values
 from fedrift.report.statistics.measured import Measured, Recorded, measure_run
-from fedrift.storage import run_folder
+from fedrift.storage import run_folder, run_record
 
 MOST_NAMED = 5  # folders that are listed in one sentence
 
@@ -186,7 +186,7 @@ def _run(path: Path, reading: _Reading, cell: grid.Cell | None = None) -> None:
         return
     reading.seen.add(place)
     try:
-        record = run_folder.load(path)
+        record = run_record.load(path)
     except InputError as error:
         reading.problems.append(f"'{path}' is left out: {error}")
         return

@@ -13,6 +13,7 @@ from fedrift.errors import InputError
 from fedrift.figures.style import COLOURS, new_figure, save, time_ticks
 
 MOST_CLIENTS = 40  # rows of the picture
+MOST_VISITS = 20_000  # in it
 KINDS = (("receives", 2, COLOURS[0]), ("computes", 3, COLOURS[1]), ("sends", 4, COLOURS[2]))
 
 
@@ -76,24 +77,31 @@ def gantt(
         raise InputError(f"rounds {first}-{last} have no replies on the clock; name others")
     clients = sorted({int(trip[0]) for _, trip in chosen})[:MOST_CLIENTS]
     place = {client: i for i, client in enumerate(clients)}
+    chosen = [(row, trip) for row, trip in chosen if int(trip[0]) in place]
+    if len(chosen) > MOST_VISITS:
+        raise InputError(
+            f"rounds {first}-{last} have {len(chosen):,} visits, and a picture has room for "
+            f"{MOST_VISITS:,}: name fewer with --rounds"
+        )
     figure, [axis] = new_figure(1)
     figure.set_size_inches(9.0, 1.6 + 0.22 * len(clients))
     for name, _, colour in KINDS:
         axis.barh(0, 0.0, color=colour, label=name)
     axis.plot([], [], "x", color="black", label="too late")
     axis.plot([], [], ":", color="0.4", label="a round is over")
+    bars: dict[tuple[int, str, float], list[tuple[float, float]]] = {}
     for row, (client, began, *parts, arrives) in chosen:
-        if int(client) not in place:
-            continue
         at, is_late = began, int(client) in row.get("dropped", ())
         end = min(arrives, ends.get(row["round"], arrives)) if is_late else arrives
         for (_, _, colour), length in zip(KINDS, parts, strict=True):
             width = max(0.0, min(length, end - at))
             alpha = 0.3 if is_late else 1.0
-            axis.barh(place[int(client)], width, 0.7, at, color=colour, alpha=alpha)
+            bars.setdefault((place[int(client)], colour, alpha), []).append((at, width))
             at += length
         if is_late:
             axis.plot(end, place[int(client)], "x", color="black")
+    for (line, colour, alpha), spans in bars.items():
+        axis.broken_barh(spans, (line - 0.35, 0.7), color=colour, alpha=alpha, linewidth=0)
     for number, end in ends.items():
         if first <= number <= last:
             axis.axvline(end, color="0.4", linewidth=0.8, linestyle=":")

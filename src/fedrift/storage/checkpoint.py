@@ -27,7 +27,7 @@ from fedrift.core.devices import Trip
 from fedrift.core.messages import Packed, Size, pack, unpack
 from fedrift.core.plain_files import check_plain, written_beside
 from fedrift.core.site import Work
-from fedrift.core.training import Training
+from fedrift.core.training_report import Training
 
 FILE, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 CLIENT_LISTS = ("counted", "told")

@@ -20,15 +20,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
-from fedrift.core.algorithm import (
-    Algorithm,
-    client_start,
-    is_host,
-    parts,
-    resolve,
-    state_path,
-)
+from fedrift.core.algorithm import Algorithm
 from fedrift.core.codecs import Unsent
+from fedrift.core.composition import client_start, is_host, parts, resolve, state_path
 from fedrift.core.messages import Packed, hints, outline, pack, unpack
 from fedrift.core.problem import Problem
 from fedrift.storage.shared_memory import (

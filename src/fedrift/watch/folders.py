@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedrift.config.grid import COMPARISON, RUNS, from_toml
 from fedrift.config.spec import Spec
 from fedrift.core.phases import is_evaluation
 from fedrift.errors import InputError
-from fedrift.storage import run_folder
+from fedrift.storage import run_folder, run_record
 from fedrift.storage.jsonl import Record
 from fedrift.watch.clients import Clients
 from fedrift.watch.tail import Tail
@@ -71,7 +72,7 @@ class WatchedRun:
         for row in rows:
             self._row(row)
         try:
-            self.summary = run_folder.read_summary(self.folder)
+            self.summary = run_record.read_summary(self.folder)
         except InputError:
             self.summary = {}
 
@@ -111,6 +112,7 @@ class WatchedRun:
             left = pace * max(0, self.spec.rounds - self.reached)
         return {
             "name": self.name,
+            "group": group_of(self.name),
             "algorithm": str(self.spec.algorithm_named),
             "data": f"{self.spec.data}, {self.spec.partition}{alpha}",
             "model": str(self.spec.model),
@@ -176,6 +178,36 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def group_of(name: str) -> str | None:
+    """The folder of the comparison that a run belongs to, below the root; None if to none."""
+    *before, place, _ = "/", *name.split("/")
+    return "/".join(before[1:]) if place == RUNS else None
+
+
+@dataclass
+class Comparison:
+    """How many runs a comparison will have, as far as its file says."""
+
+    file: Path
+    stamp: tuple[int, int] | None = None
+    total: int | None = None
+
+    def refresh(self) -> None:
+        try:
+            there = self.file.lstat()
+        except OSError:
+            self.stamp = self.total = None
+            return
+        stamp = there.st_ino, there.st_mtime_ns
+        if stamp == self.stamp:
+            return
+        self.stamp = stamp
+        try:
+            self.total = from_toml(self.file).size
+        except InputError:
+            self.total = None
+
+
 class Watched:
     """All runs below a folder."""
 
@@ -185,6 +217,7 @@ class Watched:
         self.root = root
         self.runs: dict[str, WatchedRun] = {}
         self.unreadable: dict[str, str] = {}
+        self.comparisons: dict[str, Comparison] = {}
 
     def refresh(self) -> None:
         """Looks for new folders and reads what is new in each."""
@@ -203,12 +236,21 @@ class Watched:
             del self.runs[gone]
         for gone in self.unreadable.keys() - present:
             del self.unreadable[gone]
+        groups = {group for name in self.runs if (group := group_of(name)) is not None}
+        found = {
+            g: self.comparisons.get(g) or Comparison(self.root / g / COMPARISON) for g in groups
+        }
+        for comparison in found.values():
+            comparison.refresh()
+        self.comparisons = found
 
     def overview(self) -> Record:
         locked = writers()
         listed = [run.overview(writer_of(run.folder, locked)) for run in self.runs.values()]
         problems = [f"{name} cannot be read: {why}" for name, why in self.unreadable.items()]
-        return {"root": self.root.absolute().name, "runs": listed, "problems": problems}
+        totals = {name: comparison.total for name, comparison in self.comparisons.items()}
+        root = self.root.absolute().name
+        return {"root": root, "runs": listed, "comparisons": totals, "problems": problems}
 
 
 def _run_folders(root: Path) -> Iterator[Path]:

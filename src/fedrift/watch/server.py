@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import sys
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fedrift.errors import InputError
@@ -49,6 +51,11 @@ class WatchServer(ThreadingHTTPServer):
             raise InputError(
                 f"port {port} cannot be used: {error.strerror}; choose another with --port"
             ) from None
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A page that is closed while it is answered is no news."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:
@@ -105,13 +112,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _asked(self) -> tuple[str | None, dict[str, str]]:
         """What is asked for below the secret; None for strangers: another name for this machine
         in the request (a page elsewhere may send one), a foreign page, a wrong secret."""
-        url = urlsplit(self.path)
-        token, _, rest = url.path.lstrip("/").partition("/")
         own = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
         origin = self.headers.get("Origin")
+        try:
+            url, theirs = urlsplit(self.path), urlsplit(origin or "").netloc
+        except ValueError:  # no address: half of a bracket, say
+            return None, {}
+        token, _, rest = url.path.lstrip("/").partition("/")
         is_known = (
             self.headers.get("Host") in own
-            and (origin is None or urlsplit(origin).netloc in own)
+            and (origin is None or theirs in own)
             and hmac.compare_digest(token.encode(), self.server.token.encode())
         )
         query = {key: values[-1] for key, values in parse_qs(url.query).items()}

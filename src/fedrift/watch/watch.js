@@ -3,10 +3,13 @@
 const AXES = ["round", "bytes", "gradients", "seconds"];
 const HIDDEN = new Set([...AXES, "n", "bytes_up", "bytes_down", "clients_evaluated", "clients_not_visited"]);
 const FIRST = ["accuracy", "loss"];
-const MOST_SHOWN = 8; // runs whose curves are drawn before anybody chose
+const MOST_SHOWN = 8; // runs whose curves are drawn before anybody chose; as many that have ended since
+const MOST_ROWS = 30; // ended runs of a list that stand in it unasked
 const PAUSE = { busy: 1000, idle: 4000 };
 const known = new Map(); // name of a run -> {generation, columns}
 const chosen = new Map(); // name of a run -> whether its curve is drawn
+let followed = []; // names of runs that ran when they were drawn, the last to end first
+const unfolded = new Set(); // lists of which all rows are shown
 let overview = { runs: [], problems: [] };
 let isOver = false;
 
@@ -71,22 +74,33 @@ function isShown(run) {
 
 function drawn() {
   const shown = overview.runs.filter(isShown);
-  const place = new Map(), seen = new Map(); // of each run among those of its method
+  const place = new Map(), count = new Map(); // of each run among those of its method
   for (const run of shown) {
-    place.set(run, seen.get(run.algorithm) ?? 0);
-    seen.set(run.algorithm, place.get(run) + 1);
+    place.set(run, count.get(run.algorithm) ?? 0);
+    count.set(run.algorithm, place.get(run) + 1);
   }
-  const usual = [...shown].sort((a, b) => (b.status === "running") - (a.status === "running") || place.get(a) - place.get(b)).slice(0, MOST_SHOWN);
-  return shown.filter((run) => (chosen.has(run.name) ? chosen.get(run.name) : usual.includes(run)));
+  const usual = [...shown].sort((a, b) => isRunning(b) - isRunning(a) || place.get(a) - place.get(b)).slice(0, MOST_SHOWN);
+  const seen = new Set([...usual.map((run) => run.name), ...endedSince().slice(0, MOST_SHOWN)]);
+  return shown.filter((run) => (chosen.has(run.name) ? chosen.get(run.name) : seen.has(run.name)));
+}
+
+const isRunning = (run) => run.status === "running";
+const endedSince = () => followed.filter((name) => overview.runs.some((run) => run.name === name && !isRunning(run)));
+
+// A curve that was seen to grow stays when its run ends, whoever runs then.
+function follow() {
+  const running = drawn().filter(isRunning).map((run) => run.name);
+  followed = [...running, ...followed.filter((name) => !running.includes(name))].slice(0, 8 * MOST_SHOWN);
 }
 
 async function refresh() {
   try {
     overview = await ask("runs");
     isOver = false;
+    follow();
     showWhose();
     await Promise.all([...drawn().map(fetchCurves), fetchClients(whose())]);
-    const running = overview.runs.filter((run) => run.status === "running").length;
+    const running = overview.runs.filter(isRunning).length;
     byId("state").textContent = `${running} running, ${overview.runs.length} in all`;
     document.title = `${running ? `${running} running` : "ended"} · ${overview.root} · fedrift watch`;
   } catch (error) {
@@ -129,10 +143,55 @@ function showRuns() {
   const drawnNames = new Set(drawn().map((run) => run.name));
   const rank = { running: 0, unfinished: 1, diverged: 2, stopped: 3, done: 4 };
   shown.sort((a, b) => (rank[a.status] ?? 5) - (rank[b.status] ?? 5) || a.name.localeCompare(b.name));
-  const made = shown.map((run) => card(run, drawnNames.has(run.name)));
+  const lists = new Map(); // runs of a comparison stand together, those that run first
+  for (const run of shown) lists.set(run.group, [...(lists.get(run.group) ?? []), run]);
+  const made = [...lists].flatMap(([group, runs]) => listed(group, runs, drawnNames));
   const place = byId("runs");
   if (made.length !== place.children.length || made.some((one, i) => one !== place.children[i])) place.replaceChildren(...made);
   for (const name of cards.keys()) if (!overview.runs.some((run) => run.name === name)) cards.delete(name);
+}
+
+// The heading and the runs of a comparison, or the runs of none.
+function listed(group, runs, drawnNames) {
+  const living = runs.filter((run) => run.status !== "done"), done = runs.filter((run) => run.status === "done");
+  const shown = unfolded.has(group) ? done : done.slice(0, MOST_ROWS), more = done.length - shown.length;
+  const made = [...living, ...shown].map((run) => card(run, drawnNames.has(run.name)));
+  return [...(group === null ? [] : [heading(group)]), ...made, ...(more ? [unfolding(group, more)] : [])];
+}
+
+const pieces = new Map(); // headings and buttons between the runs, kept as these are
+function piece(key, make) {
+  if (!pieces.has(key)) pieces.set(key, make());
+  return pieces.get(key);
+}
+
+function heading(group) {
+  const one = piece(`heading ${group}`, () => {
+    const made = node("div", "comparison");
+    made.append(node("h2", "", group || overview.root), node("span", "soft"), node("progress"));
+    return made;
+  });
+  const runs = overview.runs.filter((run) => run.group === group);
+  const total = overview.comparisons[group] ?? runs.length, done = runs.filter((run) => run.status === "done").length;
+  const running = runs.filter(isRunning).length;
+  const [, words, bar] = one.children;
+  words.textContent = `comparison: ${done} of ${total} runs done${running ? `, ${running} running` : ""}`;
+  bar.hidden = done >= total;
+  bar.max = total;
+  bar.value = runs.reduce((sum, run) => sum + Math.min(1, run.reached / run.rounds), 0);
+  bar.ariaLabel = words.textContent;
+  return one;
+}
+
+function unfolding(group, more) {
+  const one = piece(`more ${group}`, () => {
+    const made = node("button", "more");
+    made.type = "button";
+    made.addEventListener("click", () => { unfolded.add(group); showRuns(); });
+    return made;
+  });
+  one.textContent = `show ${more} more that are done`;
+  return one;
 }
 
 function card(run, isDrawn) {
@@ -153,15 +212,17 @@ function card(run, isDrawn) {
   }
   const [box, name, stop, bar, figures, cohort, warning] = one.children;
   box.checked = isDrawn;
-  const swatch = node("span", "swatch");
+  const swatch = node("span", "swatch"), own = run.group === null ? run.name : run.name.split("/").at(-1);
   swatch.style.background = ink(colour(run));
-  name.replaceChildren(swatch, run.name === run.algorithm ? ` ${run.name}` : ` ${run.name} · ${run.algorithm}`);
-  stop.hidden = run.status !== "running";
+  name.replaceChildren(swatch, own === run.algorithm ? ` ${own}` : ` ${own} · ${run.algorithm}`);
+  one.classList.toggle("done", run.status === "done");
+  one.title = run.status === "done" ? `${run.name}: seed ${run.seed}, ${run.data}, ${run.model}` : "";
+  stop.hidden = !isRunning(run);
   bar.max = run.rounds;
   bar.value = run.reached;
   bar.ariaLabel = `round ${run.reached} of ${run.rounds}`;
-  figures.replaceChildren(...parts(run));
-  cohort.hidden = run.status !== "running" || !run.cohort_size;
+  figures.replaceChildren(...(run.status === "done" ? results(run) : parts(run)));
+  cohort.hidden = !isRunning(run) || !run.cohort_size;
   const more = run.cohort_size > 20 ? ", …" : "";
   cohort.textContent = `round ${run.reached}, ${run.cohort_size} clients visited: ${run.cohort.slice(0, 20).join(", ")}${more}`;
   warning.hidden = !run.warnings.length;
@@ -169,11 +230,23 @@ function card(run, isDrawn) {
   return one;
 }
 
+const percent = (share) => (share === null ? null : `${(100 * share).toFixed(2)}\u00a0%`);
+
+// Of a run that is done: one row, with figures below those of others.
+function results(run) {
+  const figures = { accuracy: percent(run.accuracy), loss: run.loss === null ? null : short(run.loss), rounds: run.reached, time: time(run.seconds) };
+  return Object.entries(figures).map(([words, value]) => {
+    const cell = node("span");
+    if (value !== null) cell.append(node("b", "", value), ` ${words}`);
+    return cell;
+  });
+}
+
 function parts(run) {
   const figures = [
     [run.status, ""],
     [`${run.reached}/${run.rounds}`, "rounds"],
-    [run.accuracy === null ? null : `${(100 * run.accuracy).toFixed(2)}\u00a0%`, "accuracy"],
+    [percent(run.accuracy), "accuracy"],
     [run.loss === null ? null : short(run.loss), "loss"],
     [run.seconds === null ? null : time(run.seconds), "so far"],
     run.pace && run.pace > 1 ? [time(run.pace), "a round"] : [run.pace ? short(1 / run.pace) : null, "rounds a second"],

@@ -17,8 +17,9 @@ import torch
 from fedrift.backends import processes, visit
 from fedrift.backends.backend import Fold
 from fedrift.core import evaluation, isolation
-from fedrift.core.algorithm import Exchange, Outcome, owner_of
+from fedrift.core.exchange import Exchange, Outcome
 from fedrift.core.isolation import Memory, TorchSettings
+from fedrift.core.phases import owner_of
 from fedrift.engine import check_objects, recorder
 
 VARIABLE = "FEDRIFT_BITS_MUTANT"

@@ -38,7 +38,7 @@ VALUES: tuple[Any, ...] = (
     *("\x1b[31mred\x07", "\ud800", "\u202eabc", "<script>alert(1)</script>", "../beside/victim"),
     *([], [[]], [0], [-1, 10**12], [None], list(range(500)), {}, {"x": 1}, {"": []}, DEEP),
 )
-CODE = ("evil:Class", "swa(evil:Class)", "ray:203.0.113.1:6379", "huggingface:x", "evil:load")
+CODE = ("evil:Class", "swa(evil:Class)", "ray:127.0.0.1:9", "huggingface:x", "evil:load")
 SPEC_VALUES = (
     *("-1", "0", "1e400", "nan", "10000000000", '"x"', "[]", "{}", "true", '""', '"\\u001b[31m"'),
     *("1979-05-27", '"' + "a" * 5000 + '"', "500", "[[0, 1], [2]]", "0.5"),

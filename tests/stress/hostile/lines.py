@@ -133,7 +133,7 @@ GOOD: dict[str, Sequence[str]] = {
     "device": ("cpu", "cuda", "mps", "cuda:7"),
     "stack": ("auto", "off", "on"),
     "workers": ("0", "0", "0", "0", "auto", "1"),
-    "backend": ("auto", "in-process", "ray", "ray:203.0.113.1:6379"),
+    "backend": ("auto", "in-process", "ray", "ray:127.0.0.1:9"),
     "seed": ("0", "7", "2"),
     "eval_every": ("1", "2", "100"),
     "eval_clients": ("every=1", "every=1,sample=2"),

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fedrift.errors import InputError, RunError
-from fedrift.storage import checkpoint, run_folder
+from fedrift.storage import checkpoint, run_record
 
 
 def traceback() -> None:
     """A folder that cannot be read is nobody's to explain."""
-    usual = run_folder.load
+    usual = run_record.load
 
     def load(folder: str | Path) -> Any:
         try:
@@ -22,18 +22,18 @@ def traceback() -> None:
         except InputError:
             raise ValueError("unreadable") from None
 
-    run_folder.load = load
+    run_record.load = load
 
 
 def elsewhere() -> None:
     """A reader leaves a file in the folder above."""
-    usual = run_folder.load
+    usual = run_record.load
 
     def load(folder: str | Path) -> Any:
         (Path.cwd().parents[2] / "left").write_text("x")
         return usual(folder)
 
-    run_folder.load = load
+    run_record.load = load
 
 
 def hang() -> None:
@@ -42,7 +42,7 @@ def hang() -> None:
     def asleep(*_: Any) -> Any:
         time.sleep(3600)
 
-    run_folder.load = asleep
+    run_record.load = asleep
 
 
 def trusting() -> None:

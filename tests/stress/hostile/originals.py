@@ -97,7 +97,7 @@ def loaded(name: str) -> Callable[[], int]:
         import fedrift as fr
         from fedrift.cli.console import complain
         from fedrift.errors import InputError, RunError
-        from fedrift.storage import run_folder
+        from fedrift.storage import run_folder, run_record
 
         watched(".")
         try:
@@ -106,7 +106,7 @@ def loaded(name: str) -> Callable[[], int]:
             if isinstance(found, fr.Result):
                 found.frame()
                 found.client_frame()
-            kept = run_folder.load(name)
+            kept = run_record.load(name)
             weights = kept.weights() if (Path(name) / run_folder.MODEL).exists() else {}
         except (InputError, RunError) as error:
             return complain(str(error), 2)

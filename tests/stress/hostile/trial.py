@@ -6,10 +6,7 @@ as long as its work. Linux only.
 
 from __future__ import annotations
 
-import gc
-import importlib
 import os
-import pkgutil
 import re
 import resource
 import shlex
@@ -27,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.stress.portions import ROOT
+from tests.support.programs import import_all
 
 HANG = 30.0  # seconds
 ENDS = 25.0  # seconds that a command may take to end after Ctrl-C
@@ -169,17 +167,7 @@ def prepare() -> None:
     import torch
 
     torch.set_num_threads(1)
-    import fedrift
-
-    for module in pkgutil.walk_packages(fedrift.__path__, "fedrift."):
-        if not module.name.startswith("fedrift.federation"):
-            with suppress(ImportError, fedrift.InputError):  # of an extra that is not here
-                importlib.import_module(module.name)
-    for name in ("matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.datasets"):
-        with suppress(ImportError):
-            importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # pages that are not written need not be copied
+    import_all("sklearn.datasets")
 
 
 class Told(NamedTuple):
@@ -279,8 +267,9 @@ def _child(place: Place, act: Callable[[], int], told: Told, begun: int) -> None
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, LARGEST))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.chdir(place.work)
+        kept = place.environment()  # of what is there now
         os.environ.clear()
-        os.environ.update(place.environment())
+        os.environ.update(kept)
         tempfile.tempdir, sys.dont_write_bytecode = None, True
         watch_writes(place.root, lambda text: void(os.write(handles[3], f"{text}\n".encode())))
         os.write(begun, b"x")

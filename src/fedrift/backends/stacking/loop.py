@@ -19,12 +19,13 @@ from torch import Tensor
 from fedrift.backends.stacking.chain import Chain, Seen
 from fedrift.core import alignment
 from fedrift.core.alignment import empty_rows, has_settled_rows, settled_rows
-from fedrift.core.flat import Batch, Forward, Layout, Objective, Vec, copy_each, sent
+from fedrift.core.flat import Batch, Layout, Vec, copy_each, sent
+from fedrift.core.flat_model import Forward, Objective
 from fedrift.core.local import Buffers, Run, clip_, span_of, table
 from fedrift.core.optim import SGD, OptState
 from fedrift.core.pieces import Plain
 from fedrift.core.site import Request, Trained, first_rows, joined, room_of, rows
-from fedrift.core.training import HELD, Training
+from fedrift.core.training_report import HELD, Training
 from fedrift.data.split import pooled
 from fedrift.errors import InputError
 

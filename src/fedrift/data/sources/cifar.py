@@ -10,9 +10,10 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -258,13 +259,19 @@ CIFAR100 = Cifar(
 )
 
 
+@dataclass(frozen=True)
+class Found:
+    """Files of one form, and how they are read."""
+
+    paths: tuple[Path, ...]
+    read: Callable[[], Halves]
+
+
 def load(cifar: Cifar, _: Named, data_dir: Path | None) -> Samples:
     """The samples from the first place that has them in a form we read, else downloaded."""
     notes: list[str] = []
-    for place in files.data_folders(data_dir):
-        for folder in cifar.subfolders:
-            if (halves := _read(cifar, place.folder / folder, notes)) is not None:
-                return _samples(cifar, halves)
+    if (found := _find(cifar, data_dir, notes)) is not None:
+        return _samples(cifar, found.read())
     try:
         url = HOST + cifar.archive
         archive = files.download([url], cifar.md5, files.cache_folder() / cifar.name)
@@ -275,19 +282,34 @@ def load(cifar: Cifar, _: Named, data_dir: Path | None) -> Samples:
     return _samples(cifar, read_archive(archive, cifar.folder, cifar.train, cifar.test))
 
 
-def _read(cifar: Cifar, folder: Path, notes: list[str]) -> Halves | None:
-    """Train and test from one folder, in whichever form lies there; the fastest form first."""
+def source_files(cifar: Cifar, _: Named, data_dir: Path | None) -> Sequence[Path] | None:
+    """The files that `load` reads; None if they would be downloaded."""
+    found = _find(cifar, data_dir, [])
+    return None if found is None else found.paths
+
+
+def _find(cifar: Cifar, data_dir: Path | None, notes: list[str]) -> Found | None:
+    for place in files.data_folders(data_dir):
+        for folder in cifar.subfolders:
+            if (found := _find_in(cifar, place.folder / folder, notes)) is not None:
+                return found
+    return None
+
+
+def _find_in(cifar: Cifar, folder: Path, notes: list[str]) -> Found | None:
+    """Train and test in one folder, in whichever form lies there; the fastest form first."""
     train, test = cifar.train, cifar.test
+    names = [batch.file for batch in (*train, *test)]
     for unpacked in (folder / cifar.folder, folder):
-        if _complete(unpacked, [batch.file for batch in (*train, *test)], notes) and (
+        if _complete(unpacked, names, notes) and (
             unpacked.name == cifar.folder or _fits(unpacked, (*train, *test), notes)
         ):
-            return read_folder(unpacked, train, test)
-    if os.path.isfile(folder / cifar.archive):
-        return read_archive(folder / cifar.archive, cifar.folder, train, test)
-    if _complete(folder, [part.file for part in cifar.strips], notes):
-        first, second = (read_strips(folder / part.file, part) for part in cifar.strips)
-        return first, second
+            return Found(_in(unpacked, names), partial(read_folder, unpacked, train, test))
+    if os.path.isfile(archive := folder / cifar.archive):
+        return Found((archive,), partial(read_archive, archive, cifar.folder, train, test))
+    names = [part.file for part in cifar.strips]
+    if _complete(folder, names, notes):
+        return Found(_in(folder, names), partial(_read_both_strips, folder, cifar.strips))
     for name in cifar.pickled:
         if os.path.exists(folder / name):
             notes.append(
@@ -295,6 +317,15 @@ def _read(cifar: Cifar, folder: Path, notes: list[str]) -> Halves | None:
                 f"the binary version, {cifar.archive}"
             )
     return None
+
+
+def _in(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
+    return tuple(folder / name for name in names)
+
+
+def _read_both_strips(folder: Path, strips: tuple[Strips, Strips]) -> Halves:
+    train, test = strips
+    return read_strips(folder / train.file, train), read_strips(folder / test.file, test)
 
 
 def _complete(folder: Path, names: Sequence[str], notes: list[str]) -> bool:

@@ -50,6 +50,16 @@ class Row:
 
 def load_folder(named: Named, _: Path | None) -> Samples:
     """A sub-folder per class; below train/ and test/ if there is a train/."""
+    rows = _folder_rows(named)
+    return _samples(rows, sorted({row.label for row in rows}), named)
+
+
+def folder_files(named: Named, _: Path | None) -> Sequence[Path]:
+    """The files that `load_folder` reads."""
+    return [row.path for row in _folder_rows(named)]
+
+
+def _folder_rows(named: Named) -> list[Row]:
     folder = existing_path(_value(named, "FOLDER"), "images", folder=True)
     halves = [(folder, False)]
     if os.path.isdir(folder / "train"):
@@ -57,26 +67,35 @@ def load_folder(named: Named, _: Path | None) -> Samples:
         if os.path.isdir(folder / "test"):
             halves.append((folder / "test", True))
     try:
-        rows = [row for half, held_out in halves for row in _listed(half, held_out)]
+        return [row for half, held_out in halves for row in _listed(half, held_out)]
     except OSError as problem:
         raise InputError(f"'{folder}' cannot be listed ({reason(problem)})") from problem
-    return _samples(rows, sorted({row.label for row in rows}), named)
 
 
 def load_table(named: Named, _: Path | None) -> Samples:
     """A csv file with the columns path, label and, if there are any, user and split."""
+    path, rows = _table_rows(named)
+    if not rows:
+        raise InputError(f"'{path}' has no rows; at least one picture is wanted")
+    return _samples(rows, _classes(path, {row.label for row in rows}), named)
+
+
+def table_files(named: Named, _: Path | None) -> Sequence[Path]:
+    """The files that `load_table` reads: the table and its pictures."""
+    path, rows = _table_rows(named)
+    return [path, *(row.path for row in rows)]
+
+
+def _table_rows(named: Named) -> tuple[Path, list[Row]]:
     path = existing_path(_value(named, "FILE"), "csv")
     root = path.parent
     if "root" in named.options:
         root = existing_path(named.options["root"], "data set 'csv': root", folder=True)
     try:
         source = io.StringIO(read_plain(path).decode("utf-8-sig"), newline="")
-        rows = list(_rows(csv.DictReader(source, strict=True), path, root))
+        return path, list(_rows(csv.DictReader(source, strict=True), path, root))
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
         raise damaged(path, f"it cannot be read as csv ({reason(problem)})") from problem
-    if not rows:
-        raise InputError(f"'{path}' has no rows; at least one picture is wanted")
-    return _samples(rows, _classes(path, {row.label for row in rows}), named)
 
 
 def _listed(folder: Path, held_out: bool) -> Iterable[Row]:

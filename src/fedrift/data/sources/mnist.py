@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,11 +101,8 @@ FAMILIES = (MNIST, FASHION)
 def load(family: Family, _: Named, data_dir: Path | None) -> Samples:
     """The family's samples from the first place that has its files, else downloaded."""
     notes: list[str] = []
-    for place in files.data_folders(data_dir, family.system):
-        for folder in family.subfolders:
-            paths = _find(place.folder / folder, notes)
-            if paths is not None and _belongs(paths[SMALLEST], family, notes):
-                return _read(paths, family)
+    if (paths := _find(family, data_dir, notes)) is not None:
+        return _read(paths, family)
     try:
         return _read(_download(family), family)
     except Unreachable as why:
@@ -113,7 +110,22 @@ def load(family: Family, _: Named, data_dir: Path | None) -> Samples:
         raise files.not_found(family.name, named, data_dir, notes, str(why)) from why
 
 
-def _find(folder: Path, notes: list[str]) -> dict[str, Path] | None:
+def source_files(family: Family, _: Named, data_dir: Path | None) -> Sequence[Path] | None:
+    """The files that `load` reads; None if they would be downloaded."""
+    paths = _find(family, data_dir, [])
+    return None if paths is None else tuple(paths.values())
+
+
+def _find(family: Family, data_dir: Path | None, notes: list[str]) -> dict[str, Path] | None:
+    for place in files.data_folders(data_dir, family.system):
+        for folder in family.subfolders:
+            paths = _find_in(place.folder / folder, notes)
+            if paths is not None and _belongs(paths[SMALLEST], family, notes):
+                return paths
+    return None
+
+
+def _find_in(folder: Path, notes: list[str]) -> dict[str, Path] | None:
     """The four files, unpacked or not; some but not all of them is worth a note."""
     paths: dict[str, Path] = {}
     for name in SHAPES:

@@ -22,9 +22,7 @@ OTHERWISE = {"x": "x_train", "y": "y_train"}
 
 def load_npz(named: Named, _: Path | None, targets: checks.Targets = "labels") -> Samples:
     """Arrays x, y and, if there are any, x_test, y_test, users, users_test."""
-    if named.value is None:
-        raise InputError("data set 'npz' needs a path: npz:FILE")
-    path = existing_path(named.value, "npz")
+    (path,) = npz_files(named)
     optional = ("x_test", "y_test", "users", "users_test")
     arrays = files.read_npz(path, [*OTHERWISE, *OTHERWISE.values(), *optional])
     for name, other in OTHERWISE.items():
@@ -48,6 +46,13 @@ def load_npz(named: Named, _: Path | None, targets: checks.Targets = "labels") -
             f"'{path}': users_test holds {users_test.dtype}, but users {users.dtype}; use one kind"
         )
     return replace(samples, users_test=users_test)
+
+
+def npz_files(named: Named, _: Path | None = None) -> tuple[Path]:
+    """The file that is read."""
+    if named.value is None:
+        raise InputError("data set 'npz' needs a path: npz:FILE")
+    return (existing_path(named.value, "npz"),)
 
 
 def load_function(named: Named, _: Path | None, targets: checks.Targets = "labels") -> Samples:

@@ -153,14 +153,15 @@ def mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class OverSeeds:
-    """One quantity for every seed; its cell: the number of one, mean ± deviation of several."""
+    """One quantity for every seed; its cell: the number of one, or of all where they agree, mean ±
+    deviation of several."""
 
     values: tuple[float, ...]
     digits: int = 2
 
     def cell(self, digits: int) -> Cell:
         """With so many digits behind the point."""
-        if len(self.values) == 1:
+        if len(set(self.values)) == 1:
             return self.values[0]
         spread = np.std(self.values, ddof=1)
         return f"{mean(self.values):.{digits}f} ± {spread:.{digits}f}"
@@ -241,12 +242,13 @@ def curves(
     marks: bool = False,
     dashed: Callable[[str], bool] = lambda label: False,
     ticks: Sequence[str] = (),
+    log: bool = False,
 ) -> None:
     """A panel for each title, a curve for each label; one label has one colour everywhere.
 
-    ticks: what 0, 1, … on the horizontal axis are called.
+    ticks: what 0, 1, … on the horizontal axis are called; log: that axis is logarithmic.
     """
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FormatStrFormatter, MaxNLocator
 
     axes = panels(figure, len(shown))
     labels = list(dict.fromkeys(label for by_label in shown.values() for label in by_label))
@@ -261,6 +263,9 @@ def curves(
         axis.set_xlabel(x)
         if ticks:
             name_ticks(axis, ticks)
+        elif log:
+            axis.set_xscale("log")
+            axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
         elif all(float(at).is_integer() for along, _ in by_label.values() for at in along):
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylabel(y)

@@ -6,7 +6,7 @@ turned by a quarter, with more or less skewed labels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -139,20 +139,15 @@ def _found(
         for name in names
     ]
     shown: dict[str, dict[str, Curve]] = {
-        skew: {name: _over_bytes(results[skew, name, numbers[0]]) for name in names}
-        for skew in skews
+        skew: {name: _curve(of[skew, name], _megabytes) for name in names} for skew in skews
     }
     rounds: dict[str, dict[str, Curve]] = {
-        skew: {
-            name: (one.rounds, [100 * a for a in one.accuracy])
-            for name in names
-            for one in [results[skew, name, numbers[0]]]
-        }
+        skew: {name: _curve(of[skew, name], lambda one: one.rounds) for name in names}
         for skew in skews
     }
     y = "test accuracy (%)"
     pictures = [
-        draw(folder, "bytes", partial(curves, shown=shown, x="MB sent", y=y)),
+        draw(folder, "bytes", partial(curves, shown=shown, x="MB sent", y=y, log=True)),
         accuracies(folder, "rounds", rounds),
     ]
     return findings_of(
@@ -204,9 +199,18 @@ def _bias(results: Sequence[Result]) -> OverSeeds | None:
     return over_seeds([mean(one[-LAST:]) for one in shares], 3)
 
 
-def _over_bytes(result: Result) -> Curve:
+def _curve(results: Sequence[Result], cost: Callable[[Result], Sequence[float]]) -> Curve:
+    """Test accuracy over a cost, the mean of the seeds as far as all of them go."""
+    shortest = min(len(one.rounds) for one in results)
+    along = np.array([cost(one)[:shortest] for one in results], np.float64)
+    heights = np.array([one.accuracy[:shortest] for one in results], np.float64)
+    return along.mean(0).tolist(), (100 * heights).mean(0).tolist()
+
+
+def _megabytes(result: Result) -> list[float]:
+    """Sent until each evaluation."""
     total, sent = 0, dict[int, float]()
     for entry in result.ledger.entries:
         total += entry.cost.bytes_up + entry.cost.bytes_down
         sent[entry.round] = total / MEGA
-    return [sent[r] for r in result.rounds], [100 * a for a in result.accuracy]
+    return [sent[r] for r in result.rounds]

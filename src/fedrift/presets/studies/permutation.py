@@ -1,8 +1,9 @@
 """What permutation invariance breaks: averages of clients that began with different weights.
 
-Five ways to begin, the same iid data: everybody from the same weights; from the same weights with
-the hidden neurons renumbered (the same function); from independent weights; and the last two with
-the neurons aligned before they are averaged (weight matching by linear assignment).
+Three ways to begin, the same data: everybody from the same weights; from the same weights with the
+hidden neurons renumbered (the same function); from independent weights. Each also with the neurons
+aligned before they are averaged (weight matching by linear assignment), and the share of neurons
+that the matching leaves where they are.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 
 from fedrift import models
 from fedrift.analysis.landscape import Line, line, scorer
-from fedrift.analysis.matching import Chain, align_all
+from fedrift.analysis.matching import Chain, align_all, match_neurons, unmoved
 from fedrift.api import run
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Batch, Vec
@@ -42,11 +43,11 @@ from fedrift.presets.studies.common import (
 from fedrift.rng import generator, torch_seed
 from fedrift.storage.jsonl import Record
 
-# One network: clients begin in five ways, work alone, are averaged and go on together.
+# One network: clients begin in some ways, work alone, are averaged and go on together.
 
 SHARED, RENUMBERED, DIFFERENT = "shared", "renumbered", "different"
 ALIGNED = ", aligned"
-WAYS = (SHARED, RENUMBERED, RENUMBERED + ALIGNED, DIFFERENT, DIFFERENT + ALIGNED)
+WAYS = (SHARED, RENUMBERED, DIFFERENT)
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Seen:
     average: float
     distance: float
     """Between the first two models."""
+    unmoved: float
+    """Share of the hidden neurons that are matched to themselves, the first client's to others'."""
     line: Line
     rounds: tuple[float, ...]
     """Accuracy of the average after each round."""
@@ -110,7 +113,8 @@ class Bench:
 
 def bench_of(text: str, options: Mapping[str, Any], data: Path | None, seed: int) -> Bench:
     data_set = load(options["data"], data)
-    split = split_data(data_set.x, data_set.y, "iid", clients=options["clients"], seed=seed)
+    partition, clients = options["partition"], options["clients"]
+    split = split_data(data_set.x, data_set.y, partition, clients=clients, seed=seed)
     test = torch.from_numpy(data_set.x_test), torch.from_numpy(data_set.y_test)
     problem = define(
         models.factory(text, data_set.x.shape[1:], data_set.classes),
@@ -130,11 +134,10 @@ def compared(bench: Bench, options: Mapping[str, Any]) -> dict[str, Seen]:
     at = np.linspace(0, 1, int(options["points"])).tolist()
     score = scorer(bench.problem, bench.test, EvaluatedModel(bench.problem.w0, ()))
     seen: dict[str, Seen] = {}
-    for way in (SHARED, RENUMBERED, DIFFERENT):
+    for way in options["ways"]:
         trained = bench.trained(_starts(bench, way, clients))
-        variants = {way: trained}
-        if way != SHARED:
-            variants[way + ALIGNED] = align_all(bench.chain, trained, seed=bench.seed)
+        aligned = align_all(bench.chain, trained, seed=bench.seed)
+        variants = {way: trained, way + ALIGNED: aligned}
         for name, group in variants.items():
             average = torch.stack(group).double().mean(0).to(group[0].dtype)
             first = score(average)[1] or 0.0
@@ -142,6 +145,7 @@ def compared(bench: Bench, options: Mapping[str, Any]) -> dict[str, Seen]:
                 alone=mean([score(w)[1] or 0.0 for w in group]),
                 average=first,
                 distance=float((group[0] - group[1]).double().norm()),
+                unmoved=mean([unmoved(match_neurons(bench.chain, group[0], w)) for w in group[1:]]),
                 line=line(score, group[0], group[1], at),
                 rounds=(first, *bench.continued(average, rounds - 1)),
             )
@@ -171,6 +175,8 @@ def _fresh(problem: Problem, seed: int, client: int) -> Vec:
 
 USUAL: dict[str, Any] = {
     "data": "mnist:train=6000,test=2000",
+    "partition": "iid",
+    "ways": list(WAYS),
     "models": ["mlp"],
     "clients": 4,
     "rounds": 8,
@@ -187,7 +193,8 @@ def study(folder: Path, settings: Mapping[str, Any], data: Path | None, tell: Te
     by_model: dict[str, dict[str, list[Seen]]] = {}
     for text in options["models"]:
         for seed in seeds(options):
-            tell(f"{text}, seed {seed}: {options['clients']} clients begin in {len(WAYS)} ways")
+            begun = " and ".join(options["ways"])
+            tell(f"{text}, seed {seed}: {options['clients']} clients begin {begun}")
             with one_thread():
                 ways = compared(bench_of(text, options, data, seed), options)
             for way, seen in ways.items():
@@ -218,6 +225,7 @@ def _table(
             percent([s.average for s in seen]),
             over_seeds([s.line.barrier() for s in seen]),
             over_seeds([s.distance for s in seen]),
+            percent([s.unmoved for s in seen]),
             percent([s.rounds[-1] for s in seen]),
         ]
         for text, ways in by_model.items()
@@ -229,6 +237,7 @@ def _table(
         "average after round 1 (%)",
         "loss barrier between two",
         "distance of two",
+        "matched to themselves (%)",
         f"after round {rounds} (%)",
     )
     return Draft("Averages of clients by how they began", columns, rows)
@@ -249,22 +258,22 @@ def _notes(
     by_model: Mapping[str, Mapping[str, Sequence[Seen]]], options: Mapping[str, Any]
 ) -> list[str]:
     notes = [
-        f"{options['clients']} clients with iid shares of {options['data']}; {options['epochs']} "
-        "local "
-        f"epochs a round, batches of {options['batch_size']}, rate {options['lr']}. In the first "
-        "round "
-        "every client works from its own start; from the second on this is plain FedAvg.",
-        "'renumbered' clients begin with the same function as 'shared' ones, only their hidden "
-        "neurons stand in another order.",
+        f"{options['clients']} clients with {options['partition']} shares of {options['data']}; "
+        f"{options['epochs']} local epochs a round, batches of {options['batch_size']}, rate "
+        f"{options['lr']}. In the first round every client works from its own start; from the "
+        "second on this is plain FedAvg.",
+        "Matched to themselves: neurons of the other clients' models whose best match in the first "
+        "client's has the same number.",
     ]
-    for text, ways in by_model.items():
-        at = {way: 100 * mean([s.average for s in seen]) for way, seen in ways.items()}
+    if RENUMBERED in options["ways"]:
         notes.append(
-            f"{text}: averaged after one round, clients from shared weights reach "
-            f"{at[SHARED]:.1f} %, renumbered ones {at[RENUMBERED]:.1f} % and, aligned, "
-            f"{at[RENUMBERED + ALIGNED]:.1f} %; independent ones {at[DIFFERENT]:.1f} % and, "
-            f"aligned, {at[DIFFERENT + ALIGNED]:.1f} %."
+            "'renumbered' clients begin with the same function as 'shared' ones, only their hidden "
+            "neurons stand in another order."
         )
+    for text, ways in by_model.items():
+        at = {way: f"{100 * mean([s.average for s in seen]):.1f} %" for way, seen in ways.items()}
+        reached = [f"{way} {at[way]} and, aligned, {at[way + ALIGNED]}" for way in options["ways"]]
+        notes.append(f"{text}, averaged after one round: {'; '.join(reached)}.")
     return notes
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedrift.storage.run_folder import domain_means
+from fedrift.storage.run_record import domain_means
 
 Floats = npt.NDArray[np.float64]
 

@@ -108,6 +108,8 @@ class Measured:
     problems: tuple[str, ...] = ()
     continuations: tuple[str, ...] = ()
     """What a model of text has written at the end."""
+    beginnings: tuple[int, ...] = ()
+    """How many characters of each were given to it; empty: an older version did not say."""
     logged: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
     """What the algorithm and the reader's metrics note of every round, by name."""
     at_clients: AtClients | None = None
@@ -236,6 +238,7 @@ def _measure(record: Recorded, name: str, label: str) -> Measured:
         label=label,
         problems=() if is_blank else _problems(record, int(rounds[-1])),
         continuations=_continuations(summary),
+        beginnings=_beginnings(summary),
         logged=_logged(rows),
         at_clients=at_clients(rows, getattr(record, "client_rounds", ())),
         is_judged_at_clients=are_judged_at_clients(rows),
@@ -278,6 +281,12 @@ def _continuations(summary: Record) -> tuple[str, ...]:
     given = summary.get("continuations")
     texts = cast("list[object]", given) if isinstance(given, list) else []
     return tuple(str(text)[:LONGEST_TEXT] for text in texts[:MOST_TEXTS])
+
+
+def _beginnings(summary: Record) -> tuple[int, ...]:
+    given = summary.get("beginnings")
+    lengths = cast("list[object]", given) if isinstance(given, list) else []
+    return tuple(_whole(length, "beginnings") for length in lengths[:MOST_TEXTS])
 
 
 def _whole(value: object, field: str) -> int:

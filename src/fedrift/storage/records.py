@@ -144,17 +144,18 @@ CLIENT_ROUND: Mapping[str, Check] = {
 
 
 def is_domains(value: Any) -> bool:
-    """Names of domains, which of them no client has, and the domain of each client."""
+    """Names of domains, which of them no client has (never all), and the domain of each client."""
     if not isinstance(value, dict):
         return False
     about = cast("dict[str, Any]", value)
     if not list_of(is_text)(about.get("names")):
         return False
     number = len(about["names"])
-    return all(
+    known = all(
         whole_numbers(about.get(name)) and all(d < number for d in about[name])
         for name in ("unseen", "of")
     )
+    return known and len({*about["unseen"]}) < number  # clients are somewhere
 
 
 ENVIRONMENT: Mapping[str, Check] = {"notes": list_of(is_text)}

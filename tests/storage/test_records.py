@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import fedrift as fr
 from tests.support.problems import small_run
-from tests.support.product import run_folder
+from tests.support.product import run_record
 
 WRONG: list[Any] = [True, {"a": 1}, [None], [-1], 10**30]
 LINES = {"rounds.jsonl": "round loss accuracy cohort bytes_up gradients seconds".split()}
@@ -72,6 +72,13 @@ def test_records_with_wrong_fields(file: str, key: str, value: Any, folder: Path
     told(folder, file)
 
 
+def test_domains_of_which_no_client_has_any(folder: Path) -> None:
+    record = json.loads((folder / "clients.json").read_text())
+    domains = {"names": ["a", "b"], "of": [0] * len(record["sizes"]), "unseen": [0, 1]}
+    (folder / "clients.json").write_text(json.dumps({**record, "domains": domains}))
+    assert "'domains' is" in told(folder, "clients.json")
+
+
 def test_a_ledger_without_those_who_replied(folder: Path) -> None:
     path = folder / "ledger.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -104,7 +111,7 @@ def test_files_with_a_second_name_are_not_written(folder: Path, tmp_path: Path) 
     with pytest.raises(fr.InputError, match="hard link"):
         small_run("scaffold", out=folder, rounds=2)
     assert (tmp_path / "elsewhere").read_bytes() == before
-    assert len(run_folder.load(folder).rounds) == 2, "reading is allowed"
+    assert len(run_record.load(folder).rounds) == 2, "reading is allowed"
 
 
 @pytest.mark.timeout(30)

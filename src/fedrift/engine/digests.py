@@ -98,7 +98,7 @@ def _places() -> tuple[Path, ...]:
     return (HOME, *(Path(sysconfig.get_paths()[kind]) for kind in kinds))
 
 
-class Content:
+class Digest:
     """What has been added so far, as two digests."""
 
     def __init__(self) -> None:
@@ -109,10 +109,10 @@ class Content:
     @staticmethod
     def of(*values: Any) -> tuple[str, str]:
         """The digests of values and of code."""
-        content = Content()
+        digest = Digest()
         for value in values:
-            content.add(value)
-        return content.digests()
+            digest.add(value)
+        return digest.digests()
 
     def digests(self) -> tuple[str, str]:
         return self._values.hexdigest()[:16], self._code.hexdigest()[:16]
@@ -183,7 +183,7 @@ class Content:
         elif isinstance(value, Mapping):
             self._add_mapping(value, soft)
         elif isinstance(value, Set):
-            members = sorted(Content.of(member) for member in value)
+            members = sorted(Digest.of(member) for member in value)
             self._put(soft, "set", members)
         elif isinstance(value, Sequence) and not hasattr(value, "__dict__"):
             self._put(soft, type(value).__name__)
@@ -232,7 +232,7 @@ class Content:
             if isinstance(constant, CodeType):
                 self._add_code(constant)
             else:
-                self._put(True, Content.of(constant))
+                self._put(True, Digest.of(constant))
 
     def _add_class(self, value: type, soft: bool) -> None:
         is_own = not is_library(value.__module__)
@@ -355,5 +355,5 @@ def _told_fields(value: Any) -> Iterator[tuple[str, Any]]:
         usual = field.default
         if field.default_factory is not MISSING:
             usual = field.default_factory()
-        if usual is MISSING or Content.of(held) != Content.of(usual):
+        if usual is MISSING or Digest.of(held) != Digest.of(usual):
             yield field.name, held

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fedrift as fr
 from fedrift.core.local import batches
-from fedrift.core.training import COLUMNS, Training
+from fedrift.core.training_report import COLUMNS, Training
 from fedrift.engine.result import fingerprint
 from fedrift.report.saved import SavedRun
 from fedrift.rng import generator
