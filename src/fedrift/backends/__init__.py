@@ -84,6 +84,12 @@ def keep_freed_memory() -> None:
         library.mallopt(MAP, MAPPED)
 
 
+def give_back_freed_memory() -> None:
+    """What was needed once and lies between blocks in use goes back to the machine."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def prestart() -> None:
     """Begin to import torch in the fork server while the caller is still busy elsewhere."""
     if start_method() == "forkserver":

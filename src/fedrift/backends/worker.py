@@ -27,6 +27,7 @@ import cloudpickle
 import torch
 from torch import Tensor
 
+from fedrift.backends import give_back_freed_memory
 from fedrift.backends.profiling import account
 from fedrift.backends.visit import Call, Reply, VisitInput, Visitor
 from fedrift.core.algorithm import Algorithm, EvaluatedModel
@@ -309,6 +310,8 @@ class Run:
         if "base" in trees:
             problem = replace(problem, rest=trees["base"], base=base)
         self.visitor = Visitor(setup.root, problem, split, setup.augment, setup.site)
+        if base is not None and problem.model:  # the base that the model was built with is replaced
+            give_back_freed_memory()
         if setup.measure is not None:
             self._evaluator = Evaluator(
                 problem,
