@@ -325,6 +325,42 @@ def test_a_refuted_claim_stands_with_the_test_of_a_reason(tmp_path: Path) -> Non
         read(written(tmp_path, text.replace('why = "b is ahead"', 'why = "b is ahaed"')))
 
 
+def test_after_a_reason_that_was_not_seen_stands_the_next_one(tmp_path: Path) -> None:
+    known = {"a": {"accuracy": [1.0, 1.1, 1.2]}, "b": {"accuracy": [5.0, 5.3, 5.1]}}
+    record = {**RECORD, "findings": seeded({"one": known})["main"].record()}
+    says = '\n[[relations]]\npart = "main"\ncolumn = "one"\nsign = ">"\n'
+    more = f'{says}says = "a wins"\nleft = "a"\nright = "b"\nwhy = "a is two"\n'
+    more += f'{says}says = "a is two"\nleft = "a"\nright = 2\nwhy = "b is four"\n'
+    more += f'{says}says = "b is four"\nleft = "b"\nright = 4\nwhy = "a is ten"\n'
+    more += f'{says}says = "a is ten"\nleft = "a"\nright = 10\nwhy = "a is ten"\n'
+    head, rest = TINY.split("[[relations]]", 1)
+    text = f"{head}{more}[laptop]{rest.split('[laptop]', 1)[1]}"
+    one = Measured(read(written(tmp_path, text)), "laptop", {"main": record})
+    for page in (section(one), overview([one], "")):
+        assert (
+            "Why: a is two, refuted: 1.10 (0.85 to 1.35), claimed \\> 2. Another reason: b" in page
+        )
+        assert "Another reason: b is four, seen: 5.13 (4.75 to 5.51), claimed \\> 4" in page
+        assert "reason: a is ten" not in page and "Why: a is ten" not in page
+    assert "Of 4 claims: 1 seen, 3 refuted, 0 undecided." in overview([one], "")
+    assert "Of the 3 refuted 2 have a tested reason that was seen, 0 only" in overview([one], "")
+    assert "and 1 none." in overview([one], "")
+
+
+def test_a_figure_that_is_held_against_a_number_is_shown_itself() -> None:
+    parts = seeded({"even": {"a": {"accuracy": [61.0, 62.0, 63.0]}}})
+
+    def numbers(sign: str, right: float, slack: float = 0.0) -> str:
+        verdict = Relation("?", Place("main", "a", "even"), sign, right, slack).decide(parts)
+        assert verdict is not None
+        return verdict.numbers
+
+    assert numbers("<", 50.0) == "62.00 (59.52 to 64.48), claimed < 50"
+    assert numbers(">=", 70.0, -5.0).startswith("62.00 (59.52 to 64.48), claimed ≥ 65")
+    assert numbers("=", 62.7, 5.0) == "62.00 (59.52 to 64.48), claimed 62.7 ± 5"
+    assert numbers(">", 0.0) == "+62.00 (+59.52 to +64.48), claimed > 0", "a difference"
+
+
 def test_a_reason_may_be_tested_by_another_size(tmp_path: Path) -> None:
     known = {"a": {"accuracy": [1.0, 1.1, 1.2]}, "b": {"accuracy": [5.0, 5.3, 5.1]}}
     record = {**RECORD, "findings": seeded({"one": known})["main"].record()}

@@ -62,17 +62,37 @@ class Measured:
     def reason(
         self, relation: Relation, verdict: Verdict | None, measured: Sequence[Measured]
     ) -> str:
-        """For a claim that was refuted: what the test of the reason came to, in this size or in
-        another that is among those measured; empty without one."""
-        if not relation.why or spoken(verdict) != REFUTED:
-            return ""
-        tested = next(one for one in self.preset.relations if one.says == relation.why)
+        """For a claim that was refuted: what the tests of reasons came to; empty without one."""
+        words = ""
+        for tested, found, where in self.reasons(relation, verdict, measured):
+            opening = "Another reason" if words else "Why"
+            numbers = "" if found is None else f": {found.numbers}"
+            words += f". {opening}: {tested.says}, {spoken(found)}{where}{numbers}"
+        return words
+
+    def reasons(
+        self, relation: Relation, verdict: Verdict | None, measured: Sequence[Measured]
+    ) -> list[tuple[Relation, Verdict | None, str]]:
+        """Claims that test why this one was refuted, one after the other up to the first that was
+        seen; each with its verdict, in this size or in another that is measured."""
+        told, said = [relation.says], relation.why if spoken(verdict) == REFUTED else ""
+        found: list[tuple[Relation, Verdict | None, str]] = []
+        while said and said not in told:
+            tested = next(one for one in self.preset.relations if one.says == said)
+            found.append((tested, *self._tested(tested, measured)))
+            told.append(said)
+            said = "" if spoken(found[-1][1]) == SEEN else tested.why
+        return found
+
+    def _tested(
+        self, relation: Relation, measured: Sequence[Measured]
+    ) -> tuple[Verdict | None, str]:
+        """The verdict on a reason, and where else it was found, in words."""
         beside = [one for one in measured if one.preset == self.preset and one.size != self.size]
         for one in (self, *beside):
-            if (found := one.decided(tested)) is not None:
-                where = "" if one is self else f" in the size {one.size}"
-                return f". Why: {relation.why}, {spoken(found)}{where}: {found.numbers}"
-        return f". Why: {relation.why}, {spoken(None)}"
+            if (found := one.decided(relation)) is not None:
+                return found, "" if one is self else f" in the size {one.size}"
+        return None, ""
 
 
 def overview(measured: Sequence[Measured], head: str) -> str:
@@ -121,9 +141,22 @@ def _claims(measured: Sequence[Measured]) -> str:
             cells = [plain(relation.words), f"{MARKS[word]}&nbsp;**{word}**", numbers]
             rows.append([*cells, *_origin(one, number)])
     total = ", ".join(f"{count} {word}" for word, count in counts.items())
-    words = f"Of {sum(counts.values())} claims: {total}.\n\n"
+    words = f"Of {sum(counts.values())} claims: {total}. {_reasons(measured)}\n\n"
     heads = ("claim", "verdict", "measured", "source", "")
     return "## All claims\n\n" + words + _lines(heads, rows)
+
+
+def _reasons(measured: Sequence[Measured]) -> str:
+    """How many refuted claims stand with a reason, in a sentence."""
+    asked = [(one, r, v) for one in measured for r, v in one.verdicts() if not r.certain]
+    refuted = [(one, r, v) for one, r, v in asked if spoken(v) == REFUTED]
+    tests = [one.reasons(relation, verdict, measured) for one, relation, verdict in refuted]
+    seen = sum(any(spoken(v) == SEEN for _, v, _ in tested) for tested in tests)
+    none = sum(not tested for tested in tests)
+    return (
+        f"Of the {len(refuted)} refuted {seen} have a tested reason that was seen, "
+        f"{len(refuted) - seen - none} only such as were not, and {none} none."
+    )
 
 
 def _word(verdict: Verdict | None) -> str:

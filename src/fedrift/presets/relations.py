@@ -220,11 +220,10 @@ class Relation:
         minus = [(self.left, 1), (self.right, -1)]
         minus += [] if self.than is None else [(self.than[0], -1), (self.than[1], 1)]
         sides = [(p.by_seed(parts), f) for p, f in minus if isinstance(p, Place)]
-        constant = -self.right if isinstance(self.right, float) else 0.0
         common = [seed for seed in sides[0][0] if all(seed in one for one, _ in sides)]
         if len(common) < FEWEST:
             return None
-        return estimate(constant + sum(f * one[seed] for one, f in sides) for seed in common)
+        return estimate(-self._number + sum(f * one[seed] for one, f in sides) for seed in common)
 
     def _by_interval(self, found: Estimate) -> Verdict:
         low, high, slack = found.low, found.high, self.slack
@@ -236,14 +235,30 @@ class Relation:
             "=": (abs(low) <= slack and abs(high) <= slack, low > slack or high < -slack),
         }[self.sign]
         held = True if inside else False if outside else None
-        least = f"{slack:g}".replace("-", MINUS)
-        margin = f"± {least}" if self.sign == "=" else f"{spelt(self.sign)} {least}"
         digits = decimals((found.mean, low, high), 2)
-        mean, *ends = (_signed(value, digits) for value in (found.mean, low, high))
-        words = f"{mean} ({' to '.join(ends)}), claimed {margin}"
+        mean, *ends = (self._text(value, digits) for value in (found.mean, low, high))
+        words = f"{mean} ({' to '.join(ends)}), claimed {self._margin()}"
         if held is None:
             words += f"; could have told {(high - low) / 2:.3g} apart"
         return Verdict(self.says, words, held, found.n)
+
+    def _text(self, difference: float, digits: int) -> str:
+        """The difference of two methods; of one that is held against a number its own figure."""
+        if not self._number:
+            return _signed(difference, digits)
+        return _signed(difference + self._number, digits).removeprefix(PLUS)
+
+    def _margin(self) -> str:
+        """What the interval is held against, in the same terms."""
+        if self.sign == "=":
+            around = f"{_spelt_number(self._number)} " if self._number else ""
+            return f"{around}± {self.slack:g}"
+        return f"{spelt(self.sign)} {_spelt_number(self._number + self.slack)}"
+
+    @property
+    def _number(self) -> float:
+        """That the left side is held against; 0 where it is another cell."""
+        return self.right if isinstance(self.right, float) else 0.0
 
     def _holds(self, left: Cell, right: Cell) -> bool:
         worst = math.inf if "loss" in self.left.column else -math.inf
@@ -295,6 +310,10 @@ def spelt(sign: str) -> str:
 def _signed(value: float, digits: int) -> str:
     text = f"{abs(value):.{digits}f}" if abs(value) < 1000 else f"{abs(value):,.0f}"
     return f"{MINUS if value < 0 else PLUS}{text}" if text.strip("0.") else text
+
+
+def _spelt_number(value: float) -> str:
+    return f"{value:g}".replace("-", MINUS)
 
 
 def value_of(cell: Cell, worst: float) -> float | None:
