@@ -28,7 +28,7 @@ from fedrift.errors import InputError
 from fedrift.presets import preset as reading
 from fedrift.presets import relations
 from fedrift.presets.findings import BY_SEED, Findings, Table
-from fedrift.presets.page import Measured, overview, plain, preset_page, section
+from fedrift.presets.page import Measured, overview, plain, preset_page, section, table_text
 from fedrift.presets.preset import Preset, read
 from fedrift.presets.relations import TRENDS, Place, Relation, relation, spoken, value_of
 from fedrift.presets.running import Order, cpu_seconds, folder_of, key_of, run
@@ -359,6 +359,22 @@ def test_a_figure_that_is_held_against_a_number_is_shown_itself() -> None:
     assert numbers(">=", 70.0, -5.0).startswith("62.00 (59.52 to 64.48), claimed ≥ 65")
     assert numbers("=", 62.7, 5.0) == "62.00 (59.52 to 64.48), claimed 62.7 ± 5"
     assert numbers(">", 0.0) == "+62.00 (+59.52 to +64.48), claimed > 0", "a difference"
+
+
+def test_differences_of_costs_have_their_unit_and_tables_of_them_one_decimal() -> None:
+    cost = {"a": {"accuracy": [1.0] * 3, "MB to target": [5000.0, 9000.0, 7000.0]}}
+    cost["b"] = {"accuracy": [1.0] * 3, "MB to target": [5000.0, 5000.0, 5000.0]}
+    parts = seeded({"accuracy": cost})
+    a, b = (Place("main", name, "accuracy", measure="MB to target") for name in "ab")
+    asked = Relation("?", a, "<", b)
+    verdict = asked.decide(parts)
+    assert verdict is not None and asked.rule == "MB to target: a < b"
+    assert verdict.numbers.startswith("+2,000 MB (\N{MINUS SIGN}2,968 to +6,968), claimed < 0;")
+    assert verdict.numbers.endswith("could have told 4,968 apart")
+    rows = [["a", 333.33, 1099.104, 0.005, "0.999 ± 0.0003872", "1.415 ± 0.07003", 2.5]]
+    columns = ("method", "rounds to target", "MB sent", "MB up", "loss", "index", "times")
+    text = table_text(Table("t", columns, rows))
+    assert "| a | 333.3 | 1,099.1 | 0.005 | 0.999 ± 0.0004 | 1.415 ± 0.070 | 2.50 |" in text
 
 
 def test_a_reason_may_be_tested_by_another_size(tmp_path: Path) -> None:

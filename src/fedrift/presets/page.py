@@ -25,6 +25,10 @@ from fedrift.report.numbers import seconds_text
 from fedrift.storage.jsonl import Record
 
 MARKS = {SEEN: "✓", REFUTED: "✗", UNDECIDED: "○"}
+COARSE = ("MB ", "rounds to ")
+"""Columns of costs, with one decimal in all tables."""
+SPREAD = re.compile(r"(-?\d+)\.(\d+) ± (\d[\d.e-]*)")
+"""A mean and its spread, which has as many decimals, or as many as show a digit of it."""
 BUSY = 1.5  # load per core above which others worked on the machine
 
 
@@ -287,8 +291,8 @@ def _published(one: Measured) -> str:
     findings = one.findings
     rows: list[list[str]] = []
     for row in (p for p in one.preset.published if not p.table):
-        cell = row.ours(findings, one.size)
-        ours = _inline(cell) if cell is not None else "–"
+        cell, column = row.ours(findings, one.size), "" if row.place is None else row.place.column
+        ours = _inline(cell, column) if cell is not None else "–"
         rows.append([plain(row.what), plain(row.setting), plain(row.figure), ours])
     heads = ("what", "setting", "published", f"ours, {one.size}")
     return "### Published, and ours beside it\n\n" + _lines(heads, rows, numbers=(2, 3))
@@ -331,13 +335,23 @@ def table_text(table: Table) -> str:
         for i in range(1, len(table.columns))
         if all(row[i] in (None, "") or value_of(row[i], 0.0) is not None for row in table.rows)
     ]
-    rows = [[_inline(cell) for cell in row] for row in table.rows]
+    rows = [
+        [_inline(cell, column) for cell, column in zip(row, table.columns, strict=True)]
+        for row in table.rows
+    ]
     return f"{plain(table.title)}\n\n" + _lines([plain(c) for c in table.columns], rows, numbers)
 
 
-def _inline(cell: Cell) -> str:
+def _inline(cell: Cell, column: str = "") -> str:
     if isinstance(cell, int) and not isinstance(cell, bool):
         return f"{cell:,}"
+    if isinstance(cell, float) and column.startswith(COARSE) and cell >= 1:
+        return f"{cell:,.1f}".removesuffix(".0")
+    if isinstance(cell, str) and (parts := SPREAD.fullmatch(cell)):
+        spread, places = float(parts[3]), len(parts[2])
+        while spread and not float(f"{spread:.{places}f}"):
+            places += 1
+        cell = f"{parts[1]}.{parts[2]} ± {spread:.{places}f}"
     return plain(shown(cell))
 
 

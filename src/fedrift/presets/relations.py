@@ -42,6 +42,8 @@ SIGNS = (">", "<", ">=", "<=", "=")
 NUMBER = re.compile(r"[+\u2212-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 AFTERWARDS, CERTAIN = "added when the figures were known", "true by definition"
 Costs = dict[int, float | None]
+ALONE = ("accuracy", "loss")
+"""Columns of a part with one setting: beside another measure they say nothing."""
 TO_TARGET = "to target"
 """Ends the names of costs that are None in a seed that does not meet the target."""
 DIVERGED = "diverged"
@@ -143,6 +145,8 @@ class Relation:
         right = self.right.row if isinstance(self.right, Place) else f"{self.right:g}"
         if self.than is None:
             at = [self.left.measure, self.left.columns[0]]
+            if self.left.measure and at[1] in ALONE:
+                at.pop()
             there = ""
             if isinstance(self.right, Place) and self.right.column != self.left.column:
                 there = f" at {self.right.columns[0]}"
@@ -237,9 +241,15 @@ class Relation:
         held = True if inside else False if outside else None
         digits = decimals((found.mean, low, high), 2)
         mean, *ends = (self._text(value, digits) for value in (found.mean, low, high))
-        words = f"{mean} ({' to '.join(ends)}), claimed {self._margin()}"
+        words = f"{mean}{self._unit} ({' to '.join(ends)}), claimed {self._margin()}"
         if held is None:
-            words += f"; could have told {(high - low) / 2:.3g} apart"
+            half = (high - low) / 2
+            words += (
+                f"; could have told {half:,.0f}"
+                if half >= 1000
+                else f"; could have told {half:.3g}"
+            )
+            words += " apart"
         return Verdict(self.says, words, held, found.n)
 
     def _text(self, difference: float, digits: int) -> str:
@@ -254,6 +264,13 @@ class Relation:
             around = f"{_spelt_number(self._number)} " if self._number else ""
             return f"{around}± {self.slack:g}"
         return f"{spelt(self.sign)} {_spelt_number(self._number + self.slack)}"
+
+    @property
+    def _unit(self) -> str:
+        """Of costs, which are no points of accuracy."""
+        quantity = self.left.measure or self.left.column
+        unit = quantity.removesuffix(TO_TARGET)
+        return f" {unit.strip().replace('seconds', 's')}" if unit != quantity else ""
 
     @property
     def _number(self) -> float:
