@@ -16,13 +16,13 @@ from fedrift.backends.pool import Pool
 from fedrift.config.grid import RUNS, TUNING, Cell, Entrant, Grid, Tuned, slug
 from fedrift.config.spec import Spec
 from fedrift.config.tuning import first_setting, options_of, searches
-from fedrift.core.isolation import own_turn, shared_turn
+from fedrift.core.isolation import one_thread, own_turn, shared_turn
 from fedrift.data.samples import DataSet, hold_out
 from fedrift.engine import task
 from fedrift.engine.build import has_personal_models
 from fedrift.engine.callbacks import Callback, callbacks_of, telling_errors
 from fedrift.engine.check_objects import UNSEEN
-from fedrift.engine.execute import check, execute, one_thread
+from fedrift.engine.execute import check, execute
 from fedrift.engine.plan import Task
 from fedrift.engine.prepare import is_computed, load, prepare
 from fedrift.engine.result import Result

@@ -15,9 +15,9 @@ import fedrift as fr
 from fedrift import comparison
 from fedrift.backends.backend import opened
 from fedrift.comparison import Item
+from fedrift.core.isolation import one_thread
 from fedrift.data.samples import hold_out
 from fedrift.engine.callbacks import Callback, Passive, RoundReport
-from fedrift.engine.execute import one_thread
 from fedrift.engine.prepare import load
 from fedrift.storage.shared_memory import Block
 from tests.support.problems import Net, blobs, small_run, uneven_clients

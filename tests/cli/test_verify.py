@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from fedrift.cli import code_of
 from fedrift.cli.launch import modest
-from fedrift.cli.verify import Verdict, fingerprint_of
+from fedrift.cli.verify import Verdict, fingerprint_of, near
 from fedrift.config.spec import Spec
 from fedrift.engine.ledger import Ledger
 from fedrift.engine.prepare import prepare
@@ -309,6 +310,14 @@ def test_rounding_explains_last_digits_only(
     said = "".join(capsys.readouterr())
     assert "cannot be compared bit for bit (instructions was ABACUS/12345678, is " in said
     assert (f": {says}" in said and "no matter of bits" in said) if says else "1e-6 of it" in said
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, [1.0, math.nan], None, "a"])
+def test_what_has_the_same_bits_is_near(value: Any) -> None:
+    """A figure that is no number agrees with itself; with numbers it does not."""
+    assert near({"a_loss": value}, {"a_loss": value}, "a_loss")
+    assert not near({"a_loss": value}, {"a_loss": 0.5}, "a_loss")
+    assert not near({"a_loss": 0.5}, {"a_loss": value}, "a_loss")
 
 
 def test_nor_does_it_explain_how_a_run_ended(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,16 +13,44 @@ from torch import Tensor
 
 from fedrift import conform
 from fedrift.adapters.averaging import LoraAveraging, Means
+from fedrift.algorithms.fedavg import Up
 from fedrift.conform import adapted, invariants
 from fedrift.conform import bench as benches
 from fedrift.conform.problem import with_model
 from fedrift.conform.watched_run import Inside, Moment
+from fedrift.core import Algorithm, Cohort, Local, Problem, Site, Vec, message, state
 from tests.conform.test_conform import failed, run
 from tests.support import cheats
 from tests.support.product import Bench, classifier, subject_of
 
 ADAPTERS = ["lora:rank=2", "lora:rank=2,how=exact", "lora:rank=2,how=freeze-A", "bitfit", "head"]
 GPT = "gpt:layers=1,width=8,heads=2,context=8"
+
+
+@message
+class Sent:
+    model: Vec
+
+
+@state
+class Server:
+    w: Vec
+
+
+@dataclass(frozen=True)
+class Otherwise(Algorithm[Server, None]):
+    """FedAvg with a word of its own for what it sends."""
+
+    local: Local = Local()
+
+    def server(self, p: Problem) -> Server:
+        return Server(w=p.w0)
+
+    def round(self, s: Server, cohort: Cohort) -> Server:
+        return Server(w=s.w + cohort.ask(self.train, Sent(model=s.w)).delta)
+
+    def train(self, site: Site, down: Sent, mine: None) -> tuple[Up, None]:
+        return Up(delta=site.train(self.local, down.model).delta), None
 
 
 @pytest.fixture(scope="module", params=ADAPTERS)
@@ -78,6 +106,14 @@ def test_means_of_products_hold_whatever_is_sent_and_however_large_weights_are(
     inside = Inside(subject_of(name), trial)
     assert invariants.failures(inside, (measured,)) == []
     assert len(seen) == trial.rounds and min(seen) > 0
+
+
+def test_a_model_that_is_sent_under_another_name_is_no_mistake() -> None:
+    """Of its clients' models nothing is known then, and nothing is said."""
+    for adapter in ("lora:rank=2", "lora:rank=2,how=freeze-A"):
+        trial = replace(classifier(), adapter=adapter)
+        cell = invariants.check(subject_of(Otherwise()), trial)
+        assert cell.passed, cell.text
 
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +14,6 @@ from fedrift.core.flat import Vec
 from fedrift.core.problem import Problem
 from fedrift.errors import InputError
 
-What = Literal["adapter", "merged"]
 WHATS = ("adapter", "merged")
 PREFIX = "base_model.model."
 

@@ -117,8 +117,6 @@ class Case:
     """Who replied in each round, also in those that were not evaluated."""
     snapshots: Mapping[int, Vec] = field(default_factory=dict[int, Vec])
     """Global weights by round, as far as they were kept; the present ones are among them."""
-    observed: Sequence[Record] = ()
-    """What was measured while the run was going on, one record per round."""
     notes: tuple[str, ...] = ()
     _trained: dict[tuple[int, ...], dict[int, Visited]] = field(default_factory=dict, repr=False)
 

@@ -94,7 +94,7 @@ def _rehearsed(
     watch: Watch | None,
 ) -> tuple[dict[int, Visited], int]:
     """Their local models, and how often they were asked."""
-    from fedrift.engine.execute import one_thread
+    from fedrift.core.isolation import one_thread
 
     stage = _Stage(task, store, task.algorithm.model(state), watch or Unwatched())
     cohort = Cohort(

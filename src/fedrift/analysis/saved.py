@@ -96,7 +96,6 @@ def _case(task: Task, record: RunRecord, name: str) -> Case:
         history=tuple(record.rounds),
         cohorts=_cohorts(record),
         snapshots={**kept, round: shown.w},
-        observed=read_observed(folder),
         notes=_notes(task, record),
     )
 

@@ -204,11 +204,8 @@ class Visitor:
 
     def groups(self, phase: str, clients: Sequence[int]) -> list[Sequence[int]]:
         """The clients whose visits are one task, in order: alone where nothing is stacked."""
-        stacks, local, cohort = (
-            self._together(owner_of(phase)),
-            local_of(self.root),
-            sorted(clients),
-        )
+        stacks, local = self._together(owner_of(phase)), local_of(self.root)
+        cohort = sorted(clients)
         if stacks is None or local is None or not cohort:
             return [[client] for client in cohort]
         number = stacks.groups(local.batch_size, self.clients.sizes[cohort])

@@ -204,7 +204,7 @@ def _each(
 ) -> Any:
     from fedrift.analysis.examine import examine
     from fedrift.analysis.saved import Loader
-    from fedrift.engine.execute import one_thread
+    from fedrift.core.isolation import one_thread
 
     loader = Loader(data_dir)
     for run, folder in folders.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -19,6 +20,7 @@ from fedrift.errors import InputError, RunError
 from fedrift.storage import run_folder, run_record
 from fedrift.storage.fork import read_origin
 from fedrift.storage.jsonl import dump, load
+from fedrift.storage.records import is_number
 from fedrift.storage.run_folder import (
     CLIENT_ROUNDS,
     CLIENTS,
@@ -50,6 +52,9 @@ ELSEWHERE = ("machine", "instructions", "torch", "numpy")
 NEAR = 1e-6  # of the largest: what is within may be the same run
 LATER = 1e-5, 1e-3
 """How far rounding may move a loss of training, and a figure that an algorithm logs."""
+COUNTED = {"accuracy": "n", "classes": "class_total", "class_correct": "class_total"}
+"""Where it stands how many samples a share or a count is of; elsewhere there were a few."""
+FEW = 100
 Row = Mapping[str, Any]
 Same = Callable[[Row, Row, str], bool]
 """Whether two rows agree in a column."""
@@ -376,16 +381,24 @@ def near(old: Row, new: Row, name: str) -> bool:
 
 
 def _near(row: Row, name: str, at: int, old: Any, new: Any) -> bool:
-    is_number = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (old, new))
-    counts = "accuracy" in name or name in ("classes", "class_correct")
-    if not is_number or not (counts or (isinstance(old, float) and isinstance(new, float))):
-        return repr(old) == repr(new)
-    if not counts:
-        return abs(old - new) <= LATER["loss" not in name] * max(1.0, abs(old), abs(new))
-    samples = row.get("class_total" if name.startswith("class") else "n", 100)
-    samples = samples[at] if isinstance(samples, list) else samples
-    one = max(1.0, samples / 1000) if name == "class_correct" else max(1 / max(1, samples), 0.001)
-    return abs(old - new) <= 1.001 * one
+    if repr(old) == repr(new):  # also of what is no number
+        return True
+    if not all(is_number(v) and math.isfinite(v) for v in (old, new)):
+        return False
+    if "accuracy" in name or name in COUNTED:
+        return abs(old - new) <= 1.001 * _one_sample(row, name, at)
+    is_measured = isinstance(old, float) and isinstance(new, float)
+    away = LATER["loss" not in name] * max(1.0, abs(old), abs(new))
+    return is_measured and abs(old - new) <= away
+
+
+def _one_sample(row: Row, name: str, at: int) -> float:
+    """By how much one of a thousand samples, or of fewer, moves a count or a share of them."""
+    counted = row.get(COUNTED.get(name, ""), FEW)
+    samples = counted[at] if isinstance(counted, list) else counted
+    if name == "class_correct":
+        return max(1.0, samples / 1000)
+    return max(1 / max(1, samples), 0.001)
 
 
 def compared(

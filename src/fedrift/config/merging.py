@@ -20,7 +20,6 @@ class Rule:
     value: str | None = None
     """The option that the text after the colon gives."""
     needs_start: bool = False
-    needs_data: bool = False
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Options that are one of some words; the first unless another is given."""
 
@@ -61,13 +60,11 @@ RULES: dict[str, Rule] = {
         "fisher[:samples=200]",
         "weights count by how much the output depends on them",
         {"samples": (1, 100_000)},
-        needs_data=True,
     ),
     "regmean": Rule(
         "regmean[:shrink=0.9,samples=2000]",
         "every linear layer as the least-squares fit of all models' outputs",
         {"shrink": (0, 1), "samples": (1, 1_000_000)},
-        needs_data=True,
     ),
     "aligned": Rule("aligned", "neurons matched first, then the mean", {}),
     "evolve": Rule(
@@ -75,7 +72,6 @@ RULES: dict[str, Rule] = {
         "coefficients found by trial on a few labelled samples, without gradients",
         {"steps": (1, 100_000), "samples": (1, 100_000)},
         needs_start=True,
-        needs_data=True,
         words={"by": ("model", "block"), "search": ("own", "cma")},
     ),
 }

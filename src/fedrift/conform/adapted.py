@@ -38,9 +38,11 @@ def base_stands(inside: Inside) -> Invariant:
 
 def means_of_products(m: Moment) -> Iterator[str]:
     """LoRA, where the server takes the mean of the factors: the mean of the clients' models lies
-    (α/r)·bias from the model, with `exact` upon it."""
+    (α/r)·bias from the model, with `exact` upon it. Nothing is said where nobody could see them:
+    what is sent has no `w`, or is for another part of the model."""
     trained = [seen for seen in m.visits() if "delta" in seen.up]
-    if not trained:
+    logged = m.algorithm.log(m.new).get("lora_bias")
+    if not trained or logged is None:
         return
     w, was = m.algorithm.model(m.new), m.algorithm.model(m.old)
     change = m.mean("delta", trained[0].call.phase)
@@ -53,7 +55,6 @@ def means_of_products(m: Moment) -> Iterator[str]:
         for name, value in _whole(m, sent[seen.client] + seen.up["delta"], seen.frozen).items():
             parts[name] -= share * value
     distance = torch.stack([part.square().sum() for part in parts.values()]).sum().sqrt()
-    logged = m.algorithm.log(m.new)["lora_bias"]
     expected = 0.0 if m.algorithm.exact else m.algorithm.scale * logged
     what = "the distance of the model from the mean of the clients' models"
     yield from m.differ(distance[None], distance.new_tensor([expected]), what, size)

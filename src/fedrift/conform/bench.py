@@ -14,7 +14,7 @@ from fedrift.conform.problem import Trial, classifier, with_model
 from fedrift.conform.runs import run
 from fedrift.conform.subject import Subject
 from fedrift.conform.watched_run import Inside
-from fedrift.engine.execute import one_thread
+from fedrift.core.isolation import one_thread
 
 WORKERS = 2
 ROUNDS = 6

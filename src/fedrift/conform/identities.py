@@ -41,10 +41,6 @@ def everyone(trial: Trial) -> Trial:
     return trial.everyone()
 
 
-def equal_and_everyone(trial: Trial) -> Trial:
-    return equal_sizes(trial.everyone())
-
-
 def in_turns(trial: Trial) -> Trial:
     """Four clients in two groups that take turns."""
     return replace(trial, clients=trial.clients[:4], per_round=2, sampling="cyclic", rounds=6)

@@ -294,10 +294,8 @@ class FlatModel:
         """The forward pass of a frozen model: at another point, in evaluation mode, with running
         statistics of its own if they are given. All is as before when it is done."""
         modes = [(part, part.training) for part in self.module.modules()]
-        before, w = (
-            self.all_buffers(),
-            self.w.clone(),
-        )  # `_saved` is `grad_at`'s, which may look here
+        before = self.all_buffers()
+        w = self.w.clone()  # not in `_saved`, which is `grad_at`'s, and that may look here
         try:
             self.load(at)
             with self._with_statistics(statistics or ()):

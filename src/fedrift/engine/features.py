@@ -90,7 +90,7 @@ def _seen(
     make = factory(network, source, data_dir)
     seen_by = extractor(network, make, torch.from_numpy(source.x[:2]))
     dimensions = _dimensions(named, seen_by, source)
-    x, x_test, path = _projection(seen_by, source.x, source.x_test, dimensions, place, say)
+    x, x_test, path = projected(seen_by, source.x, source.x_test, dimensions, folder=place)
     name = f"features:{source.name}"
     return replace(source, name=name, x=x, x_test=x_test, mean=(), std=()), path
 
@@ -262,24 +262,13 @@ def projected(
     *,
     folder: Path | None = None,
     tell: Tell = say,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Training and test features: centred, projected, divided by the overall deviation.
+) -> tuple[np.ndarray, np.ndarray, Path]:
+    """Training and test features, centred, projected and divided by the overall deviation; and the
+    file that holds both.
 
     Mean, directions and deviation are those of the training samples. Kept beside the features.
     """
-    train, test, _ = _projection(source, x, x_test, dimensions, folder or cache_folder(), tell)
-    return train, test
-
-
-def _projection(
-    source: Extractor,
-    x: np.ndarray,
-    x_test: np.ndarray,
-    dimensions: int | None,
-    place: Path,
-    tell: Tell,
-) -> tuple[np.ndarray, np.ndarray, Path]:
-    """And the file that holds both."""
+    place = folder or cache_folder()
     names, width = [fingerprint(source, one) for one in (x, x_test)], dimensions or source.width
     path = place / f"projected-{hash_of(FORM, names, dimensions)}.safetensors"
     both = read_both(path, (len(x), len(x_test)), width)

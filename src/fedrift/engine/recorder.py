@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fedrift.config import own_code
 from fedrift.config.spec import FIELDS, Spec
-from fedrift.core.arithmetic import last_bits
 from fedrift.data.split import Split
 from fedrift.engine import domains
+from fedrift.engine.arithmetic import last_bits
 from fedrift.errors import InputError
 from fedrift.storage import checkpoint
 from fedrift.storage.checkpoint import Checkpoint

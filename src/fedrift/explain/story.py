@@ -14,9 +14,9 @@ from fedrift.conform import runs
 from fedrift.conform.problem import Trial, alternating
 from fedrift.conform.subject import Subject, subject_of
 from fedrift.conform.watched_run import Inside
+from fedrift.core.isolation import one_thread
 from fedrift.core.messages import pack
 from fedrift.engine.callbacks import RoundReport
-from fedrift.engine.execute import one_thread
 from fedrift.errors import InputError
 from fedrift.explain.recording import Visit, point, watching
 from fedrift.explain.terrain import Point, Terrain, bowl_with_pits

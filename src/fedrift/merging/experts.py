@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from fedrift.core.evaluation import combine, evaluate_chunk
 from fedrift.core.flat import Inputs, Loss, count, take
 from fedrift.core.flat_model import call
+from fedrift.core.isolation import one_thread
 from fedrift.core.messages import Size
 from fedrift.core.problem import Problem
-from fedrift.engine.execute import one_thread
 from fedrift.engine.ledger import Entry, Ledger
 from fedrift.engine.result import Result
 from fedrift.errors import InputError, named_arguments
@@ -34,8 +34,6 @@ from fedrift.merging.specialists import (
 )
 from fedrift.report.saved import SavedRun
 
-Router = Literal["ridge", "prototype"]
-Mix = Literal["top-1", "soft"]
 ROUTERS, MIXES = ("ridge", "prototype"), ("top-1", "soft")
 CHUNK = 250
 RIDGE = 0.01  # λ, as in Fed3R

@@ -16,7 +16,7 @@ from fedrift.analysis.case import Options
 from fedrift.analysis.examine import examine
 from fedrift.analysis.saved import Loader
 from fedrift.config.grid import slug
-from fedrift.engine.execute import one_thread
+from fedrift.core.isolation import one_thread
 from fedrift.figures import style
 from fedrift.figures.style import COLOURS, save
 from fedrift.presets.preset import Part

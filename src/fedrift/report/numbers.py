@@ -147,11 +147,6 @@ def cost_text(target: Target | None, axis: str) -> str:
     return quantity_text(target.costs[axis].mean, axis)
 
 
-def ratio_text(ratio: float) -> str:
-    """`2.0 ×`."""
-    return NOTHING if math.isnan(ratio) else f"{ratio:.2f} ×" if ratio < 10 else f"{ratio:.0f} ×"
-
-
 def listed(words: Sequence[str]) -> str:
     """`a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -180,8 +180,8 @@ def _is_number(value: Any) -> bool:
 
 def group_of(name: str) -> str | None:
     """The folder of the comparison that a run belongs to, below the root; None if to none."""
-    *before, place, _ = "/", *name.split("/")
-    return "/".join(before[1:]) if place == RUNS else None
+    *above, _ = name.split("/")
+    return "/".join(above[:-1]) if above[-1:] == [RUNS] else None
 
 
 @dataclass

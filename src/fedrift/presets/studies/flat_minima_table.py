@@ -19,8 +19,8 @@ from fedrift.analysis.hessian import top_eigenvalues
 from fedrift.analysis.objective import Objective
 from fedrift.comparison import Loader
 from fedrift.config.spec import Spec
+from fedrift.core.isolation import one_thread
 from fedrift.core.plain_files import replace_text
-from fedrift.engine.execute import one_thread
 from fedrift.engine.result import Result
 from fedrift.errors import unknown
 from fedrift.presets.findings import Findings, Tell

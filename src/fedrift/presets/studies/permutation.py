@@ -22,11 +22,10 @@ from fedrift.analysis.matching import Chain, align_all, match_neurons, unmoved
 from fedrift.api import run
 from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.flat import Batch, Vec
-from fedrift.core.isolation import drawing_alone
+from fedrift.core.isolation import drawing_alone, one_thread
 from fedrift.core.problem import Problem, define
 from fedrift.data.arrays import split as split_data
 from fedrift.data.split import Split
-from fedrift.engine.execute import one_thread
 from fedrift.presets.findings import Findings, Tell
 from fedrift.presets.studies.common import (
     Curve,

@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 
-from fedrift.core.arithmetic import last_bits
+from fedrift.engine.arithmetic import last_bits
 
-TELL = "from fedrift.core.arithmetic import last_bits; print(last_bits())"
+TELL = "from fedrift.engine.arithmetic import last_bits; print(last_bits())"
 
 
 def told(**variables: str) -> str:
