@@ -178,6 +178,63 @@ def test_exact_is_the_mean_of_the_clients_full_matrices(rank: int) -> None:
     assert result.accuracy[-1] == pytest.approx(float(right)), "what is evaluated is the whole"
 
 
+@pytest.mark.parametrize("algorithm", ["fedper", "keep(fedavg):what=2.*"])
+def test_exact_holds_for_the_layers_whose_factors_are_averaged(algorithm: str) -> None:
+    """The last layer's factors stay at the clients, where they are trained from round to round."""
+    adapter = "lora:rank=2,alpha=3,how=exact"
+    result = fr.run(algorithm, adapter=adapter, **HOW)
+    view = problem_of(Deep, adapter, dtype="float64")
+    scale, values = 1.5, {**view.rest, **view.layout.named(view.w0)}
+    w, bias = ([values[f"{n}.{part}"] for n in "02"] for part in ("weight", "bias"))
+    a, b = ([values[f"{n}.lora_{part}.weight"] for n in "02"] for part in "AB")
+    own = [(a[1], b[1])] * len(PARTS)
+    for t in range(4):
+        trained: list[list[Tensor]] = []
+        for client, (x, y) in enumerate(PARTS):
+            a1, b1, a2, b2 = (t.clone().requires_grad_() for t in (a[0], b[0], *own[client]))
+            hidden = torch.tanh(x.double() @ (w[0] + scale * b1 @ a1).T + bias[0])
+            output = hidden @ (w[1] + scale * b2 @ a2).T + bias[1]
+            loss = nn.functional.cross_entropy(output, y)
+            steps = zip((a1, b1, a2, b2), torch.autograd.grad(loss, (a1, b1, a2, b2)), strict=True)
+            trained.append([(p - 2.0 * g).detach() for p, g in steps])
+            own[client] = (trained[-1][2], trained[-1][3])
+        product = mean([one[1] @ one[0] for one in trained])
+        a[0], b[0] = mean([one[0] for one in trained]), mean([one[1] for one in trained])
+        left = product - b[0] @ a[0]
+        assert result.metrics[t]["lora_bias"] == pytest.approx(float(left.norm()))
+        w[0] = w[0] + scale * left
+    layer = result.problem.module(result.weights, result.buffers)[0]  # type: ignore[index]
+    torch.testing.assert_close(layer.weight.detach(), w[0] + scale * b[0] @ a[0])
+    assert "2.weight" not in result.buffers
+
+
+def test_exact_with_half_of_a_product_at_the_clients_is_refused() -> None:
+    with pytest.raises(InputError, match="clients keep one of those of '0'; use how=separate"):
+        fr.run("keep(fedavg):what=0.lora_B", adapter="lora:rank=2,how=exact", **HOW)
+    kept = fr.run("localonly", adapter="lora:rank=2,how=exact", **HOW)
+    assert "lora_bias" not in kept.metrics[-1] and "0.weight" not in kept.buffers
+
+
+def test_a_model_that_is_one_layer() -> None:
+    layer = nn.Linear(8, 4)
+    options: dict[str, Any] = {**HOW, "model": layer}
+    for how in ("separate", "exact", "freeze-A"):
+        result = fr.run("fedavg", adapter=f"lora:rank=2,how={how}", **options)
+        assert set(result.problem.layout.names) <= {"lora_A.weight", "lora_B.weight"}
+        whole, x = result.module(), X.double()
+        assert type(whole) is nn.Linear and not torch.equal(whole.weight, layer.weight.double())
+        right = (whole(x).argmax(1) == Y).double().mean()
+        assert result.accuracy[-1] == pytest.approx(float(right))
+
+
+def test_the_factors_of_the_head_are_the_heads() -> None:
+    for algorithm in ("fedper", "fedrep", "keep(scaffold)"):
+        result = fr.run(algorithm, adapter="lora:rank=2", **HOW)
+        shared = result.problem.layout.named(result.weights - result.problem.w0)
+        moved = {name for name, change in shared.items() if change.any()}
+        assert moved == {"0.lora_A.weight", "0.lora_B.weight"}
+
+
 def test_the_bias_of_separate_means_is_measured() -> None:
     apart = fr.run("fedavg", adapter="lora:rank=2,alpha=3", **HOW)
     first = by_hand(2, 1, 2.0)[1][0]  # the first round begins alike

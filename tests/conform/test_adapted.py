@@ -67,6 +67,14 @@ def test_an_adapter_conforms(bench: Bench) -> None:
     assert bench.watched(subject_of("fedavg")).problem.w0.numel() < 12 * 8 + 12 + 4 * 12 + 4
 
 
+@pytest.mark.parametrize(
+    ("name", "adapter"), [("fedper", "lora:rank=2,how=exact"), ("diloco", "lora:rank=2,how=exact")]
+)
+def test_other_algorithms_conform_on_an_adapter(name: str, adapter: str) -> None:
+    report = conform.check(name, adapter=adapter)
+    assert failed(report) == {} and report.is_checked
+
+
 @pytest.mark.parametrize("model", [GPT, "lstm:width=8,embedding=4", "mlp:hidden=6,depth=1"])
 def test_models_by_name_conform(model: str) -> None:
     report = conform.check("fedavg", model=model)
@@ -146,9 +154,8 @@ def _unscaled(patch: pytest.MonkeyPatch) -> None:
     """The difference goes into the base without α/r."""
     differences = Means.differences
 
-    def shrunk(self: Means) -> list[Tensor] | None:
-        found = differences(self)
-        return None if found is None else [t / self._root.scale for t in found]
+    def shrunk(self: Means) -> dict[str, Tensor]:
+        return {name: t / self._root.scale for name, t in differences(self).items()}
 
     patch.setattr(Means, "differences", shrunk)
 

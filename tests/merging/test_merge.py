@@ -22,6 +22,7 @@ from fedrift.config import merging as config_merging
 from fedrift.config.merging import RULES, check_rule
 from fedrift.config.spec import Spec
 from fedrift.engine.callbacks import callbacks_of
+from fedrift.merging.rules import fisher, regmean
 from fedrift.merging.statistics import fisher_information, gram_matrices
 
 
@@ -224,6 +225,52 @@ def test_fisher_information_adds_up_over_the_positions_of_a_text() -> None:
             g = torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])
             total += float(log.detach().exp()) * g**2
     torch.testing.assert_close(given, total / 2, rtol=1e-4, atol=1e-9)
+
+
+def test_positions_that_are_filled_up_count_for_nothing() -> None:
+    """Two texts of three and five tokens are what they are without their filling."""
+    x = torch.randint(0, 4, (2, 5), generator=torch.Generator().manual_seed(3))
+    y = x.roll(-1, 1)
+    x[0, 3:], y[0, 3:] = 0, -100
+    made = [
+        fr.run("fedavg", model=Reader, clients=[(x, y)], rounds=1, lr=lr, workers=0)
+        for lr in (0.5, 3.0)
+    ]
+    models, layout = [one.weights for one in made], made[0].problem.layout
+    known, grams = [], []
+    for one in made:
+        texts = [(one.problem, one.weights, part) for part in (x[:1, :3], x[1:])]
+        known.append(sum(fisher_information(*text) for text in texts) / 2)
+        both = [gram_matrices(*text)["out.weight"] for text in texts]
+        grams.append({"out.weight": both[0] + both[1]})
+    data = [(x, y)] * 2
+    torch.testing.assert_close(fr.merge(made, "fisher", data=data).weights, fisher(models, known))
+    merged = fr.merge(made, "regmean", data=data).weights
+    torch.testing.assert_close(merged, regmean(layout, models, grams))
+
+
+def test_regmean_of_a_model_that_is_one_layer() -> None:
+    """Least squares of each, merged, are the pooled least squares."""
+    random = torch.Generator().manual_seed(4)
+    tasks = [
+        (torch.randn(20, 3, generator=random), torch.randn(20, 2, generator=random)) for _ in "ab"
+    ]
+    ones = [np.c_[x.numpy(), np.ones(20)].astype(float) for x, _ in tasks]
+    right = [y.double().numpy() for _, y in tasks]
+    made = []
+    for x, y in zip(ones, right, strict=True):
+        found = np.linalg.lstsq(x, y, rcond=None)[0]
+        layer = nn.Linear(3, 2).double()
+        layer.weight.data, layer.bias.data = torch.tensor(found[:-1].T), torch.tensor(found[-1])
+        options: dict[str, Any] = {"loss": nn.functional.mse_loss, "dtype": "float64"}
+        made.append(
+            fr.run("fedavg", model=layer, clients=tasks, rounds=1, lr=1e-30, workers=0, **options)
+        )
+    merged = fr.merge(made, "regmean:shrink=1", data=tasks).module()
+    pooled = np.linalg.lstsq(np.concatenate(ones), np.concatenate(right), rcond=None)[0]
+    weight, bias = (p.detach().numpy() for p in merged.parameters())
+    np.testing.assert_allclose(weight.T, pooled[:-1], rtol=1e-6)
+    np.testing.assert_allclose(bias, pooled[-1], rtol=1e-6)
 
 
 def normalised() -> nn.Module:

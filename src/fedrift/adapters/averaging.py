@@ -7,17 +7,17 @@ the base, so that the model is the mean of the clients' models; the base is then
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedrift.adapters.layers import A, B, product
+from fedrift.adapters.layers import A, B, product, weight_of
 from fedrift.algorithms.wrappers import Wrapper
 from fedrift.core.algorithm import Algorithm
-from fedrift.core.composition import arrivals_of, client_methods, resolve
+from fedrift.core.composition import arrivals_of, client_methods, parts, resolve
 from fedrift.core.exchange import Cohort, Exchange
 from fedrift.core.flat import Layout, Vec
 from fedrift.core.messages import hints, state
@@ -36,12 +36,12 @@ class Factored:
 
     def factors(self, named: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """A and B, where both are there."""
-        a, b = named.get(f"{self.name}.{A}.weight"), named.get(f"{self.name}.{B}.weight")
+        a, b = (named.get(weight_of(self.name, part)) for part in (A, B))
         return None if a is None or b is None else (a.double(), b.double())
 
     @property
     def weight(self) -> str:
-        return f"{self.name}.weight"
+        return weight_of(self.name)
 
 
 @state
@@ -76,11 +76,25 @@ class LoraAveraging(Wrapper):
                 "asynchronous algorithm stand on bases of different rounds; use how=separate or "
                 "how=freeze-A"
             )
+        if self.exact and (half := self._half_kept()):
+            raise InputError(
+                f"adapter how=exact needs both factors of a layer at the server, and clients keep "
+                f"one of those of '{half}'; use how=separate, or keep both or none"
+            )
         if self.exact and not all(_sends_change(m.signature.up) for m in methods):
             raise InputError(
                 "adapter how=exact needs clients that send nothing but the change of their model "
                 "(fedavg, fedprox, scaffold and others); use how=separate or how=freeze-A"
             )
+
+    def _half_kept(self) -> str | None:
+        """A layer one of whose factors stays at the clients while the other is averaged."""
+        kept = {name for _, node in parts(self.inner) for name in node.kept()}
+        both = (
+            (one.name, [weight_of(one.name, part) in kept for part in (A, B)])
+            for one in self.layers
+        )
+        return next((name for name, (a, b) in both if a != b), None)
 
     def server(self, p: Problem) -> Server:
         moves = self.layers if self.exact else ()
@@ -93,15 +107,18 @@ class LoraAveraging(Wrapper):
         cohort.frozen = {**cohort.frozen, **self._base(s, cohort.problem)}
         inner = self.inner.round(s.inner, cohort)
         differences = means.differences()
-        if differences is None:
+        if not differences:
             return Server(inner=inner, added=s.added)
         added = s.added
         if self.exact:
             added = tuple(
-                before + (self.scale * new).to(before.dtype)
-                for before, new in zip(added, differences, strict=True)
+                before + (self.scale * differences[one.name]).to(before.dtype)
+                if one.name in differences
+                else before
+                for before, one in zip(added, self.layers, strict=True)
             )
-        return Server(inner=inner, bias=_length(differences), size=means.size(), added=added)
+        bias = _length(differences.values())
+        return Server(inner=inner, bias=bias, size=means.size(), added=added)
 
     def _base(self, s: Server, p: Problem) -> dict[str, Tensor]:
         """The weights that are no longer those of the beginning."""
@@ -128,7 +145,7 @@ def _sends_change(up: type) -> bool:
     return "delta" in hints(up)
 
 
-def _length(tensors: list[Tensor]) -> float:
+def _length(tensors: Iterable[Tensor]) -> float:
     return float(torch.stack([t.square().sum() for t in tensors]).sum().sqrt())
 
 
@@ -168,16 +185,15 @@ class Means:
             )
         self._weight += weight
 
-    def differences(self) -> list[Tensor] | None:
-        """mean(BA) − mean(B) mean(A) of every layer; None if nobody's were seen."""
-        if not self._weight or len(self._sums) < len(self._root.layers):
-            return None
-        found: list[Tensor] = []
+    def differences(self) -> dict[str, Tensor]:
+        """mean(BA) − mean(B) mean(A) by layer, of those whose two factors were seen."""
+        found: dict[str, Tensor] = {}
         for one in self._root.layers:
-            a, b, both = (total / self._weight for total in self._sums[one.name])
-            found.append(both - product(a, b, one.form, one.transposed))
+            if one.name in self._sums:
+                a, b, both = (total / self._weight for total in self._sums[one.name])
+                found[one.name] = both - product(a, b, one.form, one.transposed)
         return found
 
     def size(self) -> float:
-        """‖mean(BA)‖ over all layers."""
-        return _length([both / self._weight for _, _, both in self._sums.values()])
+        """‖mean(BA)‖ over these layers."""
+        return _length(both / self._weight for _, _, both in self._sums.values())

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedrift.adapters.layers import A, B, adapted_layers, is_transposed
+from fedrift.adapters.layers import A, B, adapted_layers, is_transposed, weight_of
 from fedrift.config.adapters import parse_adapter
 from fedrift.core.flat import Vec
 from fedrift.core.problem import Problem
@@ -39,7 +39,7 @@ def exported(
     if chosen.kind != "lora":
         return {"adapter_model.safetensors": tensors}
     layers = list(adapted_layers(problem.model.module))
-    factors = {f"{name}.{part}.weight" for name, _ in layers for part in (A, B)}
+    factors = {weight_of(name, part) for name, _ in layers for part in (A, B)}
     frozen = {name: problem.rest[name] for name in factors if name in problem.rest}
     whole = {f"{PREFIX}{name}": value for name, value in {**tensors, **frozen}.items()}
     also = sorted({name.rpartition(".")[0] for name in tensors if name not in factors})

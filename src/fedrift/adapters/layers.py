@@ -21,6 +21,11 @@ from fedrift.core.flat_model import call, fresh
 A, B = "lora_A", "lora_B"
 
 
+def weight_of(layer: str, part: str = "") -> str:
+    """The name of a layer's weight, or of a factor's; the layer may be the whole model."""
+    return ".".join(filter(None, (layer, part, "weight")))
+
+
 def shape_of(layer: nn.Module) -> tuple[int, int] | None:
     """Outputs and inputs of a layer's weight as a matrix; None if LoRA does not know the layer.
 

@@ -106,7 +106,7 @@ def _with_lora(problem: Problem, adapter: Adapter, probe: Inputs, seed: int) -> 
         module = fresh(make).to(dtype=problem.w0.dtype)
         torch.default_generator.manual_seed(seed)
         factors = {
-            f"{name}.{part}.weight": _begin(layer, part)
+            layers.weight_of(name, part): _begin(layer, part)
             for name, layer in layers.adapted_layers(module)
             for part in (A, B)
         }
@@ -147,7 +147,7 @@ def _layers(problem: Problem, adapter: Adapter, also: set[str]) -> tuple[str, ..
     shapes = {
         name: shape
         for name, layer in module.named_modules()
-        if (shape := layers.shape_of(layer)) is not None and f"{name}.weight" not in also
+        if (shape := layers.shape_of(layer)) is not None and layers.weight_of(name) not in also
     }
     found = {name: shape for name, shape in shapes.items() if _matches(name, adapter.on)}
     if not found:

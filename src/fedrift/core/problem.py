@@ -218,7 +218,7 @@ class Problem:
         if pattern in ("all", "none"):
             return pattern == "all"
         if pattern == "head":
-            return name in self.head_names()
+            return self._is_in_head(name)
         layer, _, _ = name.rpartition(".")
         if pattern == "norm":
             owner = self.model.module.get_submodule(layer)
@@ -239,7 +239,12 @@ class Problem:
         return replace(self, w0=w0, layout=layout, rest=rest, _bound=[])
 
     def _belongs(self, name: str, part: Part) -> bool:
-        return part == "all" or (name in self.head_names()) == (part == "head")
+        return part == "all" or self._is_in_head(name) == (part == "head")
+
+    def _is_in_head(self, name: str) -> bool:
+        """Also of the factors that an adapter gives the head."""
+        weight, _ = self.head_names()  # refuses a model without one
+        return name.startswith(weight.removesuffix("weight"))
 
 
 def hash_of(v: Vec) -> str:

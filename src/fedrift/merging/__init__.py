@@ -251,11 +251,11 @@ class _Merger:
         """What the holder of a model sends beside it."""
         if self.rule.name not in ("fisher", "regmean"):
             return {}
-        x, problem = one.some(self._samples, self.seed)[0], one.problem
+        (x, y), problem = one.some(self._samples, self.seed), one.problem
         _settle(problem, _evaluated(one))
         if self.rule.name == "fisher":
-            return {"fisher": fisher_information(problem, one.w, x)}
-        return gram_matrices(problem, one.w, x)
+            return {"fisher": fisher_information(problem, one.w, x, y)}
+        return gram_matrices(problem, one.w, x, y)
 
     @property
     def _samples(self) -> int:
