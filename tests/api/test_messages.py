@@ -291,6 +291,8 @@ def test_a_comparison_knows_who_was_in_it_and_takes_seeds(tmp_path: Path) -> Non
     [
         ("run fedavg scaffold", "fedrift compare takes several algorithms; see fedrift run --help"),
         ("run --algorithm fedavg", "No such option '--algorithm'; see fedrift run --help"),
+        ("run --learning-rate 1", "No such option '--learning-rate'. Did you mean '--lr'?"),
+        ("run --clients-per-round 5", "Did you mean '--per-round'?"),
         ("run nowhere:Mine", "there is no nowhere.py in"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedrift.cli import code_of
-from fedrift.cli.console import console, loss_text, one_line
+from fedrift.cli.console import console, fitting, loss_text, one_line
 from fedrift.cli.listing import KINDS
 from fedrift.errors import decimals
 from fedrift.storage.jsonl import dump, load
@@ -37,6 +37,30 @@ def test_losses_of_any_size(loss: float, text: str) -> None:
 )
 def test_small_numbers_get_more_digits(values: list[float], usual: int, digits: int) -> None:
     assert decimals(values, usual) == digits
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120, 400])
+def test_no_number_of_a_table_is_cut_off(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rich.table import Table
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    table = Table("method", *(f"what is measured {i}" for i in range(9)), title="of all")
+    rows = {
+        name: [f"{name[-1]}{i}.25 (−100.00 to +100.00)" for i in range(9)] for name in ("a1", "b2")
+    }
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
+    parts = fitting(table, console())
+    for part in parts:
+        console().print(part)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= columns
+    assert all(cell in shown for cells in rows.values() for cell in cells)
+    assert shown.count("of all") == 1 and "…" not in shown
+    assert len(parts) == {40: 9, 80: 5, 120: 3, 400: 1}[columns]
+    assert shown.count("b2 ") == len(parts)  # each says whose its rows are
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -53,7 +53,7 @@ def test_several_runs_make_a_table_and_words_on_demand(capsys: pytest.CaptureFix
     rows = [line.split("│")[1:-1] for line in short.splitlines() if line.startswith("│")]
     assert [[cell.strip() for cell in row] for row in rows] == [
         ["fedavg", "0.25", "–", "3.5", "2", "–"],
-        ["scaffold", "0.5", "-0.125", "–", "–", "0.75"],
+        ["scaffold", "0.5", "\N{MINUS SIGN}0.125", "–", "–", "0.75"],
     ]
     assert "A sentence." not in short
     analyse._finish(done, None, (), as_json=False, verbose=True)

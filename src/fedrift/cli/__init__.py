@@ -33,6 +33,7 @@ from fedrift.cli.watch import watch
 from fedrift.errors import (
     BAD_INPUT,
     DONE,
+    ELSEWHERE,
     FAILED,
     INTERRUPTED,
     InputError,
@@ -128,6 +129,11 @@ def _usage(error: click.ClickException) -> str:
     """What does not belong in a command, and where to read what does."""
     words = error.format_message()
     context = error.ctx if isinstance(error, click.UsageError) else None
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        ours = ELSEWHERE.get(error.option_name.strip("-").replace("-", "_"), "")
+        if ours in {one.name for one in context.command.params}:
+            flag = f"--{ours.replace('_', '-')}"
+            return f"No such option '{error.option_name}'. Did you mean '{flag}'?"
     if context is None or "did you mean" in words.lower():
         return words
     path = context.command_path

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedrift.cli.console import console, one_line
+from fedrift.cli.console import console, fitting, one_line
 from fedrift.cli.launch import check_trust
 from fedrift.cli.resume import TRUST
 from fedrift.config.analyses import WHAT, parse_names
@@ -227,6 +227,7 @@ def _table(findings: Mapping[str, Mapping[str, Finding]]) -> Table:
     from rich.table import Table
 
     from fedrift.report.inside import COLUMNS, at
+    from fedrift.report.numbers import MINUS, NOTHING
 
     columns = [(what, name, path) for what in findings for name, path in COLUMNS[what].items()]
     table = Table("run", *(name for _, name, _ in columns))
@@ -237,7 +238,7 @@ def _table(findings: Mapping[str, Mapping[str, Finding]]) -> Table:
         for what, _, path in columns:
             finding = findings[what].get(run)
             value = math.nan if finding is None else at(finding.numbers, path)
-            cells.append("–" if math.isnan(value) else f"{value:.4g}")
+            cells.append(NOTHING if math.isnan(value) else f"{value:.4g}".replace("-", MINUS))
         table.add_row(one_line(run), *cells)
     return table
 
@@ -273,7 +274,8 @@ def _finish(
     screen = console()
     is_many = len({one.run for one in done if one.finding is not None}) > 1
     if is_many:
-        screen.print(_table(findings))
+        for table in fitting(_table(findings), screen):
+            screen.print(table)
     for one in done if verbose or not is_many else ():
         if one.finding is not None:
             screen.print(f"{one.run}: {one.finding.title}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedrift.cli.console import console, one_line
+from fedrift.cli.console import console, fitting, one_line
 from fedrift.cli.run import TRACK, WATCH, given_flags, with_settings
 from fedrift.cli.watch import page_beside
 from fedrift.config.backends import starts_workers
@@ -159,7 +159,9 @@ def _show(made: Comparison, *, as_json: bool) -> None:
         typer.echo(dump({"runs": runs, **compared}))
         return
     if summary is not None:
-        console().print(table(summary))
+        names = 1 + (len(summary.settings) > 1)
+        for part in fitting(table(summary), console(), names):
+            console().print(part)
         for remark in remarks(summary):
             console().print(remark)
     if made.folder is not None:
