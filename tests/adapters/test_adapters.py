@@ -615,7 +615,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_workers_share_the_base() -> None:
-    from fedrift.backends import worker
+    from fedrift.backends import worker, worker_messages
     from fedrift.backends.visit import Visitor
 
     class Large(nn.Sequential):
@@ -625,12 +625,13 @@ def test_workers_share_the_base() -> None:
     settings = {"model": Large, "clients": uneven_clients(), "rounds": 1, "adapter": LORA}
     made = task_of("fedavg", settings)
     visitor = Visitor(made.algorithm, made.problem, made.split, None)
-    setup, trees = worker.described(visitor, made.split, None)
-    assert len(worker.with_paths(setup)) < 200_000 < 4 * 500 * 500
+    setup, trees = worker_messages.described(visitor, made.split, None)
+    assert len(worker_messages.with_paths(setup)) < 200_000 < 4 * 500 * 500
     assert sum(t.nbytes for t in trees["base"].values()) > 1_000_000
     held = made.problem.base
     assert isinstance(held, Base)
-    run = worker.Run(worker.without_paths(worker.with_paths(setup)), trees, held)
+    told = worker_messages.without_paths(worker_messages.with_paths(setup))
+    run = worker.Run(told, trees, held)
     problem = run.visitor.problem
     weight = problem.model.module.get_submodule("2").weight
     assert problem.rest["2.weight"].data_ptr() == trees["base"]["2.weight"].data_ptr()

@@ -329,6 +329,14 @@ def test_nor_does_it_explain_how_a_run_ended(
     assert "status was diverged, is done now, which is no matter" in capsys.readouterr().err
 
 
+def test_texts_of_earlier_versions_are_said_not_to_be_looked_at(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary(continuations=["Once upon a time"])(folder)
+    assert code_of(["verify", str(folder), "-q"]) == 0
+    assert "summary.json (but seconds, folder, continuations)" in capsys.readouterr().out
+
+
 def test_the_instruction_set_stands_beside_the_fingerprint(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrift.config.fields import schedule_of, uniform
+from fedrift.config.local_work import schedule_of, uniform
 from fedrift.config.spec import FIELDS, LARGEST_FILE
 from fedrift.errors import InputError
 from tests.support.product import Spec

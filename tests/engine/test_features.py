@@ -303,6 +303,23 @@ def test_other_code_of_ours_decodes_once_more(
     assert same(features.load(text), first) and len(decoded) == 3
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch", "pillow"])
+def test_another_version_of_what_decodes_and_computes_decodes_once_more(
+    library: str,
+    own_cache: Path,
+    tmp_path: Path,
+    decoded: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = write_arrays(tmp_path / "d.npz")
+    first = features.load(text)
+    version = feature_cache.version
+    monkeypatch.setattr(
+        feature_cache, "version", lambda name: "other" if name == library else version(name)
+    )
+    assert same(features.load(text), first) and len(decoded) == 2
+
+
 @pytest.mark.parametrize("kept", ["data", "projected"])
 def test_a_damaged_record_is_made_again(
     own_cache: Path, tmp_path: Path, decoded: list[str], kept: str

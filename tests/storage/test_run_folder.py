@@ -299,6 +299,16 @@ def test_a_damaged_table_of_clients_is_one_sentence(tmp_path: Path, line: str) -
         read_client_rounds(file)
 
 
+@pytest.mark.parametrize("link", ["runs", "runs/a", "tuning", "tuning/runs", "tuning/runs/a"])
+def test_a_comparison_writes_through_no_link(link: str, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    place = tmp_path / "both" / link
+    place.parent.mkdir(parents=True)
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="is a link, and runs would be written elsewhere"):
+        run_folder.check_comparable(tmp_path / "both")
+
+
 def test_a_comparison_whose_tuning_was_interrupted_may_go_on(tmp_path: Path) -> None:
     (tmp_path / TUNING / RUNS).mkdir(parents=True)
     run_folder.check_comparable(tmp_path)

@@ -18,7 +18,7 @@ from fedrift.backends.backend import Cost, Fold, RunParts
 from fedrift.backends.pool import Job, Pool, RunInfo, WorkerHandle
 from fedrift.backends.profiling import OFF, Meter
 from fedrift.backends.visit import Visitor
-from fedrift.backends.worker import (
+from fedrift.backends.worker_messages import (
     OWN,
     Evaluation,
     Shared,

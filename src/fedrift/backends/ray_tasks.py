@@ -20,13 +20,13 @@ from torch import Tensor
 
 from fedrift.backends.backend import Cost, Fold, RunParts
 from fedrift.backends.visit import VisitInput, Visitor
-from fedrift.backends.worker import (
+from fedrift.backends.worker import Run
+from fedrift.backends.worker_messages import (
     FAILED,
     UNTOLD,
     Ask,
     Evaluation,
     Failure,
-    Run,
     Told,
     Visit,
     asked,

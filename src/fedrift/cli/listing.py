@@ -113,7 +113,7 @@ def _named(kind: str) -> list[dict[str, Any]]:
 
         return [{"name": n, "about": a, "usage": WRITTEN[n]} for n, a in AUGMENTS.items()]
     if kind == "schedules":
-        from fedrift.config.fields import SCHEDULES as FORMS
+        from fedrift.config.local_work import SCHEDULES as FORMS
 
         return [{"name": n, "about": SCHEDULES[n], "usage": f.example} for n, f in FORMS.items()]
     if kind == "shifts":

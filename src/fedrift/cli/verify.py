@@ -19,7 +19,7 @@ from fedrift.config.spec import FIELDS
 from fedrift.errors import InputError, RunError
 from fedrift.storage import run_folder, run_record
 from fedrift.storage.fork import read_origin
-from fedrift.storage.jsonl import dump, load
+from fedrift.storage.jsonl import Record, dump, load
 from fedrift.storage.records import is_number
 from fedrift.storage.run_folder import (
     CLIENT_ROUNDS,
@@ -116,6 +116,8 @@ class Checked:
 
     task: Task
     files: tuple[str, ...]
+    untold: tuple[str, ...] = ()
+    """Of the summary: what this version cannot tell again."""
 
     @staticmethod
     def of(record: RunRecord) -> Checked:
@@ -141,11 +143,13 @@ class Checked:
         _check_training(record)
         named = (SPEC, ORIGIN, ENVIRONMENT, CLIENTS, ROUNDS, LEDGER, CLIENT_ROUNDS, TRAINING)
         here = [name for name in (*named, SUMMARY, MODEL) if (folder / name).exists()]
-        return Checked(task, (*here, *points))
+        untold = tuple(name for name in _untold(summary) if name in summary)
+        return Checked(task, (*here, *points), untold)
 
     def sentence(self, folder: Path, is_whole: bool) -> str:
         """What has been looked at, what of it was not, and what else is there."""
-        unseen = UNSEEN if is_whole else (*UNSEEN, "status", "diverged_at", *OF_TEXT)
+        more = self.untold if is_whole else ("status", "diverged_at", *OF_TEXT)
+        unseen = (*UNSEEN, *more)
         left = {ENVIRONMENT: ("notes",), ROUNDS: (UNTIMED,), SUMMARY: unseen}
         inside = sorted(entry.name for entry in folder.iterdir())
         others = [name for name in inside if name not in self.files and not is_temporary(name)]
@@ -350,14 +354,17 @@ def _ends(record: RunRecord, result: Result) -> tuple[str, ...]:
     return ()
 
 
+def _untold(summary: Record) -> tuple[str, ...]:
+    """Texts that earlier versions wrote: they began with what windows were filled up with, too."""
+    return () if OF_TEXT[1] in summary else OF_TEXT
+
+
 def _summed_up(record: RunRecord, result: Result, names: Sequence[str]) -> tuple[str, ...]:
     """What of these in the summary is not the same."""
     new = json_of(result.summary())
     for name in names:
         old, now = record.summary.get(name), new.get(name)
-        if name in OF_TEXT and OF_TEXT[1] not in record.summary:
-            continue  # earlier versions went on from what windows were filled up with, too
-        if repr(old) != repr(now):
+        if name not in _untold(record.summary) and repr(old) != repr(now):
             return (f"{SUMMARY}: {name} was {old!s:.40}, is {now!s:.40} now",)
     return ()
 

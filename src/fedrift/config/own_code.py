@@ -9,8 +9,8 @@ from typing import Any
 
 from fedrift.config import algorithms, models
 from fedrift.config.backends import address_of
-from fedrift.config.fields import sampling_of
 from fedrift.config.models import choose_model, extractor_text
+from fedrift.config.participation import sampling_of
 from fedrift.config.spec import Spec
 from fedrift.data.datasets import FEATURES, seen_data
 from fedrift.data.datasets import NAMES as DATA

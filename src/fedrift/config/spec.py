@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedrift.config import algorithms, fields, models
+from fedrift.config import (
+    algorithms,
+    client_evaluation,
+    fields,
+    local_work,
+    models,
+    participation,
+)
 from fedrift.config.adapters import parse_adapter
 from fedrift.config.privacy import parse_aggregate, parse_privacy
 from fedrift.core.devices import parse_devices, parse_late
@@ -117,7 +124,7 @@ class Spec:
     )
     client_test: float | str | None = setting(
         None,
-        fields.client_test(),
+        client_evaluation.client_test(),
         TASK,
         "Share of its samples that each client tests on; own: what the data bring for each user.",
     )
@@ -150,30 +157,33 @@ class Spec:
     )
     sampling: str = setting(
         "fixed",
-        fields.sampling(),
+        participation.sampling(),
         WHO,
         "fixed, bernoulli, cyclic, size, available, power:D or module:function (fixed).",
     )
     participants: tuple[tuple[int, ...], ...] | None = setting(
         None,
-        fields.cohorts(),
+        participation.cohorts(),
         WHO,
         "Exactly who, round by round: 0,3|1,2|0,4.",
         not_with="per_round",
     )
     epochs: int | str | tuple[int, ...] | None = setting(
         None,
-        fields.amount(),
+        local_work.amount(),
         LOCAL,
         "Passes over a client's data (1): a number, one per client 1,3,2, or uniform:2,5.",
         not_with="steps",
     )
     steps: int | str | tuple[int, ...] | None = setting(
-        None, fields.amount(), LOCAL, "Minibatch steps instead of epochs, said in the same ways."
+        None,
+        local_work.amount(),
+        LOCAL,
+        "Minibatch steps instead of epochs, said in the same ways.",
     )
     batch_size: int | str | None = setting(
         None,
-        fields.batch(),
+        local_work.batch(),
         LOCAL,
         "Samples in a minibatch (64), or full: all that the client has.",
     )
@@ -187,13 +197,13 @@ class Spec:
     )
     schedule: str | None = setting(
         None,
-        fields.schedule(),
+        local_work.schedule(),
         LOCAL,
         "Rate over rounds: exp:0.9, step:10,factor=0.5, cosine; with per=step over local steps.",
     )
     optimizer: str | None = setting(
         None,
-        fields.optimizer(),
+        local_work.optimizer(),
         LOCAL,
         "sgd, adam, adamw:betas=0.9|0.95, adagrad or rmsprop (sgd), new at every visit.",
         also="--local-optimizer",
@@ -282,7 +292,7 @@ class Spec:
     )
     eval_clients: str | None = setting(
         None,
-        fields.client_evaluation(),
+        client_evaluation.client_evaluation(),
         HOW,
         "Evaluate at clients, on test data of their own: every=10, or every=10,sample=200.",
     )
@@ -344,7 +354,7 @@ class Spec:
     @property
     def mean_weights(self) -> str | None:
         """How replies are averaged, if it is said: who is drawn by size is averaged uniformly."""
-        if fields.sampling_of(self.sampling).kind not in ("size", "power"):
+        if participation.sampling_of(self.sampling).kind not in ("size", "power"):
             return self.weights
         if self.weights == "samples":
             raise InputError(
@@ -384,18 +394,18 @@ class Spec:
                 f"use at most {clients}"
             )
         for key in ("epochs", "steps"):
-            fields.check_length(getattr(self, key), key, clients)
+            local_work.check_length(getattr(self, key), key, clients)
 
     def _check_optimizer(self) -> None:
         """The run's momentum and weight_decay are options of its optimizer that were not said."""
-        name, options = fields.optimizer_of(self.optimizer or "sgd")
+        name, options = local_work.optimizer_of(self.optimizer or "sgd")
         for key in ("momentum", "weight_decay"):
             value = getattr(self, key)
             if value is not None and key in options:
                 raise InputError(
                     f"{key} ({value:g}) and optimizer '{self.optimizer}' say the same; keep one"
                 )
-            if value and key not in fields.OPTIMIZERS[name].split():
+            if value and key not in local_work.OPTIMIZERS[name].split():
                 raise InputError(
                     f"{key} ({value:g}): optimizer '{name}' has none; drop it, or use sgd, rmsprop"
                 )

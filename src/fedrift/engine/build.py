@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from fedrift.algorithms import NAMES
 from fedrift.config import algorithms
 from fedrift.config.algorithms import COMPARE, NOUNS, Kind
-from fedrift.config.fields import OPTIMIZERS, is_per_step, optimizer_of, schedule_of, uniform
+from fedrift.config.local_work import OPTIMIZERS, is_per_step, optimizer_of, schedule_of, uniform
 from fedrift.config.own_code import load
 from fedrift.config.spec import Spec
 from fedrift.core.algorithm import Algorithm

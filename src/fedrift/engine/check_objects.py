@@ -11,13 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrift.config.fields import (
-    ClientEvaluation,
-    amount,
-    check_length,
-    client_evaluation_of,
-    whole,
-)
+from fedrift.config.client_evaluation import ClientEvaluation, client_evaluation_of
+from fedrift.config.fields import whole
+from fedrift.config.local_work import amount, check_length
 from fedrift.config.spec import Spec
 from fedrift.core.algorithm import Algorithm
 from fedrift.core.composition import personal_path

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedrift.core.plain_files import check_plain, replace_bytes
@@ -22,6 +22,8 @@ from fedrift.data.samples import DataSet
 
 FORM = 1  # of the files; another number makes everything anew
 SOURCE = Path(__file__).parents[1]  # of fedrift
+LIBRARIES = ("numpy", "torch", "pillow")
+"""What samples are decoded, and features computed with."""
 ARRAYS = ("y", "y_test", "users", "users_test")
 WORDS = ("name", "classes", "class_names", "user_names", "is_text")
 """What a data set of features has besides them."""
@@ -82,7 +84,7 @@ def origin_of(names: Sequence[str], listed: Sequence[Path]) -> str | None:
         content = [(str(path), _digest(path)) for path in listed]
     except OSError:
         return None
-    return hash_of(FORM, names, content, _code(), np.__version__, torch.__version__)
+    return hash_of(FORM, names, content, _code(), *map(version, LIBRARIES))
 
 
 def _digest(path: Path) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedrift.backends.backend import Backend
 from fedrift.backends.profiling import OFF, Meter
-from fedrift.config.fields import ClientEvaluation
+from fedrift.config.client_evaluation import ClientEvaluation
 from fedrift.core import alignment
 from fedrift.core.algorithm import Algorithm, EvaluatedModel
 from fedrift.core.alignment import settled

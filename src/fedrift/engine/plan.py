@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedrift import backends
 from fedrift.backends.pool import PARKED_IN_MEMORY
 from fedrift.config.backends import MOST_WORKERS, backend_kind
-from fedrift.config.fields import ClientEvaluation
+from fedrift.config.client_evaluation import ClientEvaluation
 from fedrift.config.privacy import Robustness
 from fedrift.config.spec import Spec
 from fedrift.core.algorithm import Algorithm

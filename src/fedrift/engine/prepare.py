@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrift.config.fields import OWN
+from fedrift.config.client_evaluation import OWN
 from fedrift.config.models import VALUE_LOSSES as VALUES
 from fedrift.config.models import choose_model, fits
 from fedrift.config.spec import Spec

@@ -17,8 +17,9 @@ from fedrift.adapters import adapted_note, with_adapter
 from fedrift.backends.stacking.scheduler import scheduler_for
 from fedrift.config import models as model_names
 from fedrift.config import own_code
-from fedrift.config.fields import OWN, sampling_of
+from fedrift.config.client_evaluation import OWN
 from fedrift.config.own_code import IN_PYTHON
+from fedrift.config.participation import sampling_of
 from fedrift.config.privacy import Stretch, parse_privacy
 from fedrift.config.spec import FIELDS, Spec
 from fedrift.core.algorithm import Algorithm

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrift.config.fields import OWN
+from fedrift.config.client_evaluation import OWN
 from fedrift.data import files
 from fedrift.data.files import existing_path
 from fedrift.engine.prepare import load, own_inputs, own_tests, prepare

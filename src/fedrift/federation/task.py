@@ -13,8 +13,9 @@ import torch
 
 from fedrift import models
 from fedrift.backends.visit import Visitor
-from fedrift.config.fields import OWN, sampling_of
+from fedrift.config.client_evaluation import OWN
 from fedrift.config.own_code import IN_PYTHON
+from fedrift.config.participation import sampling_of
 from fedrift.core.alignment import is_channels_last
 from fedrift.data import arrays
 from fedrift.data.shift import domains_of

@@ -85,7 +85,8 @@ def check_comparable(path: Path) -> None:
             f"out '{path}' holds {names[0]} and no comparison; name a new folder, or that of a "
             "comparison to go on with"
         )
-    for inside in (path / RUNS, *(path / RUNS).glob("*")):
+    places = (path / RUNS, path / TUNING, path / TUNING / RUNS)
+    for inside in (*places, *(run for place in places for run in place.glob("*"))):
         if inside.is_symlink():
             raise InputError(
                 f"'{inside}' is a link, and runs would be written elsewhere; remove it"

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fedrift.config.fields import sampling_of
 from fedrift.config.own_code import IN_PYTHON
+from fedrift.config.participation import sampling_of
 from fedrift.config.spec import FAULTS, HOW, LOCAL_WORK, SETTINGS, TIME, Spec
 from fedrift.errors import InputError
 from fedrift.grammar import Named, parse
