@@ -19,7 +19,8 @@ from safetensors.numpy import load_file, save_file
 
 from fedrift.cli import code_of
 from fedrift.cli.launch import modest
-from fedrift.cli.verify import Verdict, fingerprint_of, near
+from fedrift.cli.second_run import Verdict, near
+from fedrift.cli.verify import fingerprint_of
 from fedrift.config.spec import Spec
 from fedrift.engine.ledger import Ledger
 from fedrift.engine.prepare import prepare
