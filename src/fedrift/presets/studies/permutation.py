@@ -134,7 +134,7 @@ def compared(bench: Bench, options: Mapping[str, Any]) -> dict[str, Seen]:
     score = scorer(bench.problem, bench.test, EvaluatedModel(bench.problem.w0, ()))
     seen: dict[str, Seen] = {}
     for way in options["ways"]:
-        trained = bench.trained(_starts(bench, way, clients))
+        trained = bench.trained([options["start"] * w for w in _starts(bench, way, clients)])
         aligned = align_all(bench.chain, trained, seed=bench.seed)
         variants = {way: trained, way + ALIGNED: aligned}
         for name, group in variants.items():
@@ -176,6 +176,7 @@ USUAL: dict[str, Any] = {
     "data": "mnist:train=6000,test=2000",
     "partition": "iid",
     "ways": list(WAYS),
+    "start": 1.0,
     "models": ["mlp"],
     "clients": 4,
     "rounds": 8,
@@ -264,6 +265,8 @@ def _notes(
         "Matched to themselves: neurons of the other clients' models whose best match in the first "
         "client's has the same number.",
     ]
+    if options["start"] != 1:
+        notes.append(f"The weights that clients begin with are multiplied by {options['start']}.")
     if RENUMBERED in options["ways"]:
         notes.append(
             "'renumbered' clients begin with the same function as 'shared' ones, only their hidden "
