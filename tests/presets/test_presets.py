@@ -371,6 +371,9 @@ def test_differences_of_costs_have_their_unit_and_tables_of_them_one_decimal() -
     assert verdict is not None and asked.rule == "MB to target: a < b"
     assert verdict.numbers.startswith("+2,000 MB (\N{MINUS SIGN}2,968 to +6,968), claimed < 0;")
     assert verdict.numbers.endswith("could have told 4,968 apart")
+    than = (Place("other", "a", "even"), Place("other", "b", "even"))
+    between = Relation("?", Place("main", "a", "even"), ">", Place("main", "b", "even"), than=than)
+    assert between.rule == "(a \N{MINUS SIGN} b, even) > (a \N{MINUS SIGN} b, even in other)"
     rows = [["a", 333.33, 1099.104, 0.005, "0.999 ± 0.0003872", "1.415 ± 0.07003", 2.5]]
     columns = ("method", "rounds to target", "MB sent", "MB up", "loss", "index", "times")
     text = table_text(Table("t", columns, rows))

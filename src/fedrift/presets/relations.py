@@ -155,7 +155,8 @@ class Relation:
             said = f"{self.left.row} {spelt(self.sign)} {right}{there}{margin}"
             return f"{', '.join(filter(None, at))}: {said}"
         one, other = self.than
-        there = f"({one.row} {MINUS} {other.row}, {one.columns[0]})"
+        part = "" if one.part == self.left.part else f" in {one.part}"
+        there = f"({one.row} {MINUS} {other.row}, {one.columns[0]}{part})"
         here = f"({self.left.row} {MINUS} {right}, {self.left.columns[0]})"
         measure = f"{self.left.measure}: " if self.left.measure else ""
         return f"{measure}{here} {spelt(self.sign)} {there}{margin}"

@@ -129,9 +129,8 @@ def findings(
             f"{options['per_round']} a round, {options['rounds']} rounds of one epoch; "
             "centralised: one "
             f"client, {options['central_rounds']} epochs. Rate {options['lr']}, batches of "
-            f"{options['batch_size']}, {' and '.join(options['augment']) or 'no augmentation'} "
-            f"for all rows. ASAM's η is {options['eta_a']}, "
-            f"centralised {options['central_eta_a']}.",
+            f"{options['batch_size']}; augmentation in every row: "
+            f"{' and '.join(options['augment']) or 'none'}.{_adaptive(options)}",
             f"Accuracy is the mean of the last {options['last'] or 'quarter of the'} evaluated "
             "rounds, unrest the mean change from one to the next in their last quarter, in "
             "points. Eigenvalues are of the training loss on "
@@ -139,6 +138,13 @@ def findings(
         ],
         facts=facts,
     )
+
+
+def _adaptive(options: Mapping[str, Any]) -> str:
+    """What ASAM adds to the weights' sizes, where a row has it."""
+    if not any(row.startswith("ASAM") for row in options["rows"]):
+        return ""
+    return f" ASAM's η is {options['eta_a']}, centralised {options['central_eta_a']}."
 
 
 def _spectra(
