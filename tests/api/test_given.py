@@ -72,6 +72,10 @@ COMPLEX = torch.polar(torch.ones(3), torch.arange(3.0))
             "Net cannot be copied.*computed with gradients.*parametrizations has another",
         ),
         (torch.jit.ScriptModule(), "compiled by TorchScript.*give the module that it was made of"),
+        (
+            lambda: with_attribute("part", torch.jit.ScriptModule()),
+            "its 'part' is compiled by TorchScript.*give the module that it was made of",
+        ),
     ],
 )
 def test_modules_that_no_run_can_have(model: Any, says: str) -> None:

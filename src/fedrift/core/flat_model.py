@@ -43,11 +43,13 @@ def copied(module: nn.Module) -> nn.Module:
     """A deep copy, also of a lazy module: torch cannot copy buffers that have no shape yet."""
     if not isinstance(module, nn.Module):  # the caller says what is wrong with it
         return module
-    if isinstance(module, torch.jit.ScriptModule):
-        raise InputError(
-            "model: it is compiled by TorchScript, and its weights cannot be bound; give the "
-            "module that it was made of"
-        )
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            which = f"its '{name}'" if name else "it"
+            raise InputError(
+                f"model: {which} is compiled by TorchScript, and its weights cannot be bound; give "
+                "the module that it was made of"
+            )
     _refuse_hooks(module)
     kept: dict[int, Any] = {
         id(b): UninitializedBuffer(device=b.device, dtype=b.dtype)  # type: ignore[call-arg]

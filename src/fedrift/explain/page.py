@@ -15,9 +15,9 @@ from fedrift.explain.frames import Frame, climb, frames, pieces, state, telling
 from fedrift.explain.recording import Visit
 from fedrift.explain.story import Path, Story, Turn
 from fedrift.explain.terrain import Point, grid
+from fedrift.figures.svg import MINUS
 from fedrift.report.html import SHELL, STYLE, page
 from fedrift.report.markup import bullet_list, chart, copyable, escape, folded, section
-from fedrift.report.numbers import MINUS
 
 HERE = File(__file__).parent
 CLASSES = {"g": "gradient", "c": "first", "d": "second", "s": "extra"}

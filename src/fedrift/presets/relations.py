@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from fedrift.errors import InputError, decimals, unknown
+from fedrift.figures.svg import MINUS
 from fedrift.presets.findings import Cell, Findings, Table
 from fedrift.report.statistics.estimates import Estimate, estimate
 
@@ -37,7 +38,7 @@ TRENDS = {
 
 SIZES = ("laptop", "evening", "full")
 FEWEST = 3  # seeds that can decide
-PLUS, MINUS = "+", "\u2212"
+PLUS = "+"
 SIGNS = (">", "<", ">=", "<=", "=")
 NUMBER = re.compile(r"[+\u2212-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 AFTERWARDS, CERTAIN = "added when the figures were known", "true by definition"

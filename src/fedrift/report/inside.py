@@ -11,7 +11,7 @@ import numpy as np
 
 from fedrift.core.plain_files import read_plain
 from fedrift.figures.curvature import smoothed
-from fedrift.figures.svg import Line, lines_picture, percent, short, strips_picture
+from fedrift.figures.svg import MINUS, Line, lines_picture, percent, short, strips_picture
 from fedrift.report import pictures
 from fedrift.report.analyses import ENDINGS, Analysis
 from fedrift.report.markup import (
@@ -24,7 +24,7 @@ from fedrift.report.markup import (
     paragraph,
     section,
 )
-from fedrift.report.numbers import MINUS, NOTHING, plural
+from fedrift.report.numbers import NOTHING, plural
 from fedrift.report.statistics.estimates import estimate
 from fedrift.report.statistics.findings import Findings
 from fedrift.report.tables import Table, number, text

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedrift.errors import bytes_text
+from fedrift.figures.svg import MINUS
 
 if TYPE_CHECKING:
     from fedrift.report.statistics.costs import Target
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 NOTHING = "–"
 FAILED = "(X)"
-MINUS = "\N{MINUS SIGN}"
 
 
 def seconds_text(seconds: float) -> str:
