@@ -26,6 +26,7 @@ from fedrift.engine import task
 from fedrift.engine.build import AlgorithmLike, has_personal_models, instance, text_of, work
 from fedrift.engine.callbacks import Callback, RoundReport, callbacks_of
 from fedrift.engine.execute import execute
+from fedrift.engine.objects import objects_from_call, spec_from_call
 from fedrift.engine.plan import Task, UserMetric
 from fedrift.engine.prepare import Prepared, prepare
 from fedrift.engine.progress import Shown, showing
@@ -238,10 +239,10 @@ def task_of(algorithm: AlgorithmLike, settings: Mapping[str, Any]) -> Task:
     own = settings.get("client_test")
     if is_per_client(own):  # a spec can hold a share, and no data
         options["client_test"] = None
-    spec = task.spec_from_call(algorithm, options)
+    spec = spec_from_call(algorithm, options)
     objects |= {"client_test": own, "seed": spec.seed}
     objects |= {"sampling": settings.get("sampling", "fixed")}
-    return task.make_task(spec, task.objects_from_call(algorithm, spec.dtype, **objects))
+    return task.make_task(spec, objects_from_call(algorithm, spec.dtype, **objects))
 
 
 def run_spec(

@@ -23,6 +23,7 @@ from fedrift.engine.build import has_personal_models
 from fedrift.engine.callbacks import Callback, callbacks_of, telling_errors
 from fedrift.engine.check_objects import UNSEEN
 from fedrift.engine.execute import check, execute
+from fedrift.engine.objects import Tensors
 from fedrift.engine.plan import Task
 from fedrift.engine.prepare import is_computed, load, prepare
 from fedrift.engine.result import Result
@@ -250,7 +251,7 @@ class Loader:
 
     def __init__(self, validate: bool = False) -> None:
         self._data: dict[tuple[str, str | None, str | None], DataSet] = {}
-        self._tensors = task.Tensors()
+        self._tensors = Tensors()
         self._validate = validate
 
     def task(self, spec: Spec) -> Task:

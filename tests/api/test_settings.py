@@ -22,7 +22,7 @@ from fedrift.config.spec import (
     Spec,
     replaced_by,
 )
-from fedrift.engine.task import Objects
+from fedrift.engine.objects import Objects
 from fedrift.storage.run_record import load
 from tests.support.problems import Net, blobs, small_run, uneven_clients
 

@@ -23,9 +23,10 @@ from fedrift.core.problem import Problem
 from fedrift.core.sampling import LOOKS
 from fedrift.engine.identity import differences
 from fedrift.engine.ledger import Ledger
+from fedrift.engine.objects import Tensors
 from fedrift.engine.plan import Task
 from fedrift.engine.prepare import Prepared, prepare
-from fedrift.engine.task import Tensors, task_from_spec
+from fedrift.engine.task import task_from_spec
 from fedrift.errors import InputError, RunError, is_of_disk
 from fedrift.storage import checkpoint, run_folder, run_record
 from fedrift.storage.checkpoint import Checkpoint

@@ -11,6 +11,7 @@ from fedrift.conform.subject import Subject, subject_of
 from fedrift.core.flat import Vec
 from fedrift.engine import execute, task
 from fedrift.engine.callbacks import OnRoundFunction, RoundReport, callbacks_of
+from fedrift.engine.objects import objects_from_call, spec_from_call
 from fedrift.engine.result import Result
 from fedrift.errors import InputError
 
@@ -21,9 +22,9 @@ def make_task(what: Subject | str, trial: Trial) -> execute.Task:
     algorithm = subject.make(trial.local, trial.rounds)
     settings = {key: getattr(trial, key) for key in SETTINGS}
     objects = {key: getattr(trial, key) for key in ("model", "test", "loss")}
-    spec = task.spec_from_call(algorithm, settings)
+    spec = spec_from_call(algorithm, settings)
     clients = list(trial.clients)
-    made = task.objects_from_call(algorithm, spec.dtype, clients=clients, **objects)
+    made = objects_from_call(algorithm, spec.dtype, clients=clients, **objects)
     return task.make_task(spec, made)
 
 

@@ -21,8 +21,8 @@ from fedrift.data import arrays
 from fedrift.data.shift import domains_of
 from fedrift.data.split import Split
 from fedrift.engine import task
+from fedrift.engine.objects import DTYPES, Objects, tested_in
 from fedrift.engine.plan import Task
-from fedrift.engine.task import Objects
 from fedrift.errors import InputError
 from fedrift.federation.config import FederationConfig
 from fedrift.federation.node import Node
@@ -46,7 +46,7 @@ def _check_sampling(text: str) -> None:
 
 def make_server_task(config: FederationConfig, test: tuple[Any, Any] | None = None) -> Task:
     """The task without any client's data: the model is tried on two random samples."""
-    spec, kind = config.spec, task.DTYPES[config.spec.dtype]
+    spec, kind = config.spec, DTYPES[config.spec.dtype]
     _check_sampling(spec.sampling)
     if not config.named:  # what the record of the run says
         spec = replace(spec, data=IN_PYTHON, partition=IN_PYTHON)
@@ -66,14 +66,14 @@ def make_server_task(config: FederationConfig, test: tuple[Any, Any] | None = No
     make = models.factory(spec.model or "mlp", config.shape, config.classes, was)
     test_tensors = None if test is None else checked_tensors(config, *test)
     if test_tensors is not None:
-        test_tensors = task.tested_in(test_tensors, domains)
+        test_tensors = tested_in(test_tensors, domains)
     loss = losses.loss_by_name(spec.loss)
     return task.make_task(spec, Objects(make, probe, test_tensors, loss, black=config.black))
 
 
 def checked_tensors(config: FederationConfig, x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Samples as the task takes them, refused if they are of another shape."""
-    kind = task.DTYPES[config.spec.dtype]
+    kind = DTYPES[config.spec.dtype]
     inputs = arrays.tensors(torch.as_tensor(np.asarray(x)), kind, "x")
     labels = arrays.tensors(torch.as_tensor(np.asarray(y)), kind, "y")
     if tuple(inputs.shape[1:]) != config.shape:
