@@ -128,7 +128,14 @@ def with_rates(options: Mapping[str, Any], length: float) -> dict[str, Any]:
 
 
 FRESH, PROBE, CLOSED = "FedAvg", "FedAvg, head only", "Fed3R"
-TUNED = {"Fed3R+FT": "all", "Fed3R+FT_LP": "head", "Fed3R+FT_FEAT": "features"}
+TUNED = {
+    "Fed3R+FT": ("fedavg", "all"),
+    "Fed3R+FT_LP": ("fedavg", "head"),
+    "Fed3R+FT_FEAT": ("fedavg", "features"),
+    "Fed3R+FT, SCAFFOLD": ("scaffold", "all"),
+    "Fed3R+FT, FedAvgM": ("fedavgm:beta=0.9,server_lr=0.1", "all"),
+}
+"""With which algorithm, and what it trains."""
 ROWS = (FRESH, PROBE, CLOSED, *TUNED)
 USUAL: dict[str, Any] = {
     "extractor": {
@@ -149,7 +156,7 @@ USUAL: dict[str, Any] = {
     "ridge": 0.01,
     "temperature": 0.1,
     "last": 5,
-    "rows": list(ROWS),
+    "rows": [FRESH, PROBE, CLOSED, "Fed3R+FT", "Fed3R+FT_LP", "Fed3R+FT_FEAT"],
 }
 
 
@@ -202,8 +209,9 @@ def _item(
     elif row == CLOSED:
         algorithm = f"fed3r:ridge={options['ridge']}"
     elif row in TUNED:
+        inner, trained = TUNED[row]
         algorithm = (
-            f"fed3rft(fedavg):ridge={options['ridge']},train={TUNED[row]},"
+            f"fed3rft({inner}):ridge={options['ridge']},train={trained},"
             f"temperature={options['temperature']}"
         )
         rate = options["lr"]
@@ -270,8 +278,8 @@ def _findings(
             + f"; {one['clients']} clients, {options['per_round']} a round. "
             "Fed3R has seen everybody "
             f"after round {closed}; {options['rounds']} rounds follow.",
-            f"Fine-tuning: FedAvg, rate {_rate(rated, options, 'lr')}, temperature "
-            f"{options['temperature']}; FedAvg with a fresh head: rate "
+            f"Fine-tuning: FedAvg unless said otherwise, rate {_rate(rated, options, 'lr')}, "
+            f"temperature {options['temperature']}; FedAvg with a fresh head: rate "
             f"{_rate(rated, options, 'fresh_lr')}. FT trains everything, FT_LP the head, FT_FEAT "
             "everything but the head.",
             f"The features have a mean squared length of {length:.3g}. Steps of the head along the "
