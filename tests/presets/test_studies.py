@@ -308,6 +308,16 @@ def test_eigenvalues_that_did_not_converge_leave_a_gap(tmp_path: Path) -> None:
     assert table.cell("ASAM", "top eigenvalue one class") == 3.0
     assert spectra.cell(f"FedAvg, {APART}", "eigenvalue 2") == 4.0
     assert spectra.cell(f"ASAM, {CENTRAL}", "eigenvalue 2") is None
+    assert table.cell("ASAM", "unrest one class") == pytest.approx(0.1)
+    assert "ASAM's η is 0.2, centralised 0.01." in made.notes[0]
+
+
+def test_of_one_evaluation_there_is_no_unrest(tmp_path: Path) -> None:
+    said = {**common.COMMON, **flat_minima_table.USUAL, "rows": ["FedAvg"]}
+    seen = {"FedAvg": [Seen((0.5,), ((5,), (0.5,)), (9.0,))]}
+    made = findings(tmp_path, {CENTRAL: seen, APART: seen}, said)
+    assert made.tables[0].cell("FedAvg", "unrest one class") is None
+    assert "ASAM" not in made.notes[0]
 
 
 def test_a_change_that_only_rises_is_calmer_than_one_that_swings() -> None:

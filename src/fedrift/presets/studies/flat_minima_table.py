@@ -81,7 +81,8 @@ def findings(
             gain = [100 * (a - b) for a, b in zip(now, before, strict=False)]
             cells += [percent(now), over_seeds(gain) if gain else None]
             if place == APART:
-                cells.append(over_seeds([one.unrest for one in seen]))
+                several = all(len(one.curve[1]) > 1 for one in seen)
+                cells.append(over_seeds([one.unrest for one in seen]) if several else None)
             cells.append(_eigenvalue(seen, 0))
         rows.append(cells)
     columns = (
