@@ -139,7 +139,7 @@ def test_the_step_against_the_true_gradient(tmp_path: Path) -> None:
     result = run_spec(spec, out=tmp_path / "run", analyse="every=1,what=step,weights")
     case = load(tmp_path / "run")
     objective = Objective(case.problem, case.pooled())
-    snapshots = read_snapshots(tmp_path / "run", result.problem.layout.names)
+    snapshots = read_snapshots(tmp_path / "run", result.problem)
     held = [snapshots[t] for t in sorted(snapshots)]
     rows = lines(tmp_path / "run")
     assert len(rows) == len(held) == spec.rounds
@@ -177,7 +177,7 @@ def test_snapshots_are_the_weights_of_their_rounds(tmp_path: Path) -> None:
     result: fr.Result = small_run(
         "fedavg", out=tmp_path / "run", analyse="every=2,what=weights", on_round=note
     )
-    found = read_snapshots(tmp_path / "run", result.problem.layout.names)
+    found = read_snapshots(tmp_path / "run", result.problem)
     assert sorted(found) == [2, 4]
     assert all(bool((found[t] == weights[t]).all()) for t in found)
 

@@ -265,6 +265,34 @@ def test_another_models_weights_are_refused(folder: Path, tmp_path: Path) -> Non
             Loader().case(path)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda tensors: {n: v[..., None] for n, v in tensors.items()}, "its '.*' is of the form"),
+        (lambda tensors: {n: v.astype(np.int64) for n, v in tensors.items()}, "int64"),
+        (lambda tensors: dict(list(tensors.items())[1:]), "has no 'fc"),
+    ],
+)
+def test_kept_weights_of_another_model_are_refused(change: Any, says: str, tmp_path: Path) -> None:
+    path = kept(tmp_path / "run", rounds=2)
+    tensors = load_file(path / "model.safetensors")
+    (path / "analysis" / "weights").mkdir(parents=True)
+    file = path / "analysis" / "weights" / "000001.safetensors"
+    save_file(tensors, file)
+    assert set(Loader().case(path).snapshots) == {1, 2}
+    save_file(change(tensors), file)
+    with pytest.raises(InputError, match=rf"000001\.safetensors' .*{says}"):
+        Loader().case(path)
+
+
+def test_a_tensor_that_no_model_has_is_refused(folder: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(folder, tmp_path / "other")
+    file = path / "model.safetensors"
+    save_file({**load_file(file), "more": np.zeros(3, np.float32)}, file)
+    with pytest.raises(InputError, match="has 'more', which the model has not"):
+        Loader().case(path)
+
+
 def test_a_few_clients_come_from_all_over_the_cohort(tmp_path: Path) -> None:
     """Neighbours often hold the same class, so the first ones would say little of the others."""
     spec = Spec.of(

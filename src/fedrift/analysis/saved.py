@@ -5,7 +5,7 @@ And the folder `analysis` inside it: what was found, and what was kept while the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,7 +85,7 @@ def _case(task: Task, record: RunRecord, name: str) -> Case:
     if point is not None and point.round == round:
         state, buffers = point.server, point.buffers
         shown = replace(algorithm.shown(state, problem, shown.buffers)[""], w=shown.w)
-    kept = read_snapshots(folder, problem.layout.names)
+    kept = read_snapshots(folder, problem)
     return Case(
         name=name,
         task=task,
@@ -138,25 +138,42 @@ def _rounds(record: RunRecord) -> int:
 
 def final_model(problem: Problem, saved: Mapping[str, object], folder: Path) -> EvaluatedModel:
     """What a finished run has written, as the model of its problem."""
+    file = folder / run_folder.MODEL
     tensors = {name: torch.from_numpy(value) for name, value in saved.items()}
-    wanted = problem.layout.named(problem.w0)
-    try:
-        own = {name: tensors[name] for name in problem.layout.names}
-        buffers = tuple(tensors[name] for name in problem.moving)
-    except KeyError as missing:
-        raise InputError(
-            f"'{folder / run_folder.MODEL}' has no {missing}: it is another model's"
-        ) from None
-    for name, tensor in own.items():
-        if (tensor.shape, tensor.dtype) != (wanted[name].shape, wanted[name].dtype):
+    w = _vector(problem, tensors, file)
+    moving = _fitting(problem, problem.moving, tensors, file)
+    others = tensors.keys() - {*problem.layout.names, *problem.moving}
+    frozen = _fitting(problem, sorted(others), tensors, file)
+    return EvaluatedModel(w, tuple(moving.values()), frozen=frozen)
+
+
+def _vector(problem: Problem, tensors: Mapping[str, Tensor], file: Path) -> Vec:
+    """What is trained, flat."""
+    own = _fitting(problem, problem.layout.names, tensors, file)
+    return torch.cat([tensor.reshape(-1) for tensor in own.values()])
+
+
+def _fitting(
+    problem: Problem, names: Iterable[str], tensors: Mapping[str, Tensor], file: Path
+) -> dict[str, Tensor]:
+    """Those of a file's tensors; refused if they are not of the model's form."""
+    wanted = {**problem.rest, **problem.layout.named(problem.w0)}
+    found: dict[str, Tensor] = {}
+    for name in names:
+        if name not in wanted:
             raise InputError(
-                f"'{folder / run_folder.MODEL}' is another model's: its '{name}' is of the form "
+                f"'{file}' has '{name}', which the model has not: it is another model's"
+            )
+        if name not in tensors:
+            raise InputError(f"'{file}' has no '{name}': it is another model's")
+        tensor, own = tensors[name], wanted[name]
+        if (tensor.shape, tensor.dtype) != (own.shape, own.dtype):
+            raise InputError(
+                f"'{file}' is another model's: its '{name}' is of the form "
                 f"{tuple(tensor.shape)}, {tensor.dtype}"
             )
-    w: Vec = torch.cat([tensor.reshape(-1) for tensor in own.values()])
-    known = {*problem.layout.names, *problem.moving}
-    frozen: dict[str, Tensor] = {n: t for n, t in tensors.items() if n not in known}
-    return EvaluatedModel(w, buffers, frozen=frozen)
+        found[name] = tensor
+    return found
 
 
 def _store(task: Task, folder: Path, point: Checkpoint) -> Store | None:
@@ -222,7 +239,7 @@ def keep_weights(run: Path, round: int, names: Sequence[str], w: Sequence[torch.
     write_file(folder / f"{round:06d}.safetensors", save(arrays))
 
 
-def read_snapshots(run: Path, names: Sequence[str]) -> dict[int, Vec]:
+def read_snapshots(run: Path, problem: Problem) -> dict[int, Vec]:
     """The global weights that were kept on the way, flat, by round."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -230,10 +247,8 @@ def read_snapshots(run: Path, names: Sequence[str]) -> dict[int, Vec]:
     weights_by_round: dict[int, Vec] = {}
     for file in sorted((run / ANALYSIS / WEIGHTS).glob("*.safetensors")):
         try:
-            tensors = load_file(file)
-            weights_by_round[int(file.stem)] = torch.cat(
-                [tensors[name].reshape(-1) for name in names]
-            )
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            round, tensors = int(file.stem), load_file(file)
+        except (OSError, SafetensorError, ValueError) as error:
             raise InputError(f"'{file}' cannot be read: {error}") from None
+        weights_by_round[round] = _vector(problem, tensors, file)
     return weights_by_round
