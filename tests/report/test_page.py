@@ -15,7 +15,17 @@ import pytest
 from fedrift.api import run_spec
 from fedrift.data import datasets
 from fedrift.data.sources.text import decode
-from fedrift.report import formats, html, inside, opening, provenance, sentences, tables, write
+from fedrift.report import (
+    formats,
+    html,
+    inside,
+    opening,
+    pictures,
+    provenance,
+    sentences,
+    tables,
+    write,
+)
 from fedrift.report.analyses import read_analyses
 from fedrift.report.markup import html_table
 from fedrift.report.selection import Labelled
@@ -113,6 +123,31 @@ def test_one_seed_says_nothing_about_chance(tmp_path: Path) -> None:
     _, found = made(tmp_path, grid(tmp_path / "runs", alphas=(0.1,), seeds=1))
     assert "in the one seed they share, which says nothing about chance" in found.text
     assert "ran with one seed only" in found.text
+
+
+def test_a_page_of_one_run_compares_nothing(tmp_path: Path) -> None:
+    run_folder(tmp_path / "run", level=0.9)
+    _, found = made(tmp_path, tmp_path / "run")
+    assert "1 run: dirichlet" in found.text and "1 method in" not in found.text
+    assert "their difference" not in found.text and "the order may change" not in found.text
+    assert "best, in round " in found.text
+
+
+def test_a_run_without_a_figure_is_shown_where_it_stood(tmp_path: Path) -> None:
+    run_folder(tmp_path / "run", level=0.1)
+    written, found = made(tmp_path, tmp_path / "run")
+    (only,) = opening.headlines(written.findings)
+    assert only.figure.endswith(" %") and only.interval == "(X): no figure to compare"
+    assert "No method has a figure." in found.text
+
+
+def test_fields_have_no_colour_of_a_method(tmp_path: Path) -> None:
+    written, _ = made(tmp_path)
+    drawn = pictures.ledger(written.findings, written.findings.settings[0])
+    assert "var(--f0)" in drawn and "var(--m" not in drawn and "B</text>" in drawn
+    assert pictures.field_colours([("down", "w"), ("up", "delta"), ("down", "c")]) == [
+        *("var(--f0)", "var(--f0)", "var(--f1)")
+    ]
 
 
 def test_runs_in_memory_are_reported_like_folders(tmp_path: Path) -> None:
@@ -244,7 +279,8 @@ def test_every_chart_has_a_picture_behind_it(tmp_path: Path) -> None:
     made(tmp_path)
     page = (tmp_path / "report.html").read_text()
     charts = page.count("data-chart=")
-    assert charts == page.count('<div class="still"><svg') > 4
+    assert charts == len(re.findall(r'<div class="still">(?:<p>[^<]+</p>)?<svg', page)) > 4
+    assert "<p>fedavg · dirichlet 0.1" in page  # a still picture says whose it is
 
 
 def test_who_took_part_is_shown_only_where_it_differs(tmp_path: Path) -> None:
@@ -304,7 +340,7 @@ def test_what_was_analysed_is_shown_over_all_seeds(tmp_path: Path) -> None:
     assert len(analyses) == 12 and not problems
     table = inside.over_seeds("drift", analyses, several=True)
     assert table is not None
-    assert [cell.text for cell in table.rows[0]][2:] == ["1.5 ± 1", "–", "–", "3"]
+    assert [cell.text for cell in table.rows[0]][2:] == ["1.5 ± 1.0", "–", "–", "3"]
     page = (tmp_path / "report.html").read_text()
     section = page[page.index('<section id="inside"') :].partition("</section>")[0]
     assert section.count("<circle") == 2 * 2 * 3 * 3  # settings, methods, seeds, clients
@@ -365,6 +401,7 @@ def test_a_run_of_few_clients_has_a_line_for_each(tmp_path: Path) -> None:
     picture = page.split('aria-label="Accuracy of each client over rounds')[1].split("</svg>")[0]
     assert picture.count("<path") + picture.count("<polyline") >= 4
     assert "a line each" in page and "the darker the better" not in page
+    assert set(re.findall(r'stroke="(var[^"]+)"', picture)) == {"var(--m0)"}  # of the method
 
 
 def test_without_evaluation_at_clients_they_are_expected(tmp_path: Path) -> None:

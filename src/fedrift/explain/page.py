@@ -26,7 +26,7 @@ READ = (
     "mean, which the server wants to minimise; the star is its minimum.",
     "A coloured path is a client's local training: one dot for each step. The arrows take the "
     "current step apart: first the gradient, then every correction the algorithm added.",
-    "The dark line is the server's model from round to round, the grey dashed one FedAvg's from "
+    "The heavy line is the server's model from round to round, the grey dashed one FedAvg's from "
     "the same start.",
     "Every point and arrow was recorded from the algorithm itself while it ran: nothing is drawn "
     "from a formula.",

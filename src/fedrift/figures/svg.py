@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -13,6 +14,8 @@ ABOVE = 22.0  # more room at the top for what the vertical axis shows
 LETTER = 7.4  # width of one at the size of the labels
 MOST_POINTS = 240  # of one line
 MINUS = "\N{MINUS SIGN}"
+LABEL = re.compile(rf"({MINUS}?\d+(?:\.\d+)?)( ?[^\d.]*)")  # a number and its unit
+MANY = 6  # bands of one picture, from which on they are fainter
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -26,6 +29,7 @@ class Line:
     y: Sequence[float]
     band: tuple[Sequence[float], Sequence[float]] | None = None
     dash: str = ""
+    opacity: float = 1.0
 
 
 def percent(value: float) -> str:
@@ -39,6 +43,20 @@ def short(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g} {unit}".replace("-", MINUS)
     return f"{value:.3g}".replace("-", MINUS)
+
+
+def even(labels: Sequence[str]) -> list[str]:
+    """With as many decimals each: `2.0`, `2.2` for `2`, `2.2`, where all have the same unit."""
+    found = [LABEL.fullmatch(label) for label in labels]
+    if len({one[2] for one in found if one}) != 1 or None in found:
+        return list(labels)
+    places = max(len(one[1].partition(".")[2]) for one in found if one)
+    return [
+        f"{one[1]}{'' if '.' in one[1] or not places else '.'}"
+        f"{'0' * (places - len(one[1].partition('.')[2]))}{one[2]}"
+        for one in found
+        if one
+    ]
 
 
 def ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[float]:
@@ -121,20 +139,27 @@ def lines_picture(
         parts.append(
             f'<line class="level" x1="{frame.left}" x2="{width - RIGHT}" y1="{at}" y2="{at}"/>'
         )
+    bands = sum(line.band is not None for line in drawn)
+    strength = ".16" if bands < MANY else ".07"
     for line in drawn:
         if line.band is not None:
             low, high = line.band
             edge = frame.points([*line.x, *reversed(line.x)], [*high, *reversed(low)])
-            parts.append(f'<polygon points="{edge}" fill="{line.colour}" fill-opacity=".16"/>')
+            parts.append(
+                f'<polygon points="{edge}" fill="{line.colour}" fill-opacity="{strength}"/>'
+            )
     for line in drawn:
         dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
+        if line.opacity < 1:
+            dash += f' stroke-opacity="{line.opacity:g}"'
         if len(line.x) == 1:
             at = frame.points(line.x, line.y).split(",")
             parts.append(f'<circle cx="{at[0]}" cy="{at[1]}" r="3" fill="{line.colour}"/>')
             continue
         parts.append(
             f'<polyline points="{frame.points(line.x, line.y)}" fill="none" '
-            f'stroke="{line.colour}" stroke-width="2" stroke-linejoin="round"{dash}/>'
+            f'stroke="{line.colour}" stroke-width="2" stroke-linejoin="round"{dash}>'
+            f"<title>{escape(line.name)}</title></polyline>"
         )
     return wrapped(parts, about, width, height)
 
@@ -168,6 +193,7 @@ def thinned(line: Line) -> Line:
         [line.y[i] for i in kept],
         band,
         line.dash,
+        line.opacity,
     )
 
 
@@ -181,12 +207,14 @@ def _axes(
     x_marks: int,
 ) -> Iterable[str]:
     right, bottom = frame.width - RIGHT, frame.height - BOTTOM
-    for mark in ticks(*frame.y):
+    marks = ticks(*frame.y)
+    for mark, label in zip(marks, even([y_text(mark) for mark in marks]), strict=True):
         at = frame.down(mark)
         yield f'<line class="rule" x1="{frame.left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>'
-        yield words(y_text(mark), frame.left - 8, at + 4, "end")
-    for mark in ticks(*frame.x, x_marks, whole):
-        yield words(x_text(mark), frame.across(mark), bottom + 18, "middle")
+        yield words(label, frame.left - 8, at + 4, "end")
+    marks = ticks(*frame.x, x_marks, whole)
+    for mark, label in zip(marks, even([x_text(mark) for mark in marks]), strict=True):
+        yield words(label, frame.across(mark), bottom + 18, "middle")
     yield f'<line class="axis" x1="{frame.left}" x2="{right}" y1="{bottom}" y2="{bottom}"/>'
     yield words(x_title, (frame.left + right) / 2, frame.height - 6, "middle")
     yield words(y_title, 8, 16)
@@ -206,21 +234,31 @@ def wrapped(parts: Iterable[str], about: str, width: float, height: float) -> st
     )
 
 
+HATCH = (
+    '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
+    'patternTransform="rotate(45)"><line class="hatch" x1="1" x2="1" y1="0" y2="6"/></pattern>'
+)
+
+
 def bars_picture(
-    rows: Mapping[str, Sequence[tuple[float, str, str]]], *, about: str, x_title: str
+    rows: Mapping[str, Sequence[tuple[float, str, str]]],
+    *,
+    about: str,
+    x_title: str,
+    x_text: Callable[[float], str] = short,
 ) -> str:
-    """A bar per name, of pieces as (length, colour, class)."""
+    """A bar per name, of pieces as (length, colour, class); the class `up` is hatched."""
     left = min(220.0, 12 + LETTER * max((len(name) for name in rows), default=0))
     height = 26.0 * len(rows) + BOTTOM + TOP
     longest = max((sum(size for size, *_ in pieces) for pieces in rows.values()), default=1.0)
     frame = Frame((0, longest or 1.0), (0, 1), WIDTH, height, left)
-    parts: list[str] = []
+    parts: list[str] = [HATCH] if any(k == "up" for own in rows.values() for *_, k in own) else []
     for mark in ticks(0, longest or 1.0, 5):
         at = frame.across(mark)
         parts.append(
             f'<line class="rule" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>'
         )
-        parts.append(words(short(mark), at, height - BOTTOM + 16, "middle"))
+        parts.append(words(x_text(mark), at, height - BOTTOM + 16, "middle"))
     for place, (name, pieces) in enumerate(rows.items()):
         top, so_far = TOP + 26 * place + 4, 0.0
         fits = int((left - 12) / LETTER)
@@ -229,11 +267,10 @@ def bars_picture(
         )
         for size, colour, kind in pieces:
             begin, end = frame.across(so_far), frame.across(so_far + size)
-            named = f' class="{kind}"' if kind else ""
-            parts.append(
-                f'<rect{named} x="{begin:.1f}" y="{top}" width="{max(0.0, end - begin):.1f}" '
-                f'height="18" fill="{colour}"/>'
-            )
+            size_of = f'x="{begin:.1f}" y="{top}" width="{max(0.0, end - begin):.1f}" height="18"'
+            parts.append(f'<rect {size_of} fill="{colour}"/>')
+            if kind == "up":
+                parts.append(f'<rect {size_of} fill="url(#hatch)"/>')
             so_far += size
     parts.append(words(x_title, (left + WIDTH - RIGHT) / 2, height - 6, "middle"))
     return wrapped(parts, about, WIDTH, height)

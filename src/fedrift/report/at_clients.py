@@ -194,7 +194,8 @@ def _maps(findings: Findings) -> str:
     several = len(findings.settings) > 1
     figures = [
         f"<figure><figcaption>{escape(_name(one, several))}</figcaption>"
-        f"{client_map(_found(one)[0], _name(one, several))}</figure>"
+        f"{client_map(_found(one)[0], _name(one, several), findings.methods.index(one.method))}"
+        "</figure>"
         for one in shown
     ]
     are_few = [_has_lines(_found(one)[0]) for one in shown]
@@ -228,7 +229,7 @@ def _asked(found: AtClients) -> NDArray[np.int64]:
     return np.unique(np.concatenate([asked.client for asked in found.table]))
 
 
-def client_map(found: AtClients, name: str) -> str:
+def client_map(found: AtClients, name: str, method: int = 0) -> str:
     """A line per client if they are few, else a row of colours, the worst at the end on top."""
     ids = _asked(found)
     table = np.full((len(ids), len(found.table)), np.nan)
@@ -238,8 +239,14 @@ def client_map(found: AtClients, name: str) -> str:
     rounds = [asked.round for asked in found.table]
     if _has_lines(found):
         lines = [
-            Line(f"client {ids[row]}", pictures.colour(i), kept, table[row][good].tolist())
-            for i, row in enumerate(order)
+            Line(
+                f"client {ids[row]}",
+                pictures.colour(method),
+                kept,
+                table[row][good].tolist(),
+                opacity=0.6,
+            )
+            for row in order
             for good in [np.isfinite(table[row])]
             for kept in [[float(r) for r, is_there in zip(rounds, good, strict=True) if is_there]]
             if good.any()

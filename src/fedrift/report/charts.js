@@ -57,7 +57,7 @@ function plot(chart, traces, layout, width) {
   for (const name of Object.keys(whole)) {
     if (!/^[xy]axis/.test(name)) continue;
     whole[name] = { ...axis, ...whole[name] };
-    if (whole[name].title) whole[name].title.standoff = 8;
+    if (whole[name].title) whole[name].title.standoff ??= 8;
   }
   const config = { responsive: true, displaylogo: false, displayModeBar: isTouch ? false : "hover", modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
   if (!chart.dataset.started) chart.textContent = "";
@@ -141,7 +141,7 @@ function accuracyRange() {
     low = Math.min(low, extremes.get(run)[0]);
     high = Math.max(high, extremes.get(run)[1]);
   }
-  const room = 0.04 * Math.max(1, high - low);
+  const room = Math.max(0.04 * (high - low), (2 - (high - low)) / 2); // less than two points would be rounding
   return [Math.max(0, low - room), Math.min(100, high + room)];
 }
 
@@ -155,10 +155,10 @@ function curve(chart, width) {
   const setting = Number(chart.dataset.setting), traces = [], isTime = state.x === "seconds", format = FORMATS[isTime && data.clock ? "clock" : state.x];
   const measures = state.y === "both" ? ["accuracy", "loss"] : [state.y];
   measures.forEach((measure, place) => {
-    for (const group of data.groups) {
-      if (group.s !== setting || isHidden(group.m)) continue;
+    const shown = data.groups.filter((group) => group.s === setting && !isHidden(group.m)), band = shown.length < 6 ? 0.16 : 0.07;
+    for (const group of shown) {
       const runs = group.runs.filter((run) => column(run, state.x) && column(run, measure));
-      if (runs.length) traces.push(...linesOf(group, runs, measure).map((trace) => ({ ...trace, yaxis: place ? "y2" : "y" })));
+      if (runs.length) traces.push(...linesOf(group, runs, measure, band).map((trace) => ({ ...trace, yaxis: place ? "y2" : "y" })));
     }
   });
   chart.classList.toggle("double", measures.length > 1);
@@ -201,7 +201,7 @@ function smoothed(values, width) {
   });
 }
 
-function linesOf(group, runs, measure) {
+function linesOf(group, runs, measure, band) {
   const { color, dash } = styleOf(group.m), name = safe(data.methods[group.m]), { hover } = MEASURES[measure];
   const xs = runs.map(across), ys = runs.map((run) => smoothed(column(run, measure), state.smooth));
   const shape = { line: { color, dash, width: 2 }, mode: "lines", type: "scatter", name };
@@ -214,7 +214,7 @@ function linesOf(group, runs, measure) {
     const x = rounds.map((i) => mean(at(xs, i)));
     if (runs.length > 1) {
       const high = rounds.map((i) => Math.max(...at(ys, i))), low = rounds.map((i) => Math.min(...at(ys, i)));
-      traces.push({ x: [...x, ...x.slice().reverse()], y: [...high, ...low.reverse()], fill: "toself", fillcolor: faded(color, 0.16), line: { width: 0 }, mode: "lines", type: "scatter", hoverinfo: "skip", name });
+      traces.push({ x: [...x, ...x.slice().reverse()], y: [...high, ...low.reverse()], fill: "toself", fillcolor: faded(color, band), line: { width: 0 }, mode: "lines", type: "scatter", hoverinfo: "skip", name });
     }
     const seeds = runs.length > 1 ? `, mean of ${runs.length} seeds` : "";
     traces.push({ ...shape, x, y: rounds.map((i) => mean(at(ys, i))), hovertemplate: hover + seeds });
@@ -255,11 +255,12 @@ function ledger(chart, width) {
   const whole = Math.max(...groups.map((group) => group.fields.reduce((sum, [, , , size]) => sum + size, 0)));
   const kinds = [...new Map(groups.flatMap((group) => group.fields.map(([, way, field]) => [`${way} ${field}`, [way, field]]))).values()]
     .filter(([way, field]) => groups.some((group) => sizeOf(group, way, field) >= data.seen * whole));
-  const unit = unitOfBytes(whole), colours = data.colours.filter((colour) => colour !== "#000000");
-  const traces = kinds.map(([way, field], i) => ({
+  const unit = unitOfBytes(whole); // greys, since colours stand for methods; the same one for both ways
+  const grey = (way, field) => css(`--f${kinds.filter(([other]) => other === way).findIndex(([, other]) => other === field) % 4}`);
+  const traces = kinds.map(([way, field]) => ({
     type: "bar", orientation: "h", y: names, name: safe(`${way}: ${field}`),
     x: groups.map((group) => sizeOf(group, way, field) / unit.length),
-    marker: { color: colours[i % colours.length], line: { color: css("--paper"), width: 1 }, pattern: { fillmode: "overlay", shape: way === "up" ? "/" : "", fgcolor: css("--paper"), fgopacity: 0.6, size: 7 } },
+    marker: { color: grey(way, field), line: { color: css("--paper"), width: 1 }, pattern: { fillmode: "overlay", shape: way === "up" ? "/" : "", fgcolor: css("--paper"), fgopacity: 0.6, size: 7 } },
     hovertemplate: `%{x:.3~r} ${unit.name}`,
   }));
   const layout = {

@@ -174,12 +174,18 @@ def _data(findings: Findings) -> str:
     if first is None:
         return ""
     place = chart(
-        "clients", "Classes and samples per client", size="tall", still=pictures.clients(first)
+        "clients",
+        "Classes and samples per client",
+        size="tall",
+        still=_named(findings, first, pictures.clients(first), method=False),
     )
+    what = "How many samples each client holds"
+    if first.clients is not None and first.clients.shares is not None:
+        what += ", and which share of them is of which class"
     return section(
         "data",
         "Data of the clients",
-        paragraph("How many samples each client holds, and which share of them is of which class."),
+        paragraph(f"{what}."),
         toolbar(select("data-which", "Division")),
         f"<figure>{place}</figure>",
     )
@@ -189,24 +195,35 @@ def _classes(findings: Findings) -> str:
     first = next((run for run in findings.grouped.runs if run.classes is not None), None)
     if first is None:
         return ""
-    about = "Test accuracy per class."
+    more = ""
     if any(takes_part(run) for run in findings.grouped.runs):
-        about += (
-            " A dot marks a class that the clients of the round hold: the larger, the more of "
+        more = (
+            "A dot marks a class that the clients of the round hold: the larger, the more of "
             "their samples. Below it, which clients took part. Where a class lights up when its "
             "clients took part and fades afterwards, the model leans towards those it saw last. "
             "With many rounds in view there are no dots; zoom in to see them."
         )
     place = chart(
-        "classes", "Accuracy per class and round", size="tall", still=pictures.classes(first)
+        "classes",
+        "Accuracy per class and round",
+        size="tall",
+        still=_named(findings, first, pictures.classes(first), method=True),
     )
     return section(
         "classes",
         "Classes over rounds",
-        paragraph(about),
+        paragraph("Test accuracy per class."),
+        f'<div class="screen">{paragraph(more)}</div>' if more else "",
         toolbar(select("classes-which", "Method"), select("classes-seed", "Seed")),
         f"<figure>{place}</figure>",
     )
+
+
+def _named(findings: Findings, run: Measured, still: str, *, method: bool) -> str:
+    """Whose still picture it is, where nothing can be chosen."""
+    group = next(g for g in findings.grouped.groups if any(one is run for one in g.runs))
+    words = [*([group.method] if method else []), group.setting.label, f"seed {run.seed}"]
+    return f"<p>{escape(' · '.join(words))}</p>{still}" if still else ""
 
 
 def _clients(findings: Findings) -> str:

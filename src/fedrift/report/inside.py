@@ -33,6 +33,7 @@ from fedrift.storage.jsonl import Record
 MOST_SETTINGS = 4  # that have pictures of their own; the table has all
 MOST_BYTES = 1_500_000  # of the figures taken from run folders
 NOT_DRAWABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 FLOOR = 1e-6  # of the highest density that is drawn
 
 # The few numbers of each measurement by which runs are compared, and where they stand.
@@ -107,7 +108,7 @@ def _density(numbers: Record) -> tuple[list[float], list[float]]:
 
 
 def _power(value: float) -> str:
-    return f"1e{value:g}"
+    return "10" + f"{value:g}".translate(RAISED)
 
 
 def _ranked(numbers: Record) -> tuple[list[float], list[float]]:
@@ -255,8 +256,17 @@ def _mean(values: Sequence[float]) -> Any:
     if not known:
         return text(NOTHING)
     found = estimate(known)
-    spread = "" if math.isnan(found.std) else f" ± {found.std:.2g}"
-    return number(f"{found.mean:.4g}{spread}".replace("-", MINUS), found.mean)
+    return number(_with_spread(found.mean, found.std).replace("-", MINUS), found.mean)
+
+
+def _with_spread(mean: float, std: float) -> str:
+    """`8.2 ± 6.4`: as many digits of the mean as its spread leaves to tell."""
+    if math.isnan(std):
+        return f"{mean:.4g}"
+    places = 1 - math.floor(math.log10(std)) if std > 0 else 0
+    if std == 0 or places > 6 or std >= 1e5:
+        return f"{mean:.4g} ± {std:.2g}"
+    return f"{mean:.{max(0, places)}f} ± {std:.{max(0, places)}f}"
 
 
 def _drawn(what: str, analyses: Sequence[Analysis], findings: Findings) -> str:

@@ -32,8 +32,8 @@ def training_section(findings: Findings) -> str:
     if not known:
         return ""
     test: Series = (lambda run: run.accuracy) if of == "accuracy" else (lambda run: run.loss)
-    gap = "train − test" if of == "accuracy" else "test − train"
-    words = percent if of == "accuracy" else short
+    gap = "train − test, in points" if of == "accuracy" else "test − train"
+    words, lead = (percent, _points) if of == "accuracy" else (short, short)
     figures: list[str] = []
     for setting in findings.settings[:MOST_SETTINGS]:
         both = [
@@ -43,7 +43,7 @@ def training_section(findings: Findings) -> str:
         between = _lines(findings, setting, lambda run: _gap(run, of))
         figures += [
             _figure(findings, setting, f"train (dotted) and test {of}", both, words),
-            _figure(findings, setting, f"generalisation gap: {gap}", between, words),
+            _figure(findings, setting, f"generalisation gap: {gap}", between, lead),
         ]
         if of == "accuracy":
             losses = [
@@ -84,6 +84,11 @@ def noted_section(findings: Findings) -> str:
     return section(
         "noted", "Noted by the way", paragraph(about), _legend(findings), _grid(figures), rest
     )
+
+
+def _points(share: float) -> str:
+    """Between two accuracies: `−4`."""
+    return short(100 * share)
 
 
 def _words(name: str) -> Callable[[float], str]:

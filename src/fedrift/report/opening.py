@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedrift.figures.svg import wrapped
 from fedrift.report import sentences
 from fedrift.report.markup import bullet_list, escape, folded, prose, section
 from fedrift.report.numbers import (
+    FAILED,
+    NOTHING,
     difference_text,
     interval_ends,
     interval_text,
@@ -18,7 +22,7 @@ from fedrift.report.numbers import (
     with_unit,
 )
 from fedrift.report.provenance import Extras, option_sentences
-from fedrift.report.statistics.estimates import Estimate
+from fedrift.report.statistics.estimates import Estimate, quality_series
 from fedrift.report.statistics.findings import Finding, Findings
 from fedrift.report.statistics.grouping import Setting
 
@@ -51,7 +55,7 @@ def headlines(findings: Findings) -> list[Headline]:
 def _of_one(findings: Findings, setting: Setting) -> list[Headline]:
     best = findings.best(setting)
     if best is None:
-        return []
+        return [_failed(one, findings) for one in findings.by_setting[setting][:MOST]]
     made = [_final(best, findings)]
     rival = _rival(best, findings, setting)
     if rival is not None and rival.difference is not None:
@@ -72,6 +76,14 @@ def _final(best: Finding, findings: Findings) -> Headline:
         _sure(best.score.final, interval_text(best.score.final, known)),
         best.score.final,
     )
+
+
+def _failed(one: Finding, findings: Findings) -> Headline:
+    """Where it stood, and why that is no figure."""
+    known, runs = findings.has_accuracy, one.group.runs
+    ends = [float(quality_series(run)[-1]) for run in runs if not run.is_blank]
+    figure = with_unit(sum(ends) / len(ends), known) if ends else NOTHING
+    return Headline(figure, f"{one.method}: {one.score.why}", f"{FAILED}: no figure to compare")
 
 
 def _rival(best: Finding, findings: Findings, setting: Setting) -> Finding | None:
@@ -108,10 +120,13 @@ def _sure(estimate: Estimate, ends: str) -> str:
 
 
 def _best_round(best: Finding, findings: Findings) -> Headline:
-    known = findings.has_accuracy
+    known, run = findings.has_accuracy, best.group.runs[0]
+    values = quality_series(run)
+    place = int(np.nanargmax(values) if known else np.nanargmin(values))
+    which = f"best, in round {run.rounds[place]:,}" if best.score.best.n == 1 else "best round"
     return Headline(
         with_unit(best.score.best.mean, known),
-        f"{best.method}: best round",
+        f"{best.method}: {which}",
         _sure(best.score.best, interval_text(best.score.best, known)),
         best.score.best,
     )
@@ -145,7 +160,8 @@ def _cost(best: Finding, findings: Findings) -> Headline:
     ]
     words = dict(zip(("bytes", "gradients", "seconds"), spent, strict=False))
     rest = [f"{words['gradients']} gradient evaluations"] if "gradients" in words else []
-    rest += [words["seconds"]] if "seconds" in words else []
+    clock = " on the clock" if run.has_clock else ""
+    rest += [words["seconds"] + clock] if "seconds" in words else []
     rounds = plural(int(run.rounds[-1]), "round")
     return Headline(words.get("bytes", rounds), f"{best.method}: sent in {rounds}", ", ".join(rest))
 

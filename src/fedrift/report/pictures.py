@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedrift.figures.style import COLOURS
-from fedrift.figures.svg import Line, bars_picture, kept, lines_picture, percent, table_picture
+from fedrift.figures.svg import (
+    Line,
+    bars_picture,
+    kept,
+    lines_picture,
+    percent,
+    short,
+    table_picture,
+)
 from fedrift.report.markup import escape
 from fedrift.report.statistics.costs import client_accuracy
 from fedrift.report.statistics.estimates import quality_series
@@ -17,6 +25,8 @@ from fedrift.report.statistics.measured import Floats, Measured
 from fedrift.report.tables import SEEN, traffic_per_round
 
 DASHES = ("", "8 4", "2 3", "8 3 2 3")
+LEAST = 0.02  # of an axis of accuracy: less would be rounding
+FIELDS = 4  # greys of the page
 SHARES = np.linspace(0, 1, 51)
 
 
@@ -32,6 +42,12 @@ def dash(place: int) -> str:
 def variables() -> str:
     """The colours of the methods, declared once; lighter in the dark, black as the page's ink."""
     return "".join(f"--m{i}:{_themed(one)};" for i, one in enumerate(COLOURS))
+
+
+def field_colours(kinds: Sequence[tuple[str, str]]) -> list[str]:
+    """Of what travels each way: greys, since colours stand for methods."""
+    places = [[field for way, field in kinds if way == own].index(field) for own, field in kinds]
+    return [f"var(--f{place % FIELDS})" for place in places]
 
 
 def _themed(one: str) -> str:
@@ -80,7 +96,8 @@ def common_range(findings: Findings) -> tuple[float, float] | None:
     ends += [] if level is None else [level]
     if not ends:
         return None
-    room = 0.04 * max(0.01, max(ends) - min(ends))
+    span = max(ends) - min(ends)
+    room = max(0.04 * span, (LEAST - span) / 2)
     return max(0.0, min(ends) - room), min(1.0, max(ends) + room)
 
 
@@ -183,17 +200,24 @@ def ledger(findings: Findings, setting: Setting) -> str:
         if sizes:
             seen[method] = [(*kind, size) for kind, size in sizes.items() if size >= SEEN * whole]
     kinds = list(dict.fromkeys((way, field) for own in seen.values() for way, field, _ in own))
+    colours = dict(zip(kinds, field_colours(kinds), strict=True))
     rows = {
-        method: [
-            (size, f"var(--m{kinds.index((way, field)) % 6})", way) for way, field, size in own
-        ]
+        method: [(size, colours[way, field], way) for way, field, size in own]
         for method, own in seen.items()
     }
     if not rows:
         return ""
     about = "bytes of one round, all its clients"
-    return bars_picture(rows, about=f"{about}, {setting.label}", x_title=about) + "".join(
-        f'<span class="key"><i class="{way}" style="background:var(--m{i % 6})"></i>{way}: '
-        f"{escape(field)}</span>"
-        for i, (way, field) in enumerate(kinds)
+    return bars_picture(
+        rows, about=f"{about}, {setting.label}", x_title=about, x_text=_sent
+    ) + "".join(
+        f'<span class="key"><i class="{way}" style="background-color:{colours[way, field]}"></i>'
+        f"{way}: {escape(field)}</span>"
+        for way, field in kinds
     )
+
+
+def _sent(size: float) -> str:
+    """`2 MB`, `500 B`."""
+    text = short(size)
+    return text if text == "0" else f"{text}{'B' if text[-1].isalpha() else ' B'}"

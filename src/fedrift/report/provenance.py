@@ -178,8 +178,8 @@ def option_sentences(findings: Findings) -> list[str]:
         lines.append(f"Local work, the same for all: {shared}.")
     tuned = _tuned(groups)
     lines += tuned or [
-        "Nothing here was tuned for these data, as far as the runs say: with other options the "
-        "order may change."
+        "Nothing here was tuned for these data, as far as the runs say: with other options "
+        + ("the order may change." if len(findings.methods) > 1 else "it may end elsewhere.")
     ]
     return lines
 

@@ -38,11 +38,17 @@ def scope(findings: Findings) -> str:
     seeds = sorted({run.seed for run in runs})
     named = ", ".join(map(str, seeds)) if len(seeds) <= 10 else f"{seeds[0]} to {seeds[-1]}"
     methods, settings = len(findings.methods), len(findings.settings)
+    figures = f"test {'accuracy' if findings.has_accuracy else 'loss'}, {convention(findings)}"
+    if len(runs) == 1:
+        setting = findings.settings[0]
+        return (
+            f"1 run: {setting.partition}, {setting.participation}, {first.spec.rounds:,} rounds, "
+            f"seed {first.seed}, evaluated on {test}. Figures are {figures}."
+        )
     return (
         f"{plural(methods, 'method')} in {plural(settings, 'setting')}{_common(findings)}, "
         f"{' or '.join(f'{r:,}' for r in rounds)} rounds, {plural(len(seeds), 'seed')} ({named}): "
-        f"{plural(len(runs), 'run')}, evaluated on {test}. Figures are test "
-        f"{'accuracy' if findings.has_accuracy else 'loss'}, {convention(findings)}."
+        f"{plural(len(runs), 'run')}, evaluated on {test}. Figures are {figures}."
     )
 
 
@@ -112,7 +118,7 @@ def verdict(findings: Findings, setting: Setting) -> str:
     place = f"{setting.label}: " if len(findings.settings) > 1 else ""
     best, known = findings.best(setting), findings.has_accuracy
     if best is None:
-        return f"{place}no method has a figure."
+        return f"{place}{'no' if place else 'No'} method has a figure."
     seeds = plural(len(best.group.runs), "seed")
     figure = mean_std(best.score.final, known) + (" %" if known else "")
     if len(findings.by_setting[setting]) == 1:
@@ -181,6 +187,11 @@ def _many_comparisons(findings: Findings) -> list[str]:
 
 def _seeds(findings: Findings, setting: Setting) -> list[str]:
     fewest = min(len(one.group.runs) for one in findings.by_setting[setting])
+    if fewest == 1 and len(findings.methods) == 1:
+        return [
+            "It ran with one seed only: how far another seed would end from it cannot be said. "
+            "Three seeds are a beginning."
+        ]
     if fewest == 1:
         return [
             "Some methods ran with one seed only: how much of their difference is chance cannot "
@@ -204,7 +215,7 @@ def budgets(findings: Findings, where: Setting | None = None) -> list[str]:
         for budget in spent:
             if not budget.unequal:
                 continue
-            words = [f"{getattr(budget, n):.2f} times the {NAMES[n]}" for n in budget.unequal]
+            words = [f"{_times(getattr(budget, n))} the {NAMES[n]}" for n in budget.unequal]
             has_clock = all(run.has_clock for run in findings.grouped.runs)
             axes = [OVER.get(axis, AXES[axis]) for axis in fair_axes([budget], has_clock)]
             text = (
@@ -216,6 +227,10 @@ def budgets(findings: Findings, where: Setting | None = None) -> list[str]:
         text if len(names) == len(looked_at) else f"{', '.join(names)}: {text}"
         for text, names in settings_by_text.items()
     ]
+
+
+def _times(ratio: float) -> str:
+    return "less than 0.01 times" if ratio < 0.005 else f"{ratio:.2f} times"
 
 
 NAMES = {
