@@ -183,14 +183,15 @@ def test_runs_of_every_method_are_drawn_before_anybody_chose(
             (path / "spec.toml").write_text(spec.replace(known, 'algorithm = "feddyn"'))
         add(path, "rounds.jsonl", row(1), row(2))
     page, _ = open_page(browser, server)
-    expect(page.locator("#chart polyline")).to_have_count(8)
+    expect(page.locator("#chart polyline")).to_have_count(12)
+    assert "12 of 13 runs are drawn" in page.locator("#chart").inner_text()
     assert "feddyn" in page.locator("#chart .keys").inner_text()
 
 
 def test_a_curve_that_was_seen_to_grow_stays_when_its_run_ends(
     browser: Browser, server: WatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = [folder(tmp_path, f"run{i:02}") for i in range(12)]
+    paths = [folder(tmp_path, f"run{i:02}") for i in range(16)]
     for path in paths:
         add(path, "rounds.jsonl", row(1), row(2))
     running: list[Path] = [paths[-1]]
@@ -198,16 +199,43 @@ def test_a_curve_that_was_seen_to_grow_stays_when_its_run_ends(
         "fedrift.watch.folders.writer_of", lambda path, _: 4711 if path in running else None
     )
     page, complaints = open_page(browser, server)
-    drawn = page.locator("#chart polyline title", has_text="run11")
+    drawn = page.locator("#chart polyline title", has_text="run15")
     expect(drawn).to_have_count(1)
-    running[:] = paths[:8]
+    running[:] = paths[:12]
     (paths[-1] / "summary.json").write_text('{"status": "done"}')
     expect(page.locator(".run.done")).to_have_count(1, timeout=15_000)
     expect(drawn).to_have_count(1)
-    assert page.locator("#chart polyline").count() == 9
+    assert page.locator("#chart polyline").count() == 13
     page.get_by_label("draw run11").uncheck()
     expect(drawn).to_have_count(0)
     assert complaints == []
+
+
+def test_colours_are_those_of_the_report_and_other_runs_stand_apart(
+    browser: Browser, server: WatchServer, tmp_path: Path
+) -> None:
+    for name, method in (("c/runs/a", "feddyn"), ("c/runs/b", "scaffold")):
+        path = folder(tmp_path, name)
+        spec = (path / "spec.toml").read_text()
+        known = next(line for line in spec.splitlines() if line.startswith("algorithm"))
+        (path / "spec.toml").write_text(spec.replace(known, f'algorithm = "{method}"'))
+        add(path, "rounds.jsonl", row(1), row(2))
+    (tmp_path / "c/compare.toml").write_text('algorithms = ["scaffold", "feddyn"]\n')
+    page, complaints = open_page(browser, server)
+    first = page.locator(".run", has_text="scaffold").locator(".swatch")
+    assert first.evaluate("one => getComputedStyle(one).backgroundColor") == "rgb(0, 114, 178)"
+    assert page.locator(".others").inner_text() == "Other runs"
+    assert complaints == []
+
+
+def test_an_empty_folder_says_how_to_begin(browser: Browser, tmp_path: Path) -> None:
+    with WatchServer(tmp_path) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page, complaints = open_page(browser, server)
+        assert page.locator("#state").inner_text() == "no run yet"
+        assert f"--out {tmp_path.name}/first" in page.locator("#empty").inner_text()
+        assert not page.locator("#measure").is_visible() and complaints == []
+        server.shutdown()
 
 
 def test_a_long_comparison_is_a_heading_and_rows_that_unfold(

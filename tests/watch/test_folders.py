@@ -157,6 +157,7 @@ def test_runs_of_a_comparison_know_it_and_how_many_it_will_have(tmp_path: Path) 
         "c/runs/two": "c",
         "python/runs/one": "python",
     }
+    assert shown["methods"] == ["fedavg", "scaffold"]
     assert shown["comparisons"] == {"c": 12, "python": None, "broken": None}
     inside = Watched(tmp_path / "c")
     inside.refresh()

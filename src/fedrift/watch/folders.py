@@ -13,6 +13,7 @@ from fedrift.config.grid import COMPARISON, RUNS, from_toml
 from fedrift.config.spec import Spec
 from fedrift.core.phases import is_evaluation
 from fedrift.errors import InputError
+from fedrift.grammar import parse
 from fedrift.storage import run_folder, run_record
 from fedrift.storage.jsonl import Record
 from fedrift.watch.clients import Clients
@@ -186,26 +187,29 @@ def group_of(name: str) -> str | None:
 
 @dataclass
 class Comparison:
-    """How many runs a comparison will have, as far as its file says."""
+    """How many runs a comparison will have and of which algorithms, as far as its file says."""
 
     file: Path
     stamp: tuple[int, int] | None = None
     total: int | None = None
+    algorithms: tuple[str, ...] = ()
 
     def refresh(self) -> None:
         try:
             there = self.file.lstat()
         except OSError:
-            self.stamp = self.total = None
+            self.stamp, self.total, self.algorithms = None, None, ()
             return
         stamp = there.st_ino, there.st_mtime_ns
         if stamp == self.stamp:
             return
         self.stamp = stamp
         try:
-            self.total = from_toml(self.file).size
+            grid = from_toml(self.file)
+            named = [str(parse(one.algorithm, "algorithm")) for one in grid.entrants]
+            self.total, self.algorithms = grid.size, tuple(named)
         except InputError:
-            self.total = None
+            self.total, self.algorithms = None, ()
 
 
 class Watched:
@@ -249,8 +253,14 @@ class Watched:
         listed = [run.overview(writer_of(run.folder, locked)) for run in self.runs.values()]
         problems = [f"{name} cannot be read: {why}" for name, why in self.unreadable.items()]
         totals = {name: comparison.total for name, comparison in self.comparisons.items()}
-        root = self.root.absolute().name
-        return {"root": root, "runs": listed, "comparisons": totals, "problems": problems}
+        asked = [name for one in self.comparisons.values() for name in one.algorithms]
+        return {
+            "root": self.root.absolute().name,
+            "runs": listed,
+            "comparisons": totals,
+            "methods": list(dict.fromkeys(asked)),  # in the order in which reports have them
+            "problems": problems,
+        }
 
 
 def _run_folders(root: Path) -> Iterator[Path]:

@@ -3,7 +3,7 @@
 const AXES = ["round", "bytes", "gradients", "seconds"];
 const HIDDEN = new Set([...AXES, "n", "bytes_up", "bytes_down", "clients_evaluated", "clients_not_visited"]);
 const FIRST = ["accuracy", "loss"];
-const MOST_SHOWN = 8; // runs whose curves are drawn before anybody chose; as many that have ended since
+const MOST_SHOWN = 12; // runs whose curves are drawn before anybody chose; as many that have ended since
 const MOST_ROWS = 30; // ended runs of a list that stand in it unasked
 const PAUSE = { busy: 1000, idle: 4000 };
 const known = new Map(); // name of a run -> {generation, columns}
@@ -20,11 +20,17 @@ const node = (tag, kind, text) => {
   if (text !== undefined) made.textContent = text;
   return made;
 };
-// A method has one colour, whatever its seeds and settings; runs of one method are told apart.
-const methods = () => [...new Set(overview.runs.map((run) => run.algorithm))];
+// A method has one colour, whatever its seeds and settings, and keeps it while the page is open; in
+// a comparison it is that of the report. Runs of one method are told apart.
+const order = new Set();
+function methods() {
+  for (const name of [...(overview.methods ?? []), ...overview.runs.map((run) => run.algorithm)]) order.add(name);
+  const present = new Set(overview.runs.map((run) => run.algorithm));
+  return [...order].filter((name) => present.has(name));
+}
 function colour(run) {
-  const known = methods(), names = overview.runs.map((one) => one.name);
-  return COLOURS[(known.length > 1 ? known.indexOf(run.algorithm) : names.indexOf(run.name)) % COLOURS.length];
+  const known = methods(), all = [...order], names = overview.runs.map((one) => one.name);
+  return COLOURS[(known.length > 1 ? all.indexOf(run.algorithm) : names.indexOf(run.name)) % COLOURS.length];
 }
 // Black on the dark page is drawn in the page's own ink.
 const ink = (value) => (value.toLowerCase() === "#000000" ? "var(--ink)" : value);
@@ -43,6 +49,9 @@ function short(value) {
   for (const [size, unit] of units) if (Math.abs(value) >= size) return `${+(value / size).toPrecision(3)} ${unit}`;
   return String(+value.toPrecision(3));
 }
+
+// Of a loss: as many digits in every row.
+const digits = (value) => (Math.abs(value) >= 0.001 && Math.abs(value) < 1000 ? value.toPrecision(3) : short(value));
 
 async function ask(what, options) {
   const answer = await fetch(what, { cache: "no-store", ...options });
@@ -93,6 +102,8 @@ function follow() {
   followed = [...running, ...followed.filter((name) => !running.includes(name))].slice(0, 8 * MOST_SHOWN);
 }
 
+const bytes = (value) => (value === 0 ? "0" : `${short(value)}${value < 1000 ? " " : ""}B`);
+
 async function refresh() {
   try {
     overview = await ask("runs");
@@ -101,8 +112,9 @@ async function refresh() {
     showWhose();
     await Promise.all([...drawn().map(fetchCurves), fetchClients(whose())]);
     const running = overview.runs.filter(isRunning).length;
-    byId("state").textContent = `${running} running, ${overview.runs.length} in all`;
-    document.title = `${running ? `${running} running` : "ended"} · ${overview.root} · fedrift watch`;
+    const count = overview.runs.length;
+    byId("state").textContent = count ? `${running ? `${running} running, ` : ""}${count} in all` : "no run yet";
+    document.title = `${running ? `${running} running` : count ? "ended" : "no run yet"} · ${overview.root} · fedrift watch`;
   } catch (error) {
     isOver = true;
     byId("state").textContent = "fedrift watch has ended; this is what it last saw";
@@ -118,7 +130,9 @@ function show() {
   const problems = byId("problems");
   problems.hidden = !overview.problems.length;
   problems.replaceChildren(...overview.problems.map((words) => node("div", "", words)));
+  for (const id of ["curves", "choice"]) byId(id).hidden = !overview.runs.length;
   byId("empty").hidden = overview.runs.length > 0;
+  byId("example").textContent = `fedrift run scaffold --out ${overview.root || "runs"}/first`;
   showMeasures();
   showRuns();
   showChart();
@@ -156,13 +170,21 @@ function listed(group, runs, drawnNames) {
   const living = runs.filter((run) => run.status !== "done"), done = runs.filter((run) => run.status === "done");
   const shown = unfolded.has(group) ? done : done.slice(0, MOST_ROWS), more = done.length - shown.length;
   const made = [...living, ...shown].map((run) => card(run, drawnNames.has(run.name)));
-  return [...(group === null ? [] : [heading(group)]), ...made, ...(more ? [unfolding(group, more)] : [])];
+  const isAlone = !overview.runs.some((run) => run.group !== null);
+  return [...(group !== null ? [heading(group)] : isAlone ? [] : [piece("others", others)]), ...made, ...(more ? [unfolding(group, more)] : [])];
 }
 
 const pieces = new Map(); // headings and buttons between the runs, kept as these are
 function piece(key, make) {
   if (!pieces.has(key)) pieces.set(key, make());
   return pieces.get(key);
+}
+
+// Runs of no comparison, where there are comparisons too.
+function others() {
+  const made = node("div", "others");
+  made.append(node("h2", "", "Other runs"));
+  return made;
 }
 
 function heading(group) {
@@ -234,7 +256,7 @@ const percent = (share) => (share === null ? null : `${(100 * share).toFixed(2)}
 
 // Of a run that is done: one row, with figures below those of others.
 function results(run) {
-  const figures = { accuracy: percent(run.accuracy), loss: run.loss === null ? null : short(run.loss), rounds: run.reached, time: time(run.seconds) };
+  const figures = { accuracy: percent(run.accuracy), loss: run.loss === null ? null : digits(run.loss), rounds: run.reached, time: time(run.seconds) };
   return Object.entries(figures).map(([words, value]) => {
     const cell = node("span");
     if (value !== null) cell.append(node("b", "", value), ` ${words}`);
@@ -247,7 +269,7 @@ function parts(run) {
     [run.status, ""],
     [`${run.reached}/${run.rounds}`, "rounds"],
     [percent(run.accuracy), "accuracy"],
-    [run.loss === null ? null : short(run.loss), "loss"],
+    [run.loss === null ? null : digits(run.loss), "loss"],
     [run.seconds === null ? null : time(run.seconds), "so far"],
     run.pace && run.pace > 1 ? [time(run.pace), "a round"] : [run.pace ? short(1 / run.pace) : null, "rounds a second"],
     [run.left === null ? null : time(run.left), "left"],
@@ -340,7 +362,7 @@ function showChart() {
     svg.append(shape("line", { x1: EDGE.left, x2: WIDE - EDGE.right, y1: y, y2: y, class: "rule" }));
     svg.append(shape("text", { x: EDGE.left - 8, y: y + 4, "text-anchor": "end" }, figure(isLog ? 10 ** mark : mark)));
   }
-  for (const [mark, words] of axis === "seconds" ? clockTicks(x0, x1) : ticks(x0, x1, axis === "round").map((mark) => [mark, short(mark)])) {
+  for (const [mark, words] of axis === "seconds" ? clockTicks(x0, x1) : ticks(x0, x1, axis === "round").map((mark) => [mark, axis === "bytes" ? bytes(mark) : short(mark)])) {
     svg.append(shape("text", { x: toX(mark), y: HIGH - EDGE.bottom + 18, "text-anchor": "middle" }, words));
   }
   svg.append(shape("line", { x1: EDGE.left, x2: WIDE - EDGE.right, y1: HIGH - EDGE.bottom, y2: HIGH - EDGE.bottom, class: "axis" }));
@@ -361,7 +383,9 @@ function showChart() {
 
 // Whose colours are drawn, where a colour stands for a method.
 function keysOf(runs) {
-  if (methods().length < 2) return [];
+  const left = overview.runs.filter(isShown).length - runs.length;
+  const note = left > 0 ? [node("p", "soft", `${runs.length} of ${runs.length + left} runs are drawn; the boxes below choose.`)] : [];
+  if (methods().length < 2) return note;
   const keys = node("p", "soft keys"), first = new Map(runs.map((run) => [run.algorithm, run]));
   for (const method of methods().filter((one) => first.has(one))) {
     const key = node("span", "", method), swatch = node("i", "key");
@@ -369,7 +393,7 @@ function keysOf(runs) {
     key.prepend(swatch);
     keys.append(key);
   }
-  return [keys];
+  return [keys, ...note];
 }
 
 function thinned(points) {
