@@ -206,7 +206,7 @@ def test_a_curve_that_was_seen_to_grow_stays_when_its_run_ends(
     expect(page.locator(".run.done")).to_have_count(1, timeout=15_000)
     expect(drawn).to_have_count(1)
     assert page.locator("#chart polyline").count() == 13
-    page.get_by_label("draw run11").uncheck()
+    page.get_by_label("draw run15").uncheck()
     expect(drawn).to_have_count(0)
     assert complaints == []
 
