@@ -866,12 +866,14 @@ def test_a_single_evaluation_is_a_point_and_a_short_loss_axis_has_plain_numbers(
 def test_methods_of_diloco_are_evaluated_after_equal_work() -> None:
     """A picture of their curves shows all of them, and all end with an evaluation."""
     preset = presets.find("diloco-text")
-    for size, steps in (("laptop", 50), ("evening", 150), ("full", 50)):
-        (part,) = preset.sizes[size].parts
+    spans = {"main": 50, "longer": 150, "noise": 50}
+    parts = [part for size in preset.sizes.values() for part in size.parts]
+    assert {part.name for part in parts} == set(spans)
+    for part in parts:
         for cell in part.grid.cells():
             spec = cell.spec
             assert isinstance(spec.steps, int)
-            assert spec.steps * spec.eval_every == max(steps, spec.steps)
+            assert spec.steps * spec.eval_every == max(spans[part.name], spec.steps)
             assert spec.rounds % spec.eval_every == 0
 
 
