@@ -120,6 +120,8 @@ def test_natural_is_one_client_per_user() -> None:
 
 def test_targets_that_are_no_labels_can_be_divided_by_size() -> None:
     exactly_once(partition("iid", np.random.default_rng(0).random((30, 2)), clients=4, seed=0), 30)
+    with pytest.raises(InputError, match=r"each sample has 2 labels, as .* use natural, iid"):
+        partition("dirichlet:1", np.zeros((30, 2), np.int64), clients=4, seed=0)
     with pytest.raises(InputError, match="whole-number class label"):
         partition("hsu:1", np.random.default_rng(0).random(30), clients=4, seed=0)
     with pytest.raises(InputError, match="20000 different values for 10000 clients, too many"):

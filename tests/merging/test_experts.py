@@ -167,3 +167,29 @@ def test_texts_are_routed_by_their_tokens(tmp_path: Path) -> None:
     made = fr.experts(runs, data=tasks, tests=tasks)
     np.testing.assert_array_equal(made.routed, np.eye(2))
     assert made.module()(x[0]).shape == (30, 8, 8)
+
+
+@pytest.mark.parametrize("mix", ["top-1", "soft"])
+def test_inputs_by_name_and_several_inputs_are_routed(
+    mix: str, specialists: list[fr.Result]
+) -> None:
+    class Two(nn.Module):
+        head = "out"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.out = nn.Linear(6, 12), nn.Linear(12, 3)
+
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return self.out(torch.tanh(self.hidden(torch.cat((left, right), 1))))
+
+    plain = fr.experts(specialists, mix=mix, data=TASKS, tests=TASKS)
+    for named in (True, False):
+        tasks: list[Any] = []
+        for x, y in TASKS:
+            parts = x[:, :2], x[:, 2:]
+            tasks.append((dict(zip(("left", "right"), parts, strict=True)) if named else parts, y))
+        runs = [fr.run("fedavg", model=Two, clients=[t], test=t, **LOCAL) for t in tasks]
+        made = fr.experts(runs, mix=mix, data=tasks, tests=tasks)
+        np.testing.assert_allclose(made.scores, plain.scores, atol=0.02)
+        assert made.module()(tasks[0][0]).shape == (80, 3) and made.passes == plain.passes

@@ -249,6 +249,29 @@ def test_positions_that_are_filled_up_count_for_nothing() -> None:
     torch.testing.assert_close(merged, regmean(layout, models, grams))
 
 
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("aligned", "'aligned' needs layers in a chain, and layer 'known' does not follow from"),
+        ("regmean", "needs a model with layers nn.Linear that are trained; it has none"),
+    ],
+)
+def test_models_that_a_rule_does_not_know(how: str, words: str) -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+            self.first, self.known = nn.Conv1d(1, 3, 1), nn.Embedding(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.known(x).transpose(1, 2) + self.first(x[:, None].float()).mean()
+
+    x = torch.randint(0, 4, (6, 5), generator=torch.Generator().manual_seed(3))
+    data = [(x, x.roll(-1, 1))] * 2
+    one = fr.run("fedavg", model=Counts, clients=data[:1], rounds=1, workers=0)
+    with pytest.raises(InputError, match=words):
+        fr.merge([one, one], how, data=data)
+
+
 def test_regmean_of_a_model_that_is_one_layer() -> None:
     """Least squares of each, merged, are the pooled least squares."""
     random = torch.Generator().manual_seed(4)

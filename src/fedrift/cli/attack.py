@@ -70,6 +70,8 @@ def gradients(
 def _show(made: Attack) -> None:
     from rich.table import Table
 
+    from fedrift.attack.gradients import RECOVERED
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("what the server sees", "inputs read", "mean correlation", "ε (δ = 1e-5)"):
         table.add_column(name, justify="left" if name.startswith("what") else "right")
@@ -78,5 +80,9 @@ def _show(made: Attack) -> None:
         read = percent_text(row["read"], 0)
         table.add_row(row["setting"], read, f"{row['correlation']:.2f}", epsilon)
     console().print(table)
+    console().print(
+        f"Read: a correlation of {RECOVERED:g} or more with the input. The row nearest to each "
+        "input is taken, which only its owner could choose: no server finds more this way."
+    )
     if made.note:
         console().print(made.note)

@@ -129,6 +129,12 @@ class PartitionRequest:
 
     @cached_property
     def labels(self) -> Labels:
+        if self.y.ndim == 2 and self.y.dtype.kind in "iub":
+            raise self.error(
+                f"each sample has {self.y.shape[1]} labels, as the positions of a text have, and "
+                "no class to divide by; use natural, iid, lognormal or powerlaw, or in Python "
+                "fr.split(…, labels=…)"
+            )
         if self.y.ndim != 1 or self.y.dtype.kind not in "iub":
             raise self.error(
                 f"y must be one whole-number class label per sample, not {self.y.dtype} of shape "

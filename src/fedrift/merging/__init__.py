@@ -277,7 +277,7 @@ class _Merger:
             grams = [dict(one) for one in known]
             return rules.regmean(problem.layout, models, grams, options.get("shrink", 0.9))
         if self.rule.name == "aligned":
-            return rules.mean(align_all(Chain.of(problem.layout), models, seed=self.seed))
+            return rules.mean(align_all(_chain(problem), models, seed=self.seed))
         return rules.mean(models)
 
     def _made(
@@ -361,6 +361,15 @@ class _Merger:
             forwards=looks if self.rule.name == "regmean" else 0,
             steps=0,
         )
+
+
+def _chain(problem: Problem) -> Chain:
+    try:
+        return Chain.of(problem.layout)
+    except InputError as error:
+        raise InputError(
+            f"'aligned' needs layers in a chain, and {error}; use mean, or another rule"
+        ) from None
 
 
 def _evaluated(one: Specialist) -> EvaluatedModel:

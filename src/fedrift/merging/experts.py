@@ -92,7 +92,8 @@ def _parts(x: Any) -> Any:
 
 
 class Routed(nn.Module):
-    """Experts and their router as one module; `passes` counts inputs that experts were given."""
+    """Experts and their router as one module of one input, be it a dict or a tuple; `passes` counts
+    inputs that experts were given."""
 
     def __init__(
         self,
@@ -332,11 +333,16 @@ def _score(module: nn.Module, one: Specialist) -> Mapping[str, Any]:
     (x, y), problem = one.test, one.problem
     chunks = [
         evaluate_chunk(
-            call(module, take(x, some), problem.loss), take(y, some), problem.loss, problem.classes
+            _output(module, take(x, some), problem), take(y, some), problem.loss, problem.classes
         )
         for some in _slices(count(x))
     ]
     return combine(chunks)
+
+
+def _output(module: nn.Module, x: Inputs, problem: Problem) -> Any:
+    """Named inputs, and several, are given to all experts together as they come."""
+    return module(x) if isinstance(module, Routed) else call(module, x, problem.loss)
 
 
 @torch.no_grad()

@@ -276,16 +276,17 @@ def check_trained_whole(specialists: Sequence[Specialist]) -> None:
 
 def check_start(specialists: Sequence[Specialist], rule: str) -> None:
     """Refuses models that did not begin with the same weights."""
+    other_way = "merge them by mean or aligned" if rule == "experts" else "use mean or aligned"
     first = specialists[0]
     for one in specialists:
         if not one.is_start_known:
             raise InputError(
                 f"'{rule}' needs a common start, and that of '{one.name}' is not known to be the "
-                "results'; give the result that its call of fr.run returns, or use mean or aligned"
+                f"results'; give the result that its call of fr.run returns, or {other_way}"
             )
     for other in specialists[1:]:
         if not torch.equal(other.problem.w0, first.problem.w0):
             raise InputError(
                 f"'{rule}' needs a common start, and '{first.name}' and '{other.name}' "
-                "began with other weights; run them with the same seed, or use mean or aligned"
+                f"began with other weights; run them with the same seed, or {other_way}"
             )

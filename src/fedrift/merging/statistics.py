@@ -69,7 +69,9 @@ def gram_matrices(problem: Problem, w: Vec, x: Inputs, y: Any = None) -> dict[st
         for hook in hooks:
             hook.remove()
     if not sums.grams:
-        raise InputError("merge rule 'regmean' needs a model with linear layers")
+        raise InputError(
+            "merge rule 'regmean' needs a model with layers nn.Linear that are trained; it has none"
+        )
     return sums.grams
 
 
