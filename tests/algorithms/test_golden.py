@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fedrift.algorithms import NAMES
 from fedrift.conform import closed_form, convergence, golden
 from fedrift.conform.convergence import LIMITS, Limit
-from fedrift.conform.golden import DERIVED, PERSONAL, PERSONAL_AFTER, ROWS, Personal, Row
+from fedrift.conform.golden import AFTER, DERIVED, PERSONAL, PERSONAL_AFTER, ROWS, Personal, Row
 from fedrift.conform.problem import DRIFTED, GOLDEN_A, GOLDEN_B, alternating
 from tests.support import least_squares
 from tests.support.product import MINIMISER, Inside, golden_trial, path
@@ -58,9 +59,50 @@ def test_golden_models_of_the_clients_own(row: Personal) -> None:
     assert golden.personal_failures(row) == []
 
 
+DILOCO: dict[str, dict[str, Any]] = {
+    "diloco F lr=0.01": {"lr": 0.01},
+    "diloco A lr=0.01": {"lr": 0.01, "alternates": True},
+    "diloco:warmup=7,schedule=cosine F": {"warmup": 7},
+    "diloco:inner_wd=0.5,server_lr=1,server_momentum=0.5 A": {
+        "decay": 0.5, "outer": 1.0, "momentum": 0.5, "alternates": True,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.name == "diloco"], ids=str)
+def test_diloco_in_plain_numpy(row: Row) -> None:
+    """AdamW whose moments stay at the clients, and Nesterov momentum outside; five inner steps."""
+    options = DILOCO[str(row)]
+    lr, decay, warmup = (options.get(k, v) for k, v in (("lr", 0.1), ("decay", 0.1), ("warmup", 0)))
+    a, b, w, v = np.array(GOLDEN_A), np.array(GOLDEN_B), np.zeros(2), np.zeros(2)
+    first, second, steps = np.zeros((2, 2)), np.zeros((2, 2)), [0, 0]
+    found: list[np.ndarray] = []
+    for t in range(10):
+        changes: list[np.ndarray] = []
+        for i in [t % 2] if options.get("alternates") else [0, 1]:
+            x = w.copy()
+            for _ in range(5):
+                rate, k = lr, steps[i]
+                if warmup:
+                    share = (k - warmup) / (50 - warmup)
+                    rate *= (k + 1) / warmup if k < warmup else (1 + np.cos(np.pi * share)) / 2
+                g, steps[i] = a[i] * (x - b[i]), k + 1
+                first[i] = 0.9 * first[i] + 0.1 * g
+                second[i] = 0.95 * second[i] + 0.05 * g**2
+                mean, square = first[i] / (1 - 0.9 ** (k + 1)), second[i] / (1 - 0.95 ** (k + 1))
+                x = x * (1 - rate * decay) - rate * mean / (np.sqrt(square) + 1e-8)
+            changes.append(w - x)
+        momentum, d = options.get("momentum", 0.9), np.mean(changes, 0)
+        v = momentum * v + d
+        w = w - options.get("outer", 0.7) * (d + momentum * v)
+        found.append(w)
+    for after, point in zip(AFTER, row.points, strict=True):
+        assert found[after - 1] == pytest.approx(point, abs=6e-7)
+
+
 def test_the_table_is_complete() -> None:
-    """45 rows, and at least one for every name but Fed3R+FT, whose second stage is another's."""
-    assert len(ROWS) == 45
+    """48 rows, and at least one for every name but Fed3R+FT, whose second stage is another's."""
+    assert len(ROWS) == 48
     assert {(row.text, row.mode) for row in PERSONAL} == {
         (text, mode) for text in least_squares.METHODS for mode in "FA"
     }
