@@ -169,3 +169,10 @@ def test_a_logarithmic_axis_has_several_marks_in_plain_figures(
     ticks = zip(axis.get_yticks(), axis.get_yticklabels(), strict=True)
     words = [label.get_text() for at, label in ticks if low <= at <= high]
     assert 2 <= len(words) <= 9 and all("10^" not in one for one in words)
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.85, "85 %"), (0.925, "92.5 %"), (0.0, "0 %"), (0.07, "7 %")]
+)
+def test_marks_that_are_close_differ(share: float, text: str) -> None:
+    assert style.percent_mark(share, 0) == text

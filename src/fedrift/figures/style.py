@@ -209,6 +209,11 @@ def name_ticks(axis: Axes, labels: Sequence[str]) -> None:
             label.set(rotation=30, ha="right")
 
 
+def percent_mark(share: float, _: float) -> str:
+    """`85 %`, and `92.5 %` where marks are that close."""
+    return f"{round(100 * share, 6):g} %"
+
+
 MINUTE, HOUR, DAY = 60, 3600, 86400
 TIME_UNITS = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (1, "s"))
 TIME_STEPS = (

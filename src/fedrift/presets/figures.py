@@ -156,7 +156,7 @@ def _label(axis: Axes, title: str, has_accuracy: bool) -> None:
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_ylabel("test accuracy" if has_accuracy else "test loss")
     if has_accuracy:
-        axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        axis.yaxis.set_major_formatter(style.percent_mark)
 
 
 def _clients(findings: Findings) -> Figure:

@@ -325,7 +325,7 @@ def _relations(one: Measured, measured: Sequence[Measured]) -> str:
         said = f"**{plain(spoken(verdict, relation.certain))}**"
         said += plain(one.reason(relation, verdict, measured))
         rows.append([plain(relation.words), plain(relation.rule), numbers, said])
-    return "### Verdicts\n\n" + _lines(("claim", "rule", "measured", ""), rows)
+    return "### Verdicts\n\n" + _lines(("claim", "rule", "measured", "verdict"), rows)
 
 
 def table_text(table: Table) -> str:

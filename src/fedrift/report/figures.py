@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrift.figures.style import COLOURS, new_figure, save, time_ticks
+from fedrift.figures.style import COLOURS, new_figure, percent_mark, save, time_ticks
 from fedrift.report.statistics.costs import client_accuracy
 from fedrift.report.statistics.estimates import quality_series
 from fedrift.report.statistics.findings import Finding, Findings
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 STYLES = ("-", "--", ":", "-.")
+MARKS = 5  # with their units, which would run into each other if there were more
 MOST_PANELS = 6  # side by side; further settings go to further figures
 SHARES = np.linspace(0, 1, 101)
 LABELS = {
@@ -89,7 +90,7 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
 
 def _curves(findings: Findings, settings: Sequence[Setting], axis: str) -> Figure:
     """Mean of the seeds as far as all of them go, with their range."""
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     figure, axes = _panels(findings, settings)
     for panel, setting in zip(axes, settings, strict=True):
@@ -100,9 +101,10 @@ def _curves(findings: Findings, settings: Sequence[Setting], axis: str) -> Figur
         if axis == "seconds":
             time_ticks(panel)
         if axis in ("bytes", "gradients"):
+            panel.xaxis.set_major_locator(MaxNLocator(MARKS))
             panel.xaxis.set_major_formatter(EngFormatter("B" if axis == "bytes" else ""))
         if findings.has_accuracy:
-            panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+            panel.yaxis.set_major_formatter(percent_mark)
     axes[0].set_ylabel("test accuracy" if findings.has_accuracy else "test loss")
     _legend(figure, axes)
     return figure
