@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,19 @@ from torch import Tensor, nn
 
 import fedrift as fr
 from fedrift.core import (
+    ASAM,
     SAM,
     SGD,
+    SVRG,
     Adam,
+    Addition,
+    Blend,
     Draw,
     Exponential,
+    Extra,
     Linear,
     Local,
+    Plain,
     Problem,
     Prox,
     Run,
@@ -29,7 +35,7 @@ from fedrift.core import (
     define,
     flatten,
 )
-from fedrift.core.local import batches
+from fedrift.core.local import PlainStep, batches
 from tests.support.problems import Net, blobs, small_run
 from tests.support.product import generator
 
@@ -117,10 +123,152 @@ def test_the_flat_path_gives_the_bits_of_the_plain_path(size: int | None) -> Non
         train(local, outside=(Linear(zero),)),
         train(local, mean_grad=True),
         train(replace(local, correct=(Prox(0.0),))),
+        train(local, Prox(0.0), Linear(zero), Blend(1.0, zero)),
         train(replace(local, clip=1e9)),
         train(replace(local, gradient=SAM(0.0))),
+        train(replace(local, gradient=SAM(0.0)), Linear(zero), mean_grad=True),
     ):
         assert torch.equal(plain.w, other.w) and torch.equal(plain.delta, other.delta)
+
+
+V = torch.linspace(-0.1, 0.1, 212, dtype=torch.float64)
+CORRECTED: dict[str, tuple[Any, ...]] = {
+    "none": (),
+    "linear": (Linear(V),),
+    "prox": (Prox(0.7),),
+    "anchor": (Prox(0.7, V),),
+    "away": (Prox(-0.3, V),),
+    "blend": (Blend(0.3, V),),
+    "feddyn": (Linear(V), Prox(0.4)),
+    "blended last": (Linear(V), Prox(0.4), Blend(0.3, -V)),
+    "blended first": (Blend(0.3, -V), Prox(0.4), Linear(V)),
+    "two blends": (Blend(0.3, -V), Linear(V), Blend(0.6, V), Linear(V)),
+    "two springs": (Prox(0.4), Prox(0.7, V)),
+    "variance": (SVRG(V, V), Linear(V)),
+}
+RULES: dict[str, Any] = {
+    "plain": Plain(),
+    "sam": SAM(0.3),
+    "asam": ASAM(0.3, 0.1),
+    "extra": Extra(0.3, 0.5),
+    "own": lambda step: step.grad(step.w),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("corrected", CORRECTED)
+def test_part_by_part_or_summed_up_a_step_is_the_same(rule: str, corrected: str) -> None:
+    pieces = CORRECTED[corrected]
+    local = Local(lr=0.2, epochs=2, batch_size=8, gradient=RULES[rule])
+    is_parted = corrected not in ("two springs", "variance") and rule not in ("extra", "own")
+    assert (PlainStep.of(local, local.gradient, pieces) is not None) == is_parted
+    given = train(local, *pieces, dtype=torch.float64)
+    summed = train(replace(local, clip=1e9), *pieces, dtype=torch.float64)
+    torch.testing.assert_close(given.w, summed.w, rtol=0, atol=1e-14)
+    torch.testing.assert_close(given.delta, summed.delta, rtol=0, atol=1e-14)
+    assert not pieces or not torch.equal(given.w, train(local, dtype=torch.float64).w)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"optimizer": SGD(momentum=0.1)},
+        {"optimizer": SGD(weight_decay=0.1)},
+        {"optimizer": Adam()},
+        {"clip": 1.0},
+    ],
+    ids=str,
+)
+def test_momentum_decay_and_clipping_need_the_sum(change: dict[str, Any]) -> None:
+    local = Local()
+    assert PlainStep.of(local, Plain(), (Prox(1.0),)) is not None
+    assert PlainStep.of(replace(local, **change), Plain(), (Prox(1.0),)) is None
+
+
+def test_a_part_of_ones_own_follows_the_uncorrected_gradient() -> None:
+    local = Local()
+    assert PlainStep.of(local, Plain(), (), has_own=True) is not None
+    assert PlainStep.of(local, Plain(), (Prox(1.0),), has_own=True) is None
+    assert PlainStep.of(local, SAM(0.1), (), has_own=True) is None
+
+
+def test_what_a_piece_says_it_does_is_what_it_does() -> None:
+    """A class of one's own made of one of ours, with another formula."""
+
+    class Half(Linear):
+        def __call__(self, g: Vec, step: Step) -> None:
+            g.add_(self.v, alpha=0.5)
+
+    class Back(SAM):
+        def __call__(self, step: Step) -> Vec:
+            return step.grad(step.ahead(-self.rho, step.grad(step.w)))
+
+    local = Local(lr=0.2, batch_size=8)
+    half = train(local, Half(V), dtype=torch.float64)
+    torch.testing.assert_close(half.w, train(local, Linear(0.5 * V), dtype=torch.float64).w)
+    back = train(replace(local, gradient=Back(0.3)), dtype=torch.float64)
+    assert torch.equal(back.w, train(replace(local, gradient=SAM(-0.3)), dtype=torch.float64).w)
+
+
+@dataclass(frozen=True)
+class Elsewhere(Addition):
+    """g += the gradient at another point, written into a buffer."""
+
+    at: Vec
+
+    def vector(self, step: Step) -> Vec:
+        return step.grad(self.at)
+
+
+def test_an_addition_may_look_at_other_gradients_and_at_w() -> None:
+    """Its gradient is not the step's first, whose loss is reported; w is where the step began."""
+    pieces = Elsewhere(9.0 * V), Linear(V)
+    local, reports = Local(lr=0.1, epochs=2, batch_size=8, gradient=SAM(0.3)), list[Any]()
+    for how in (local, replace(local, clip=1e9)):
+        problem, split = task(dtype=torch.float64)
+        site = site_of(problem, split)
+        run = site.train(how, problem.w0, *pieces)
+        assert site.work.gradients == 3 * 2 * (N - 3)
+        reports.append((run, site.training()))
+    torch.testing.assert_close(reports[0][0].w, reports[1][0].w, rtol=0, atol=1e-14)
+    assert reports[0][1].loss == pytest.approx(reports[1][1].loss, rel=1e-12)
+
+
+class Normal(Wet):
+    """Dropout, and running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.drop(torch.relu(self.norm(self.hidden(x)))))
+
+
+@pytest.mark.parametrize(
+    "rule", [Plain(), SAM(0.3), ASAM(0.3, 0.1)], ids=lambda r: type(r).__name__
+)
+def test_masks_statistics_and_reports_are_those_of_the_first_pass(rule: Any) -> None:
+    """As one vector or part by part: the same bits where nothing is added."""
+    local, seen = Local(lr=0.1, epochs=2, batch_size=8, gradient=rule), list[Any]()
+    for asks in (False, True):
+        problem, split = task(Normal)
+        site = site_of(problem, split)
+        run = site.train(local, problem.w0, mean_grad=asks)
+        report = torch.tensor(site.training(), dtype=torch.float64)
+        seen.append((run.w, *site.statistics(), report))
+        assert site.work.gradients == (1 if rule == Plain() else 2) * 2 * (N - 3)
+    for given, summed in zip(*seen, strict=True):
+        assert torch.equal(given, summed)
+
+
+@pytest.mark.parametrize("how", [{}, {"clip": 1e9}, {"gradient": SAM(0.1)}], ids=str)
+def test_a_frozen_optimizer_counts_no_steps(how: dict[str, Any]) -> None:
+    local = Local(lr=0.1, epochs=2, batch_size=8, **how)
+    begun = train(local).opt
+    assert int(begun.count) == 10
+    assert int(train(local, opt=begun).opt.count) == 20
+    assert int(train(local, opt=begun, freeze=True).opt.count) == int(begun.count) == 10
 
 
 def test_clipping_is_torchs_up_to_rounding() -> None:

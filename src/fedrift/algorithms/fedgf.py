@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 
 from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, Weights, message, state
-from fedrift.core import Step, Sum, norm, unit
+from fedrift.core import GradientAt, Step, Sum, norm, unit
 
 
 @message
@@ -43,7 +43,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Toward:
+class Toward(GradientAt):
     """The gradient between the local ascent point and the globally perturbed model."""
 
     rowwise: ClassVar[bool] = True
@@ -51,9 +51,9 @@ class Toward:
     up: Vec | None
     c: float
 
-    def __call__(self, step: Step) -> Vec:
+    def point(self, step: Step) -> Vec:
         at = step.ahead(self.rho, step.grad(step.w))
-        return step.grad(at if self.up is None else at.lerp_(self.up, self.c))
+        return at if self.up is None else at.lerp_(self.up, self.c)
 
 
 @dataclass(frozen=True)

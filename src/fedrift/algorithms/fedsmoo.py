@@ -13,7 +13,7 @@ import torch
 
 from fedrift.algorithms.feddyn import server_step
 from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, Weights, message, state
-from fedrift.core import Linear, Prox, Step, norm, uniform_only, unit
+from fedrift.core import GradientAt, Linear, Prox, Step, norm, uniform_only, unit
 
 
 @message
@@ -42,18 +42,18 @@ class Client:
     mu: Vec  # μ_i, dual of the perturbation
 
 
-class Perturbed:
+class Perturbed(GradientAt):
     """The gradient at w + ŝ; owns the dual μ for the length of a visit, which moves every step."""
 
     def __init__(self, r: float, s: Vec, mu: Vec) -> None:
         self.r, self.s, self.mu, self.last = r, s, mu.clone(), torch.zeros_like(mu)
 
-    def __call__(self, step: Step) -> Vec:
+    def point(self, step: Step) -> Vec:
         q = step.grad(step.w).sub_(self.mu).sub_(self.s)
         scale = (self.r / norm(q).clamp_min(1e-12)).to(q.dtype)
         torch.mul(q, scale, out=self.last)  # ŝ
         self.mu.add_(self.last).sub_(self.s)
-        return step.grad(torch.add(step.w, self.last, out=q))
+        return torch.add(step.w, self.last, out=q)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -364,15 +364,17 @@ class Ascents:
         """The local model, and the point of the step's second gradient."""
         self._second = False
         model: Any = inside.problem.model
-        asked = model.grad_at
+        model.grad_at = self._watched(model, model.grad_at)
+        model.gradients_at = self._watched(model, model.gradients_at)
 
-        def watched(at: Tensor, *rest: Any) -> Tensor:
+    def _watched(self, model: Any, asked: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(at: Tensor, *rest: Any) -> Any:
             if self._second:
                 self.pairs.append((model.w.clone(), at.clone()))
             self._second = not self._second
             return asked(at, *rest)
 
-        model.grad_at = watched
+        return watched
 
     def lengths(self, problem: Problem, rule: Any) -> Tensor:
         """‖e‖ of every step, for ASAM ‖e/T‖."""

@@ -350,10 +350,22 @@ class FlatModel:
         """The gradient at another point; w comes back from a copy, so bit for bit."""
         if at is self.w:
             return self.grad(batch, out, objective)
+        with self._moved(at):
+            return self.grad(batch, out, objective)
+
+    def gradients_at(self, at: Vec, batch: Batch) -> Sequence[Tensor]:
+        """The same as `gradients` gives it, one tensor per parameter."""
+        if at is self.w:
+            return self.gradients(batch)
+        with self._moved(at):
+            return self.gradients(batch)
+
+    @contextmanager
+    def _moved(self, at: Vec) -> Generator[None]:
         self._saved.copy_(self.w)
         self.w.copy_(at)
         try:
-            return self.grad(batch, out, objective)
+            yield
         finally:
             self.w.copy_(self._saved)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from fedrift.core.flat import Batch, Layout, Vec, add_each, count, norm
 from fedrift.core.flat_model import FlatModel, Forward, Objective
 from fedrift.core.optim import SGD, Optimizer, OptState, Schedule, rates_of
-from fedrift.core.pieces import Correction, Gradient, Plain
+from fedrift.core.pieces import Addition, Correction, Gradient, GradientAt, Plain, Step
 from fedrift.core.training_report import Trace
 from fedrift.rng import generator
 
@@ -231,15 +231,83 @@ class LocalStep(Buffers):
         return self.model.forward_at(at, self._batch, statistics)
 
     def grad(self, at: Vec, objective: Objective | None = None) -> Vec:
-        self.seed()
-        model = self.model
-        statistics = model.all_buffers() if self._asked else ()
-        self._asked += 1
-        g = model.grad_at(at, self._batch, self.buffer(), objective)
-        model.watch = None  # only the first pass is reported
-        if statistics:  # only the first pass of a step moves running statistics
-            model.load_all_buffers(statistics)
+        statistics = self._begin_pass()
+        g = self.model.grad_at(at, self._batch, self.buffer(), objective)
+        self._end_pass(statistics)
         return g
+
+    def gradients(self, at: Vec) -> Sequence[Tensor]:
+        """The same, one tensor for each parameter; those of the client's own come last."""
+        statistics = self._begin_pass()
+        made = self.model.gradients_at(at, self._batch)
+        self._end_pass(statistics)
+        return made
+
+    def _begin_pass(self) -> tuple[Tensor, ...]:
+        self.seed()
+        statistics = self.model.all_buffers() if self._asked else ()
+        self._asked += 1
+        return statistics
+
+    def _end_pass(self, statistics: tuple[Tensor, ...]) -> None:
+        self.model.watch = None  # only the first pass is reported
+        if statistics:  # only the first pass of a step moves running statistics
+            self.model.load_all_buffers(statistics)
+
+    def move(self, gradients: Sequence[Tensor], by: float) -> None:
+        """w += by·gradients, parameter by parameter."""
+        add_each(self.model.parameters, gradients, by)
+
+
+class MovingStep(Step, Protocol):
+    """A step that moves w by a gradient as it comes, one tensor for each parameter."""
+
+    def gradients(self, at: Vec) -> Sequence[Tensor]: ...
+    def move(self, gradients: Sequence[Tensor], by: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class PlainStep:
+    """w −= lr·(corrected gradient), part by part: no vector is made of their sum.
+
+    The formula is that of `local_train`; a correction of 0 changes no bit.
+    """
+
+    rule: GradientAt
+    additions: Sequence[tuple[Addition, float]]
+    """Each with its share of the step; the one that looks at w comes before w moves."""
+    share: float
+    """Of the gradient."""
+
+    @staticmethod
+    def of(
+        local: Local, rule: Gradient, corrections: Sequence[Correction], has_own: bool = False
+    ) -> PlainStep | None:
+        """None if the gradient is needed as one vector. `has_own`: some parameters stay at the
+        client and follow the last gradient of the rule, uncorrected."""
+        optimizer = local.optimizer
+        if type(optimizer) is not SGD or not optimizer.is_plain or local.clip is not None:
+            return None
+        if not isinstance(rule, GradientAt) or type(rule).__call__ is not GradientAt.__call__:
+            return None
+        additions, share = list[tuple[Addition, float]](), 1.0
+        for piece in reversed(corrections):
+            if not isinstance(piece, Addition) or type(piece).__call__ is not Addition.__call__:
+                return None
+            additions.append((piece, share))
+            share *= piece.share
+        additions.sort(key=lambda each: each[0].is_fixed)
+        if any(not piece.is_fixed for piece, _ in additions[1:]):
+            return None
+        if has_own and (additions or not isinstance(rule, Plain)):
+            return None
+        return PlainStep(rule, additions, share)
+
+    def __call__(self, step: MovingStep) -> None:
+        gradients = step.gradients(self.rule.point(step))
+        for addition, share in self.additions:
+            addition.move(step, -step.lr * share)
+        step.move(gradients, -step.lr * self.share)
 
 
 @lru_cache(maxsize=8)
@@ -316,14 +384,15 @@ def local_train(
     memory = opt.copy() if opt is not None else optimizer.init(w)
     done = int(memory.count)
     rates = rates_of(local.lr, round, done, steps)
-    plain = isinstance(optimizer, SGD) and optimizer.is_plain and isinstance(rule, Plain)
-    bare = not (corrections or outside or mean_grad or local.clip is not None)
-    if plain and bare and trains == "all":
-        _plain_steps(step, rates, batches)
-        memory.count.fill_(done + steps)
-        return _run(step, w, rates, memory)
-
     own = _Own(model, local) if len(model.own) and trains != "shared" else None
+    asks_more = outside or mean_grad or trains != "all"
+    plain = None if asks_more else PlainStep.of(local, rule, corrections, own is not None)
+    if plain is not None:
+        for k, (lr, batch) in enumerate(zip(rates, batches, strict=True)):
+            step.begin(k, lr, batch)
+            plain(step)
+        memory.count.fill_(done if freeze else done + steps)
+        return _run(step, w, rates, memory)
     total = torch.zeros_like(w, dtype=torch.float64) if mean_grad else None
     for k, (lr, batch) in enumerate(zip(rates, batches, strict=True)):
         step.begin(k, lr, batch)
@@ -354,16 +423,6 @@ def local_train(
 def span_of(rates: Sequence[float]) -> float:
     """Σ of the rates; lr × steps, exactly, when they are equal."""
     return rates[0] * len(rates) if len(set(rates)) == 1 else sum(rates)
-
-
-def _plain_steps(step: LocalStep, rates: Sequence[float], batches: Iterable[Batch]) -> None:
-    # No correction, clip, momentum or decay: add the gradients to the parameters as they come,
-    # the same bits as through the flat vector without its copies.
-    model = step.model
-    for k, (lr, batch) in enumerate(zip(rates, batches, strict=True)):
-        step.begin(k, lr, batch)
-        step.seed()
-        add_each(model.parameters, model.gradients(batch), -lr)
 
 
 def _run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeAlias
@@ -62,30 +63,41 @@ clients: vectors of shape (clients, d), its own too; norms kept as a column, and
 `step.steps` nor what looks at samples (`step.batch`, `step.forward`, an objective)."""
 
 
+class GradientAt(ABC):
+    """A gradient rule that ends with the gradient at one point, wherever that is."""
+
+    @abstractmethod
+    def point(self, step: Step) -> Vec:
+        """Where: `step.w`, or a vector made of gradients that are taken before."""
+
+    def __call__(self, step: Step) -> Vec:
+        return step.grad(self.point(step))
+
+
 @dataclass(frozen=True)
-class Plain:
+class Plain(GradientAt):
     """The gradient here."""
 
     rowwise: ClassVar[bool] = True
 
-    def __call__(self, step: Step) -> Vec:
-        return step.grad(step.w)
+    def point(self, step: Step) -> Vec:
+        return step.w
 
 
 @dataclass(frozen=True)
-class SAM:
+class SAM(GradientAt):
     """The gradient at w + rho·g/‖g‖ (Foret et al. 2021)."""
 
     rowwise: ClassVar[bool] = True
     passes: ClassVar[int] = 2
     rho: float  # radius of the ascent
 
-    def __call__(self, step: Step) -> Vec:
-        return step.grad(step.ahead(self.rho, step.grad(step.w)))
+    def point(self, step: Step) -> Vec:
+        return step.ahead(self.rho, step.grad(step.w))
 
 
 @dataclass(frozen=True)
-class ASAM:
+class ASAM(GradientAt):
     """SAM in coordinates scaled by T = |w| + eta for weights, 1 for biases (Kwon et al. 2021)."""
 
     rowwise: ClassVar[bool] = True
@@ -93,11 +105,11 @@ class ASAM:
     rho: float  # radius in the scaled coordinates
     eta: float  # added to |w| of weights
 
-    def __call__(self, step: Step) -> Vec:
+    def point(self, step: Step) -> Vec:
         g = step.grad(step.w)
         t = torch.abs(step.w, out=step.buffer()).add_(self.eta).masked_fill_(step.is_bias(), 1.0)
         length = norm(g.mul_(t))
-        return step.grad(step.ahead(self.rho, g.mul_(t), length))
+        return step.ahead(self.rho, g.mul_(t), length)
 
 
 @dataclass(frozen=True)
@@ -114,40 +126,92 @@ class Extra:
         return g.lerp_(step.grad(step.ahead(self.rho, g)), self.alpha)
 
 
+class Addition(ABC):
+    """A correction g = share·g + weight·vector, where the vector does not depend on g.
+
+    So it may as well move w by itself: a plain step makes no vector of the sum.
+    """
+
+    is_fixed: ClassVar[bool] = False
+    """The vector is the same wherever w is."""
+
+    @property
+    def share(self) -> float:
+        """Of the gradient."""
+        return 1.0
+
+    @property
+    def weight(self) -> float:
+        """Of the vector."""
+        return 1.0
+
+    @abstractmethod
+    def vector(self, step: Step) -> Vec:
+        """What is added; it is not written to."""
+
+    def move(self, step: Step, by: float) -> None:
+        """w += by·weight·vector."""
+        step.w.add_(self.vector(step), alpha=by * self.weight)
+
+    def __call__(self, g: Vec, step: Step) -> None:
+        if self.share != 1.0:
+            g.mul_(self.share)
+        g.add_(self.vector(step), alpha=self.weight)
+
+
 @dataclass(frozen=True)
-class Prox:
+class Prox(Addition):
     """g += mu·(w − anchor); the anchor is the model the visit started from, unless given."""
 
     rowwise: ClassVar[bool] = True
     mu: float  # strength of the spring
     anchor: Vec | None = None  # where it is fixed
 
-    def __call__(self, g: Vec, step: Step) -> None:
-        anchor = step.start if self.anchor is None else self.anchor
-        g.add_(torch.sub(step.w, anchor, out=step.buffer()), alpha=self.mu)
+    @property
+    def weight(self) -> float:
+        return self.mu
+
+    def vector(self, step: Step) -> Vec:
+        return torch.sub(step.w, self._fixed_at(step), out=step.buffer())
+
+    def move(self, step: Step, by: float) -> None:
+        step.w.lerp_(self._fixed_at(step), -by * self.mu)
+
+    def _fixed_at(self, step: Step) -> Vec:
+        return step.start if self.anchor is None else self.anchor
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(Addition):
     """g += v."""
 
     rowwise: ClassVar[bool] = True
+    is_fixed: ClassVar[bool] = True
     v: Vec  # added to every gradient
 
-    def __call__(self, g: Vec, step: Step) -> None:
-        g.add_(self.v)
+    def vector(self, step: Step) -> Vec:
+        return self.v
 
 
 @dataclass(frozen=True)
-class Blend:
+class Blend(Addition):
     """g = alpha·g + (1−alpha)·m."""
 
     rowwise: ClassVar[bool] = True
+    is_fixed: ClassVar[bool] = True
     alpha: float  # share of the gradient
     m: Vec  # what takes the rest
 
-    def __call__(self, g: Vec, step: Step) -> None:
-        g.mul_(self.alpha).add_(self.m, alpha=1.0 - self.alpha)
+    @property
+    def share(self) -> float:
+        return self.alpha
+
+    @property
+    def weight(self) -> float:
+        return 1.0 - self.alpha
+
+    def vector(self, step: Step) -> Vec:
+        return self.m
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ from fedrift.core import alignment
 from fedrift.core.alignment import empty_rows, has_settled_rows, settled_rows
 from fedrift.core.flat import Batch, Layout, Vec, copy_each, sent
 from fedrift.core.flat_model import Forward, Objective
-from fedrift.core.local import Buffers, Run, clip_, span_of, table
-from fedrift.core.optim import SGD, OptState
-from fedrift.core.pieces import Plain
+from fedrift.core.local import Buffers, PlainStep, Run, clip_, span_of, table
+from fedrift.core.optim import OptState
 from fedrift.core.site import Request, Trained, first_rows, joined, room_of, rows
 from fedrift.core.training_report import HELD, Training
 from fedrift.data.split import pooled
@@ -94,11 +93,11 @@ class RowStep(Buffers):
     def new(self) -> Vec:
         return empty_rows(self.w, self.w.shape)
 
-    def gradients(self, at: Vec | None = None) -> list[Tensor]:
+    def gradients(self, at: Vec) -> list[Tensor]:
         began, seen = perf_counter(), [] if self.passes else self.seen
         self.passes += 1
         bound = self._bound
-        if at is not None:
+        if at is not self.w:
             bound = self._chain.bound(self.layout.views(at.expand_as(self.w)))
         made = self._chain.gradients(bound, *self._batch, seen)
         self.seconds += perf_counter() - began
@@ -115,13 +114,12 @@ class RowStep(Buffers):
         if objective is not None:
             raise InputError(ALONE)
         into = self.buffer()
-        copy_each(self.layout.views(into), self.gradients(None if at is self.w else at))
+        copy_each(self.layout.views(into), self.gradients(at))
         return into
 
-    def descend(self, lr: float) -> None:
-        """A plain step: no vector in between."""
-        for view, g in zip(self._views, self.gradients(), strict=True):
-            view.add_(g, alpha=-lr)
+    def move(self, gradients: Sequence[Tensor], by: float) -> None:
+        for view, g in zip(self._views, gradients, strict=True):
+            view.add_(g, alpha=by)
 
 
 class Cells(NamedTuple):
@@ -279,16 +277,16 @@ class _Stack:
         inside = len(corrections) - len(first.outside)
         corrections, outside = corrections[:inside], corrections[inside:]
         memory = OptState(slots=tuple(s[:rows] for s in self.memory.slots), count=self.memory.count)
-        plain = isinstance(optimizer, SGD) and optimizer.is_plain and isinstance(rule, Plain)
-        bare = not (corrections or outside or first.mean_grad or local.clip is not None)
+        asks_more = outside or first.mean_grad
+        plain = None if asks_more else PlainStep.of(local, rule, corrections)
         passes: list[int] = []
         batches = self.batches.some(which, rows)
         for k in which:
             began, lr = perf_counter(), first.rates[k]
             step.begin(k, lr, *next(batches))
             self.spent["batch"] += perf_counter() - began
-            if plain and bare:
-                step.descend(lr)
+            if plain is not None:
+                plain(step)
             else:
                 d = rule(step)
                 if self.total is not None:
