@@ -224,7 +224,7 @@ def test_colours_are_those_of_the_report_and_other_runs_stand_apart(
     page, complaints = open_page(browser, server)
     first = page.locator(".run", has_text="scaffold").locator(".swatch")
     assert first.evaluate("one => getComputedStyle(one).backgroundColor") == "rgb(0, 114, 178)"
-    assert page.locator(".others").inner_text() == "Other runs"
+    assert page.locator(".others").inner_text() == "Single runs"
     assert complaints == []
 
 

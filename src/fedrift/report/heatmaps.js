@@ -88,7 +88,7 @@ function classes(chart, width) {
   }];
   const half = rounds.length > 1 ? (rounds[1] - rounds[0]) / 2 : 0.5;
   const layout = {
-    xaxis: { title: { text: "round", standoff: isNarrow() ? 24 : 8 }, showgrid: false, tickformat: ",d", dtick: rounds.at(-1) - rounds[0] < 8 ? 1 : undefined, anchor: cohorts ? "y2" : "y", range: [rounds[0] - half, rounds.at(-1) + half] },
+    xaxis: { title: { text: "round", standoff: isNarrow() ? 36 : 8 }, showgrid: false, tickformat: ",d", dtick: rounds.at(-1) - rounds[0] < 8 ? 1 : undefined, anchor: cohorts ? "y2" : "y", range: [rounds[0] - half, rounds.at(-1) + half] },
     yaxis: { title: { text: "class" }, domain: [cohorts ? 0.36 : 0, 1], autorange: "reversed", showgrid: false, dtick: rows.length <= 20 ? 1 : undefined },
   };
   if (cohorts) {

@@ -183,7 +183,7 @@ function piece(key, make) {
 // Runs of no comparison, where there are comparisons too.
 function others() {
   const made = node("div", "others");
-  made.append(node("h2", "", "Other runs"));
+  made.append(node("h2", "", "Single runs"));
   return made;
 }
 
