@@ -213,6 +213,8 @@ def test_samples_without_a_label_are_left_out_of_fed3r() -> None:
         ({"steps": 10**20}, "steps must be a whole number of at most 10000000, not 1000"),
         ({"epochs": 10**20}, "epochs must be a whole number of at most 10000000"),
         ({"batch_size": 0}, r"batch_size must be a whole number of at least 1, or 'full'"),
+        ({"lr": 10**400}, "lr must be a number above 0, not 1000"),
+        ({"metrics": {"a\udcff": lambda o, y: 0.0}}, r"metrics: 'a\\udcff' cannot be printed"),
         ({"metrics": {"time": lambda o, y: 0.0}}, "metrics: 'time' is a column of every run"),
         ({"metrics": {"loss": lambda o, y: 0.0}}, "metrics: 'loss' is a column of every run"),
     ],
@@ -310,3 +312,52 @@ def test_logits_of_positions_have_their_tokens_last() -> None:
     assert made.accuracy[-1] == 1.0, "the next number follows from the last"
     assert made.metrics[-1]["perplexity"] < 1.2
     assert sum(made.metrics[-1]["class_total"]) == 12 * 6
+
+
+class Short(Dataset[tuple[torch.Tensor, int]]):
+    """Says of itself that it has more samples than it has."""
+
+    def __init__(self, said: int) -> None:
+        self.said = said
+
+    def __len__(self) -> int:
+        return self.said
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index > 20:
+            raise IndexError("no more")
+        return X[index], int(Y[index])
+
+
+class Unmeasured(Dataset[tuple[torch.Tensor, int]]):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return X[0], 0
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (Short(30), r"Short has 30 samples, but number 21 cannot be read \(IndexError: no more"),
+        (Short(10**12), r"its 1,000,000,000,000 samples take [\d,.]+ GB, and this machine has"),
+        (Unmeasured(), "Unmeasured does not say how many samples it has; give it __len__"),
+    ],
+)
+def test_data_sets_that_cannot_be_read_are_refused(data: Any, says: str) -> None:
+    with pytest.raises(fr.InputError, match=says):
+        fr.run("fedavg", model=Net, clients=[data], rounds=1, workers=0)
+
+
+class ByKeyword(nn.Module):
+    """Its layers are given their inputs by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(X.shape[1], 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(input=x)
+
+
+def test_a_head_may_be_called_by_keyword() -> None:
+    given: dict[str, Any] = {"clients": [(X, Y)], "rounds": 1, "workers": 0, "head": "head"}
+    assert fr.run("fed3r", model=ByKeyword, **given).problem.feature_dim == X.shape[1]

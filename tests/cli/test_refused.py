@@ -17,6 +17,7 @@ from fedrift.errors import InputError
 SMALL = "--clients 3 --model logistic --rounds 2 --workers 0"
 REFUSED = {
     "compare, data": f"compare fedavg {SMALL} --data text:pipe --out new",
+    "run, devices": f"run fedavg {SMALL} --devices trace:pipe --out new",
     "compare, deep": f"compare fedavg {SMALL} --data text:pipe --out new/deep/er",
     "compare, settings": f"compare fedavg {SMALL} --late over:1 --out new",
     "compare, second setting": f"compare fedavg {SMALL} --late wait --late over:1 --out new",

@@ -7,7 +7,8 @@ import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 import fedrift as fr
 from fedrift.config.privacy import Guarantee
+from fedrift.core import Algorithm, Cohort, Local, Mean, Problem, Site, Vec, Weights, message, state
 from fedrift.core.isolation import (
     SWITCHES,
     Memory,
@@ -224,6 +226,68 @@ def test_what_cannot_be_put_back_is_refused() -> None:
         run(Elsewhere)
 
 
+def test_so_is_what_only_an_evaluation_remembers() -> None:
+    class Seen(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heap = deque([1.0], maxlen=3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                self.heap.append(float(x.mean()))
+            return self.layer(x) * sum(self.heap)
+
+    with pytest.raises(fr.InputError, match="Seen gives other outputs for the same samples when"):
+        run(Seen)
+
+
+class Grown(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.ones(1))
+        return self.layer(x) * self.scale
+
+
+class Swapped(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.layer, nn.Linear):
+            self.layer = nn.Sequential(self.layer, nn.Tanh())  # type: ignore[assignment]
+        return self.layer(x)
+
+
+class Widened(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = x.detach().mean(0)
+        return self.layer(x - self.mean)
+
+
+class Sparse(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(4, 1, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.rows((x[:, 0] > 0).long())
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (Grown, "forward of Grown makes or replaces the parameter 'scale'"),
+        (Swapped, r"forward of Swapped makes or replaces the parameter 'layer\."),
+        (Widened, "the buffer 'mean' of Widened gets another shape in forward"),
+        (Sparse, "'rows' of Sparse gives sparse gradients"),
+    ],
+)
+def test_what_no_vector_can_hold_is_refused(model: type[nn.Module], says: str) -> None:
+    with pytest.raises(fr.InputError, match=says):
+        run(model)
+
+
 def test_hooks_of_tensors_are_refused() -> None:
     class Hooked(Base):
         def __init__(self) -> None:
@@ -361,6 +425,85 @@ class Variational(Base):
 
 def test_draws_of_an_evaluation_are_seeded() -> None:
     assert len({run(Variational, workers).fingerprint for workers in (0, 0, 2, 2)}) == 1
+
+
+def noise() -> float:
+    return random.random() + float(np.random.rand()) + float(torch.rand(()))
+
+
+@message
+class Down:
+    w: Vec
+
+
+@message
+class Up:
+    delta: Mean[Vec]
+
+
+@state
+class Held:
+    w: Vec
+
+
+@dataclass(frozen=True)
+class Noisy(Algorithm[Held, Held]):
+    """Draws wherever something is computed at the server, and for what clients begin with."""
+
+    local: Local = Local(lr=0.05, batch_size=8)
+    weights: Weights = "uniform"
+
+    def server(self, p: Problem) -> Held:
+        return Held(w=p.w0 + 0.01 * noise())
+
+    def client(self, p: Problem) -> Held:
+        return Held(w=torch.zeros_like(p.w0) + 0.01 * noise())
+
+    def round(self, s: Held, cohort: Cohort) -> Held:
+        before = 0.01 * noise()
+        up = cohort.ask(self.train, Down(w=s.w))
+        return Held(w=s.w + up.delta + before - 0.01 * noise())
+
+    def train(self, site: Site, down: Down, mine: Held) -> tuple[Up, Held]:
+        return Up(delta=site.train(self.local, down.w + mine.w).delta), mine
+
+    def log(self, s: Held) -> dict[str, float]:
+        return {"drawn": noise()}
+
+
+def some_of(choice: Any) -> list[int]:
+    return random.sample(list(choice.clients), 3)
+
+
+def test_draws_at_the_server_are_seeded(tmp_path: Path) -> None:
+    """Of an algorithm, a metric and a choice of clients: with workers, resumed and in threads."""
+
+    def stop(report: fr.RoundReport) -> None:
+        if report.round == 2:
+            raise KeyboardInterrupt
+
+    given: dict[str, Any] = {
+        "model": Variational,
+        "clients": CLIENTS,
+        "test": (X[160:], Y[160:]),
+        "loss": nn.functional.mse_loss,
+        "metrics": {"about": lambda output, target: noise()},
+        "sampling": some_of,
+        "per_round": 3,
+        "rounds": 4,
+    }
+    found = [fr.run(Noisy(), workers=workers, **given) for workers in (0, 2)]
+    with pytest.raises(KeyboardInterrupt):
+        fr.run(Noisy(), workers=2, out=tmp_path / "run", on_round=stop, **given)
+    found.append(fr.run(Noisy(), workers=0, out=tmp_path / "run", **given))
+    compared = fr.compare([Noisy(), Noisy(weights="samples")], seeds=2, workers=2, **given)
+    found.append(compared.results[0])
+    assert len({one.fingerprint for one in found}) == 1
+    assert len({(*one["drawn"], *one["about"]) for one in map(columns, found)}) == 1
+
+
+def columns(result: fr.Result) -> dict[str, list[float]]:
+    return {name: [row[name] for row in result.metrics] for name in ("drawn", "about")}
 
 
 @pytest.mark.parametrize("guard", [{"aggregate": "median"}, {"privacy": "gaussian:1,clip=1"}])

@@ -64,11 +64,15 @@ def real(
     def read(value: object, field: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise refuse(value, field, expected)
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number can be larger than any other
+            raise refuse(value, field, expected) from None
         # Written so that nan fails every comparison.
-        fits = (value > low if above else value >= low) and value < below and value <= high
+        fits = (number > low if above else number >= low) and number < below and number <= high
         if not fits:
             raise refuse(value, field, expected)
-        return float(value)
+        return number
 
     parse: Parse = lambda text, field: to_number(text, field, float, expected)  # noqa: E731
     return Field(read, parse, "NUMBER", True)

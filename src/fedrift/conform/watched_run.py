@@ -20,6 +20,7 @@ from fedrift.core.algorithm import EvaluatedModel
 from fedrift.core.composition import arrivals_of, personal_path, resolve
 from fedrift.core.evaluation import Done
 from fedrift.core.exchange import Exchange, Outcome
+from fedrift.core.isolation import at_server
 from fedrift.core.messages import Packed, pack
 from fedrift.core.phases import owner_of
 from fedrift.core.site import Site
@@ -164,7 +165,8 @@ class Inside:
 
     def run(self, after: Callable[[RoundReport], None] | None = None) -> Finished:
         """All rounds; `after` is called when a round is committed."""
-        start = self.algorithm.server(self.problem)
+        with at_server(self.trial.seed, "start"):
+            start = self.algorithm.server(self.problem)
         old = [(start, clone_tensors(pack(start)))]
 
         def note(report: RoundReport) -> None:

@@ -14,6 +14,7 @@ import torch
 from fedrift.core.algorithm import Algorithm
 from fedrift.core.codecs import Unsent, rules_of
 from fedrift.core.exchange import Signature, signature
+from fedrift.core.isolation import at_server, drawing_alone
 from fedrift.core.local import Local
 from fedrift.core.phases import owner_of
 from fedrift.core.problem import Problem
@@ -138,7 +139,9 @@ def fed_back(root: Algorithm[Any, Any], p: Problem, path: str) -> tuple[tuple[st
 def client_start(root: Algorithm[Any, Any], p: Problem, path: str) -> Any:
     """The state that every client begins with; None if nothing is kept there."""
     node, view = resolve(root, p, path)
-    start, sent = node.client(view), fed_back(root, p, path)
+    with drawing_alone(), at_server(0, "client start"):  # every process makes the same
+        start = node.client(view)
+    sent = fed_back(root, p, path)
     if not sent:
         return start
     views = (resolve(root, p, owner_of(phase))[1] for phase, _ in sent)

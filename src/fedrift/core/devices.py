@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from fedrift.core.plain_files import read_plain
 from fedrift.errors import InputError, no_option, unknown
 from fedrift.grammar import Named, number, parse
 from fedrift.rng import generator
@@ -299,7 +300,7 @@ def _lines(path: Path, wanted: Sequence[str], more: Sequence[str] = ()) -> list[
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise InputError(f"devices '{path}' is larger than {LARGEST_FILE >> 20} MB")
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_plain(path, LARGEST_FILE).decode("utf-8-sig").splitlines()
     except OSError as error:
         raise InputError(f"devices '{path}' cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

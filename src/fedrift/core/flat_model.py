@@ -284,7 +284,7 @@ class FlatModel:
             yield caught
             return
         hook = self.module.get_submodule(layer).register_forward_pre_hook(
-            lambda _, args: caught.append(args[0])
+            lambda _, args, named: caught.append((*args, *named.values())[0]), with_kwargs=True
         )
         try:
             yield caught

@@ -64,6 +64,11 @@ class _Slot:
         now = self.table.get(self.key)
         return self._may_differ and not (isinstance(now, Tensor) and _equal(now, self.value))
 
+    @property
+    def is_reshaped(self) -> bool:
+        now = self.table.get(self.key)
+        return isinstance(now, Tensor) and now.shape != self.value.shape
+
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num())
@@ -133,6 +138,10 @@ class Memory:
     def moved(self) -> tuple[str, ...]:
         """Names of what has other values than in the beginning."""
         return tuple(name for name, slot in self._slots.items() if slot.has_moved)
+
+    def reshaped(self) -> tuple[str, ...]:
+        """Names of buffers that have another shape than in the beginning."""
+        return tuple(name for name, slot in self._slots.items() if slot.is_reshaped)
 
 
 def _keeper(value: Any) -> Callable[[], Any]:
@@ -282,6 +291,26 @@ def drawing_alone(seed: int | None = None) -> Generator[None]:
         if seed is not None:
             torch.default_generator.manual_seed(seed)
         yield
+
+
+@contextmanager
+def at_server(seed: int, purpose: str = "server", round: int = 0) -> Generator[None]:
+    """What the server does, and what functions of the reader's do there: the generators begin anew
+    and no other thread draws, so what is drawn depends neither on workers nor on other runs."""
+    with _drawing:
+        seed_all(seed, purpose, round)
+        yield
+
+
+@contextmanager
+def away_from_server(seed: int, round: int, number: int) -> Generator[None]:
+    """The `number`-th exchange of a round: visits may draw in this process meanwhile."""
+    try:
+        _drawing.release()
+        yield
+    finally:
+        _drawing.acquire()
+        seed_all(seed, "server", round, number)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedrift.core.compression import Compression
-from fedrift.core.embeddings import beyond
+from fedrift.core.embeddings import EMBEDDINGS, beyond
 from fedrift.core.flat import (
     NOTHING,
     Batch,
@@ -26,6 +26,7 @@ from fedrift.core.flat import (
     cloned,
     count,
     flatten,
+    map_tree,
 )
 from fedrift.core.flat_model import FlatModel, call, copied, fresh
 from fedrift.core.isolation import Memory, drawing_alone, seed_all
@@ -129,6 +130,18 @@ class Problem:
         seed_all(0, "probe")
         try:
             return model.grad(batch).clone()
+        finally:
+            model.begin((), {}, 1.0)
+
+    def first_outputs(self, x: Inputs) -> list[str]:
+        """Hashes of what it gives at w0 when it is evaluated, under the same conditions."""
+        model = self.model
+        model.begin((), {}, 1.0)
+        seed_all(0, "probe")
+        try:
+            found: list[Any] = []
+            map_tree(found.append, model.logits(self.w0, x))
+            return [hash_of(leaf.reshape(-1)) for leaf in found if isinstance(leaf, Tensor)]
         finally:
             model.begin((), {}, 1.0)
 
@@ -301,14 +314,21 @@ def define(
         if not layout.size:
             raise InputError(f"model: {type(module).__name__} has no trainable parameters")
         memory = Memory(module, set(layout.names))
+        named = {name for name, _ in module.named_parameters()}
         given = cloned(probe[0])
         output = _probe_output(module.train(), given, loss)
         writes = not same(given, probe[0])
+        _check_settled(module, named)
         w0 = flatten([p for p in module.parameters() if p.requires_grad])
         if more is not None:
             _perturb(module)  # some buffers move only when weights do, some for larger batches
             _probe_output(module, cloned(more))
     moving = memory.moved()
+    if grown := memory.reshaped():
+        raise InputError(
+            f"model: the buffer '{grown[0]}' of {type(module).__name__} gets another shape in "
+            "forward, and what clients send has one: register it in the shape that it will have"
+        )
     memory.put_back()
     parameters = dict(module.named_parameters())
     frozen = {n: p.detach().clone() for n, p in parameters.items() if n not in layout.names}
@@ -352,6 +372,23 @@ def _check_real(module: nn.Module) -> None:
                     "weights and buffers of a run are real: keep torch.view_as_real of it and turn "
                     "it back in forward"
                 )
+
+
+def _check_settled(module: nn.Module, named: set[str]) -> None:
+    """Refuses parameters that a first pass has made or replaced, and gradients that are sparse."""
+    now = {name for name, _ in module.named_parameters()}
+    if now != named:
+        raise InputError(
+            f"model: forward of {type(module).__name__} makes or replaces the parameter "
+            f"'{min(now ^ named)}': make it in __init__; nn.LazyLinear and the like find their "
+            "sizes themselves"
+        )
+    for name, layer in module.named_modules():
+        if isinstance(layer, EMBEDDINGS) and layer.sparse:
+            raise InputError(
+                f"model: '{name}' of {type(module).__name__} gives sparse gradients, and those of "
+                "a run are dense: make it with sparse=False"
+            )
 
 
 def _perturb(module: nn.Module) -> None:
@@ -424,7 +461,11 @@ def _feature_width(module: nn.Module, head: str, x: Inputs, loss: Loss) -> int |
     if not isinstance(layer, nn.Linear):
         return None
     caught: list[tuple[Any, Any]] = []
-    hook = layer.register_forward_hook(lambda _, args, out: caught.append((args[0], out)))
+
+    def look(_: nn.Module, args: Any, named: Any, out: Any) -> None:
+        caught.append(((*args, *named.values())[0], out))
+
+    hook = layer.register_forward_hook(look, with_kwargs=True)
     with torch.no_grad():
         output = call(module.eval(), x, loss)
     hook.remove()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -19,7 +21,7 @@ from fedrift.data import partition
 from fedrift.data.shift import domains_of
 from fedrift.data.sources import huggingface
 from fedrift.data.split import Split
-from fedrift.errors import InputError, named_arguments
+from fedrift.errors import InputError, describe, named_arguments
 
 
 def inputs(value: Any, dtype: torch.dtype | None, field: str) -> Any:
@@ -159,14 +161,21 @@ def pair(value: Any, dtype: torch.dtype, field: str) -> tuple[Any, Any]:
 def _read(data: Any, field: str) -> tuple[Any, Any]:
     if isinstance(data, IterableDataset):
         raise InputError(f"{field}: an iterable data set has no order; give a map-style one")
-    n = len(data)
+    try:
+        n = len(data)
+    except (TypeError, NotImplementedError):
+        raise InputError(
+            f"{field}: {type(data).__name__} does not say how many samples it has; give it __len__"
+        ) from None
     if n == 0:
         return torch.empty(0), torch.empty(0, dtype=torch.int64)
-    first = data[0]
+    first = _item(data, 0, field)
     if not isinstance(first, (tuple, list)) or len(first) != 2:
         raise InputError(f"{field}: its items must be pairs (x, y), not {type(first).__name__}")
+    _check_room(n, first, field)
     try:
-        agree = [_agree(data[i], data[i]) for i in range(min(n, 16))]  # a flip may spare a few
+        some = range(min(n, 16))  # a flip may spare a few
+        agree = [_agree(_item(data, i, field), _item(data, i, field)) for i in some]
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{field}: its items cannot become tensors: {error}") from None
     if not all(agree):
@@ -174,13 +183,36 @@ def _read(data: Any, field: str) -> tuple[Any, Any]:
             f"{field}: two reads of one item differ, so the data set augments; data are read once, "
             "so move that to augment=['crop:4', 'flip', …]"
         )
-    items = [data[i] for i in range(n)]
+    items = [_item(data, i, field) for i in range(n)]
     try:
         x, y = default_collate(items)
     except (TypeError, ValueError, RuntimeError, KeyError) as error:
         why = _ragged(items, error)
         raise InputError(f"{field}: its items cannot become one block: {why}") from None
     return (tuple(x) if isinstance(x, list) else x), y
+
+
+def _check_room(samples: int, first: Any, field: str) -> None:
+    """Refuses what no memory of this machine holds, before all of it is read."""
+    needed = there = 0
+    with suppress(AttributeError, OSError, ValueError, TypeError, RuntimeError):
+        needed = samples * sum(torch.as_tensor(leaf).nbytes for leaf in _flat(tuple(first)))
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there > 0:
+        raise InputError(
+            f"{field}: its {samples:,} samples take {needed / 1e9:,.1f} GB, and this machine has "
+            f"{there / 1e9:,.1f} GB; give fewer"
+        )
+
+
+def _item(data: Any, index: int, field: str) -> Any:
+    try:
+        return data[index]
+    except (IndexError, KeyError) as error:
+        raise InputError(
+            f"{field}: {type(data).__name__} has {len(data)} samples, but number {index} cannot be "
+            f"read ({describe(error)})"
+        ) from error
 
 
 def _ragged(items: Sequence[Any], error: Exception, names: Sequence[str] = ()) -> str:

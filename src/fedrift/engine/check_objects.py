@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +39,8 @@ def check_column(name: object, where: str) -> None:
     """Refuses a column of the reader's that would stand in the place of one of ours."""
     if not isinstance(name, str) or not name.strip():
         raise InputError(f"{where}: {name!r} must be a name, a text")
+    if not name.isprintable():  # half a character, say, which no file can hold
+        raise InputError(f"{where}: {name!r} cannot be printed; choose another name")
     if not is_own_column(name) and name not in MAY_BE_GIVEN:
         raise InputError(f"{where}: '{name}' is a column of every run; choose another name")
 
@@ -334,17 +337,20 @@ def _no_number(problem: Problem, probe: tuple[Any, Any]) -> str:
 
 
 def check_isolated(problem: Problem, batch: Batch, other: Batch) -> Problem:
-    """Refuses a model whose gradient depends on what was computed before it; the task with what
-    was seen.
+    """Refuses a model whose gradient or output depends on what was computed before it; the task
+    with what was seen.
 
     The same batch at the same weights with the same seed, twice and after another batch, must
     give the same bits: else a client's update would depend on who was visited before.
     """
-    model, threads = problem.model, torch.get_num_threads()
+    model, threads, keeps = problem.model, torch.get_num_threads(), False
     torch.set_num_threads(1)  # as in every visit
     try:
         given = (batch, batch, other, batch)
         first, again, _, last = map(problem.first_gradient, given)
+        with suppress(Exception):  # an evaluation that fails says so itself
+            seen, _, then = (problem.first_outputs(some[0]) for some in (other, batch, other))
+            keeps |= seen != then
     except Exception:  # the first visit fails in the same way, and the run says at whom
         return problem
     finally:
@@ -353,6 +359,13 @@ def check_isolated(problem: Problem, batch: Batch, other: Batch) -> Problem:
         raise InputError(
             f"model: {type(model.module).__name__} gives other gradients for the same samples, "
             "weights and seed: it keeps something that cannot be put back between two clients; "
+            "keep it in a buffer or a plain attribute, and draw random numbers from torch, numpy "
+            "or random"
+        )
+    if keeps:
+        raise InputError(
+            f"model: {type(model.module).__name__} gives other outputs for the same samples when "
+            "it is evaluated: it keeps something that cannot be put back between two evaluations; "
             "keep it in a buffer or a plain attribute, and draw random numbers from torch, numpy "
             "or random"
         )

@@ -25,7 +25,7 @@ from fedrift.core.alignment import dense
 from fedrift.core.composition import local_of
 from fedrift.core.evaluation import Chunk, Evaluator
 from fedrift.core.flat import map_tree
-from fedrift.core.isolation import one_thread
+from fedrift.core.isolation import at_server, one_thread
 from fedrift.core.site import Site
 from fedrift.data.sources.text import decode
 from fedrift.engine import recorder
@@ -72,8 +72,9 @@ def combined(task: Task, chunks: Sequence[Chunk]) -> dict[str, Any]:
     if task.metrics and task.test is not None:
         outputs = [c["output"] for c in chunks]
         output = map_tree(_joined, *outputs)
-        for name, measure in task.metrics.items():
-            measured[name] = float(measure(output, task.test[1]))
+        with at_server(task.seed, "metrics"):  # the same draws in every round, as in evaluation
+            for name, measure in task.metrics.items():
+                measured[name] = float(measure(output, task.test[1]))
     return measured
 
 

@@ -22,6 +22,7 @@ from fedrift.core.arrivals import ClockState
 from fedrift.core.evaluation import Chunk, Done, Pending, client_columns, judged_at_clients
 from fedrift.core.exchange import Exchange, Watch
 from fedrift.core.flat import Vec
+from fedrift.core.isolation import at_server
 from fedrift.core.messages import pack
 from fedrift.core.training_report import Reports
 from fedrift.engine.callbacks import Callback, RoundReport, writing
@@ -364,7 +365,8 @@ class History:
             )
         if not metrics:
             return {}
-        logs = dict(self._algorithm.log(report.state))
+        with at_server(0, "log", report.round):
+            logs = dict(self._algorithm.log(report.state))
         for name in logs:
             check_column(name, "log() of the algorithm")
             if name in metrics:

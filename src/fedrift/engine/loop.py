@@ -30,6 +30,7 @@ from fedrift.core.evaluation import (
 from fedrift.core.exchange import Cohort, Exchange, NoReply, Outcome, Watch
 from fedrift.core.faults import Faults, RoundFaults
 from fedrift.core.flat import Vec, is_finite
+from fedrift.core.isolation import at_server, away_from_server
 from fedrift.core.phases import is_evaluation, owner_of
 from fedrift.core.problem import Problem
 from fedrift.core.sampling import Participation
@@ -143,8 +144,9 @@ class Engine:
             # The reader's function is asked only about a round that there will be.
             if self.settings.participation.kind == "function" and history.settle():
                 break
-            new, buffers, cohort, lost = self._round(t)
-            weights = self.algorithm.model(new)
+            with at_server(self.settings.seed, round=t):
+                new, buffers, cohort, lost = self._round(t)
+                weights = self.algorithm.model(new)
             is_lost = lost or not is_finite(weights)
             if history.settle(0 if is_lost else self._most_waiting):
                 break
@@ -332,6 +334,10 @@ class Engine:
         return list(itertools.islice(works, 1))
 
     def _deliver(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
+        with away_from_server(exchange.seed, exchange.round, len(self.history.entries) + 1):
+            return self._exchange(exchange, clients)
+
+    def _exchange(self, exchange: Exchange, clients: Sequence[int]) -> Outcome:
         watch = self.history.watch(exchange)
         if watch is not None:
             exchange = replace(exchange, watch=_both(watch, exchange.watch))

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedrift.core.alignment import settled
 from fedrift.core.composition import parts
+from fedrift.core.isolation import at_server
 from fedrift.core.messages import pack
 from fedrift.core.phases import is_evaluation
 from fedrift.engine import recorder
@@ -237,7 +238,8 @@ def resume(
     task: Task, store: States, folder: RunFolder | None, again: bool
 ) -> tuple[Progress, tuple[str, ...]]:
     """The initial state, or that of the folder's newest good checkpoint; what is to be said."""
-    state = settled(task.algorithm.server(task.problem))
+    with at_server(task.seed, "start"):
+        state = settled(task.algorithm.server(task.problem))
     start = Progress(state, settled(tuple(task.problem.rest[n] for n in task.problem.moving)))
     if folder is None or not again:
         return start, ()
