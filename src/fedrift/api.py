@@ -49,7 +49,7 @@ def run(
     clients: Any,
     test: Any = None,
     client_test: Any = None,
-    loss: Callable[[Any, Any], Tensor] | None = None,
+    loss: str | Callable[[Any, Any], Tensor] | None = None,
     metrics: Mapping[str, UserMetric] | None = None,
     rounds: int,
     per_round: int | None = None,
@@ -107,8 +107,8 @@ def run(
         client_test: Test data of the clients' own, beside those of the server: the share of its
             samples that each client keeps for it, such as 0.2, or a list with one per client.
             `split(…, test=0.2)` says the same.
-        loss: `f(output, target)`, the mean over the batch; cross-entropy of class labels unless
-            given. Floating-point targets need one, such as `torch.nn.functional.mse_loss`.
+        loss: `f(output, target)`, the mean over the batch, or a name of `fedrift list losses`, such
+            as `"mse"`; cross-entropy of class labels unless given. Floating-point targets need one.
         metrics: `{name: f(output, target)}`: each gives one number for the whole test set at once,
             a column of `result.metrics`.
         rounds: How many.

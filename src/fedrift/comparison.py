@@ -322,7 +322,7 @@ def tuned(
     folder: Path | None,
     callbacks: CallbacksOf | None,
     budget: int | None = None,
-    begins: Callable[[Sequence[Cell]], None] | None = None,
+    begins: Callable[[Sequence[Cell], str], None] | None = None,
 ) -> Grid:
     """The grid with the values that did best on held-out training data, algorithm by algorithm.
 
@@ -335,12 +335,13 @@ def tuned(
     loader.compute([first])
     alive = [list(plan.candidates) for plan in plans]
     spent = [0, 0, 0]  # runs, rounds, gradient evaluations
-    for rung in range(max((len(plan.rungs) for plan in plans), default=0)):
+    steps = max((len(plan.rungs) for plan in plans), default=0)
+    for rung in range(steps):
         going = [i for i, plan in enumerate(plans) if rung < len(plan.rungs)]
         asked = [(i, entrant) for i in going for entrant in alive[i]]
         cells = [_trial(first, entrant, plans[i].rungs[rung].rounds) for i, entrant in asked]
         if begins is not None:
-            begins(cells)
+            begins(cells, f"tuning, {rung + 1} of {steps}" if steps > 1 else "tuning")
         place = None if folder is None else folder / TUNING
         items = [_item(cell, loader, place) for cell in cells]
         outcomes = _run(items, first.workers, callbacks, backend=first.backend)
@@ -361,9 +362,10 @@ def tuned(
 
 
 def _trial(spec: Spec, candidate: Entrant, rounds: int) -> Cell:
-    """A run of so many rounds, evaluated once, at its end."""
+    """A run of so many rounds, evaluated once, at its end, and called by what it tries: a label is
+    that of all candidates of an algorithm."""
     base = replace(spec, rounds=rounds, eval_every=rounds)
-    return Grid((candidate,), base, {}, (spec.seed,)).cells()[0]
+    return Grid((replace(candidate, label=""),), base, {}, (spec.seed,)).cells()[0]
 
 
 def _score(outcome: Outcome) -> float:

@@ -16,7 +16,7 @@ ELSEWHERE = {
     word: ours
     for ours, words in {
         "lr": "learning_rate local_lr client_lr local_learning_rate",
-        "clients": "num_clients n_clients total_clients",
+        "clients": "num_clients n_clients total_clients data",
         "rounds": "num_rounds n_rounds global_rounds communication_rounds",
         "epochs": "local_epochs num_epochs n_epochs",
         "steps": "local_steps num_steps",
@@ -24,6 +24,7 @@ ELSEWHERE = {
         "per_round": "clients_per_round num_join_clients cohort",
         "test": "testset test_data test_set test_dataset",
         "seed": "random_state random_seed",
+        "scheme": "partition partitioner partitioning",
         "out": "folder path output save_dir",
     }.items()
     for word in words.split()

@@ -103,6 +103,15 @@ def test_a_comparison_says_how_much_it_is(capsys: pytest.CaptureFixture[str]) ->
     assert re.search(r"2 of 2: fedprox, seed 0: done, accuracy 0\.\d+$", said, re.MULTILINE)
 
 
+@pytest.mark.parametrize("partition", ["dirichlet", "dirichlet:0.5", "dirichlet:alpha=0.5"])
+def test_a_run_says_the_alpha_that_it_has(
+    partition: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = ["--rounds", "1", "--clients", "3", "--model", "logistic", "--workers", "0"]
+    assert code_of(["run", "--partition", partition, "--alpha", "0.1", *how]) == 0
+    assert re.search(r"^data .* samples, dirichlet:0\.1$", capsys.readouterr().err, re.MULTILINE)
+
+
 def test_a_model_by_name_gets_as_many_outputs_as_there_are_labels() -> None:
     x, y = torch.randn(30, 1, 8, 8), torch.arange(30) % 3
     how: dict[str, Any] = {"clients": [(x, y)] * 2, "rounds": 1, "workers": 0}
@@ -260,7 +269,9 @@ class Said(nn.Module):
         ({"model": nn.Linear}, "model: Linear cannot be called without arguments"),
         ({"model": Said}, "the model gives a dict: return a tensor, or give a loss that takes a"),
         ({"loss": nn.CrossEntropyLoss}, "is a class; give one of it, loss=CrossEntropyLoss()"),
-        ({"loss": "mse"}, "loss='mse' must be a function of output and target, such as torch.nn"),
+        ({"loss": "mze"}, "unknown loss 'mze': did you mean 'mse'?"),
+        ({"loss": 2}, "loss=2 must be a function of output and target, such as torch.nn"),
+        ({"data": "digits"}, "unknown argument of run 'data': did you mean 'clients'?"),
         ({"metrics": [len]}, "metrics must map names to functions of output and target, such as"),
         (
             {"clients": [(X, nn.functional.one_hot(Y, 4))]},
@@ -273,6 +284,17 @@ def test_the_mistakes_of_a_first_day_are_answered_with_what_helps(
 ) -> None:
     with pytest.raises(fr.InputError, match=re.escape(told)):
         fr.run("fedavg", **with_defaults(**given))
+
+
+def test_a_data_set_to_be_divided_is_told_how() -> None:
+    data: Any = torch.utils.data.TensorDataset(X, Y)
+    with pytest.raises(fr.InputError, match="split divides arrays; write for example x, y = next"):
+        fr.split(data, None, "iid")
+    x, y = next(iter(torch.utils.data.DataLoader(data, batch_size=len(data))))
+    assert len(fr.split(x, y, "iid", clients=3)) == 3
+    partition: Any = {"partition": "iid"}
+    with pytest.raises(fr.InputError, match="did you mean 'scheme'"):
+        fr.split(x, y, **partition)
 
 
 def test_a_comparison_knows_who_was_in_it_and_takes_seeds(tmp_path: Path) -> None:

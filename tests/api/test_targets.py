@@ -39,6 +39,17 @@ def test_float_targets_need_a_loss(kind: str) -> None:
     assert small_run("fedavg", model=model, loss=same, clients=clients(y), test=None).weights.any()
 
 
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [("mse", F.mse_loss), ("l1", F.l1_loss), ("bce", F.binary_cross_entropy_with_logits)],
+)
+def test_a_loss_may_be_named_as_on_the_command_line(name: str, loss: Any) -> None:
+    y = TARGETS["several labels"]
+    how: dict[str, Any] = {"model": nn.Linear(8, y.shape[1]), "clients": clients(y), "test": None}
+    by_name, given = (small_run("fedavg", loss=one, **how) for one in (name, loss))
+    assert by_name.fingerprint == given.fingerprint
+
+
 def test_one_output_has_no_cross_entropy() -> None:
     with pytest.raises(fr.InputError, match="one output"):
         small_run("fedavg", model=lambda: Net(8, 1), clients=clients(Y * 0), test=None)

@@ -126,6 +126,13 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Usage: fedrift" in capsys.readouterr().out
 
 
+def test_help_tells_of_arguments_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, told in {"list": "partitions", "conform": "all of ours unless said"}.items():
+        code_of([command, "--help"])
+        shown = capsys.readouterr().out
+        assert told in shown.partition("Arguments")[2].partition("Options")[0], command
+
+
 def test_help_wraps_where_the_terminal_ends(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,7 +458,7 @@ BAD = [
     ("run fedavg --out taken", "out 'taken' is not empty (it holds thesis.tex)"),
     ("run fedavg --out taken/thesis.tex", "out 'taken/thesis.tex' is a file"),
     ("rnu", "rnu"),
-    ("list", "KIND"),
+    ("list", "KIND is missing; name one: algorithms, data, partitions"),
     ("list dogs", "list 'dogs'"),
     ("resume taken", "'taken' is no run folder"),
     ("resume none", "'none' is no run folder"),
@@ -590,7 +597,7 @@ def test_resume_of_a_finished_run_shows_it(
     assert code_of(["resume", str(tmp_path / "run"), "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["final_accuracy"] == 0.75
-    assert "nothing is left to do" in shown.err
+    assert "nothing is left to do; --rounds N makes it longer" in shown.err
     assert front.asked == []
 
 

@@ -166,3 +166,12 @@ def test_what_has_no_steps_gets_a_sentence(text: str) -> None:
 def test_what_keeps_a_part_gets_a_sentence(text: str) -> None:
     with pytest.raises(InputError, match="a point in the plane has no parts"):
         explain(text, "never.html")
+
+
+def test_fewer_steps_are_advised_only_where_they_could_help() -> None:
+    said: list[str] = []
+    for steps in (1, 5):
+        _, task, words = choose_settings("fedavg", steps, 2, None, None, None)
+        said.append(verdict(make_story(task), words))
+    assert said[0] == "FedAvg comes to rest in the common minimum."
+    assert said[1].endswith("Fewer local steps would bring it closer.")

@@ -22,6 +22,7 @@ import torch
 
 import fedrift as fr
 from fedrift import presets
+from fedrift.cli.compare_view import Watcher
 from fedrift.config import grid
 from fedrift.conform.problem import GOLDEN_A, GOLDEN_B
 from fedrift.errors import InputError
@@ -117,8 +118,8 @@ def written(folder: Path, text: str = TINY, name: str = "tiny") -> Path:
 
 
 @contextmanager
-def unwatched(_: Any) -> Any:
-    yield None
+def unwatched() -> Any:
+    yield Watcher(shows=False)
 
 
 @pytest.mark.parametrize("name", presets.names())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,9 @@ from typing import Annotated, NoReturn
 
 import click
 import typer
+from typer.core import TyperArgument
+from typer.models import ArgumentInfo
+from typer.utils import get_params_from_function
 
 from fedrift.cli.analyse import analyse
 from fedrift.cli.attack import app as attack
@@ -118,11 +122,23 @@ def flowing(command: click.Command) -> click.Command:
     marked with a backspace keep their lines, and lose the mark, which would be an empty one."""
     for one in getattr(command, "commands", {}).values():
         flowing(one)
+    _help_of_arguments(command)
     paragraphs = (command.help or "").split("\n\n")
     command.help = "\n\n".join(
         one[2:] if one.startswith("\b\n") else one.replace("\n", " ") for one in paragraphs
     )
     return command
+
+
+def _help_of_arguments(command: click.Command) -> None:
+    """Puts back what typer tells click's arguments of their help, which click 8.5 forgets."""
+    untold = [one for one in command.params if isinstance(one, TyperArgument) and one.help is None]
+    if not untold or command.callback is None:
+        return
+    written = get_params_from_function(inspect.unwrap(command.callback))
+    for argument in untold:
+        default = written[argument.name or ""].default
+        argument.help = default.help if isinstance(default, ArgumentInfo) else None
 
 
 def _usage(error: click.ClickException) -> str:

@@ -110,7 +110,9 @@ def _made(
 
     if starts_workers(grid.base.backend, grid.base.workers):
         prestart()
-    watch = watcher(cells, silent=silent)
+    watch = watcher(silent=silent)
+    if not tune:
+        watch.restart(cells)
     try:
         with importing():
             from fedrift import comparison

@@ -6,7 +6,7 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedrift.cli.console import console
@@ -128,34 +128,80 @@ def remarks(findings: Findings) -> list[str]:
 # What a comparison shows while it runs: a live table, or a line for every run that is done.
 
 Group = tuple[str, tuple[tuple[str, Any], ...]]
+Run = tuple[Group, int]
+"""A group and a seed."""
+
+
+class Pace:
+    """How long the rest will take, from what was made here.
+
+    A round of one method may take much longer than one of another, so rounds count as many seconds
+    as those of their method took. What was read from a folder took none, and the clock begins with
+    the first run: data are loaded and features computed once, however many runs there are.
+    """
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._starts: dict[Run, tuple[int, float]] = {}
+        self._made: dict[Run, int] = {}
+        self._spent: dict[Group, tuple[float, int]] = {}
+
+    def started(self, run: Run, at: int, now: float) -> None:
+        self._began = now if self._began is None else self._began
+        self._starts[run] = at, now
+
+    def reached(self, run: Run, round: int) -> None:
+        self._made[run] = round - self._starts[run][0]
+
+    def ended(self, run: Run, now: float) -> None:
+        if self._made.get(run):
+            seconds, rounds = self._spent.get(run[0], (0.0, 0))
+            seconds += now - self._starts[run][1]
+            self._spent[run[0]] = seconds, rounds + self._made[run]
+
+    def left(self, rounds_left: Mapping[Group, int], now: float) -> float | None:
+        """Seconds; None while nothing has been made."""
+        seconds = sum(seconds for seconds, _ in self._spent.values())
+        rounds = sum(rounds for _, rounds in self._spent.values())
+        usual = (seconds, rounds) if rounds else (1.0, 1)  # of methods of which no run is over
+
+        def work(group: Group, number: int) -> float:
+            spent, made = self._spent.get(group, usual)
+            return number * spent / made
+
+        made = sum(work(group, number) for (group, _), number in self._made.items())
+        if self._began is None or not made:
+            return None
+        rest = sum(work(group, number) for group, number in rounds_left.items())
+        return (now - self._began) * rest / made
 
 
 class Watcher:
     """Counts rounds of all runs; says nothing unless it is asked to show."""
 
-    def __init__(self, cells: Sequence[Cell], shows: bool) -> None:
+    def __init__(self, shows: bool) -> None:
         self._lock = threading.Lock()
         self._shows = shows
         self._live: Live | None = None
-        self.restart(cells)
 
-    def restart(self, cells: Sequence[Cell]) -> None:
-        """Turn to another list of runs, after tuning for example."""
+    def restart(self, cells: Sequence[Cell], what: str = "") -> None:
+        """Turn to another list of runs, that of the next step of tuning for example."""
         with self._lock:
             self.total = sum(cell.spec.rounds for cell in cells)
-            self.rounds: dict[tuple[Group, int], int] = {}
+            self.rounds: dict[Run, int] = {}
             self.wanted: dict[Group, int] = {}
-            self.last: dict[tuple[Group, int], float] = {}
+            self.last: dict[Run, float] = {}
             self.done: dict[Group, int] = {}
             self.runs = len(cells)
-            self.rounds_read = 0  # rounds that were there already and took no time
+            self._pace = Pace()
             self._began = time.perf_counter()
             for cell in cells:
                 group = (cell.entrant.name, tuple(cell.axes.items()))
                 self.wanted[group] = self.wanted.get(group, 0) + cell.spec.rounds
         if self._shows:
-            words = f"{self.runs:,} runs, {self.total:,} rounds in all"
-            console(errors=True).print(words if self.runs > 1 else words.replace("runs", "run"))
+            runs = "run" if self.runs == 1 else "runs"
+            words = f"{self.runs:,} {runs}, {self.total:,} rounds in all"
+            console(errors=True).print(f"{what}: {words}" if what else words)
             self._open()
 
     def _open(self) -> None:
@@ -173,22 +219,23 @@ class Watcher:
         return [_OneRun(self, item)]
 
     def started(self, item: Item, plan: Plan) -> None:
+        run = (_group(item), item.seed)
         with self._lock:
-            self.rounds[_group(item), item.seed] = plan.resumed_from
-            self.rounds_read += plan.resumed_from
+            self.rounds[run] = plan.resumed_from
+            self._pace.started(run, plan.resumed_from, time.perf_counter())
 
     def finished_round(self, item: Item, report: RoundReport) -> None:
-        key = (_group(item), item.seed)
+        run = (_group(item), item.seed)
         with self._lock:
-            self.rounds[key] = report.round
+            self.rounds[run] = report.round
+            self._pace.reached(run, report.round)
             if "accuracy" in report.metrics:
-                self.last[key] = float(report.metrics["accuracy"])
+                self.last[run] = float(report.metrics["accuracy"])
 
     def finished(self, item: Item, outcome: str) -> None:
         group = _group(item)
         with self._lock:
-            if (group, item.seed) not in self.rounds:  # it was read, not made
-                self.rounds_read += item.rounds
+            self._pace.ended((group, item.seed), time.perf_counter())
             self.rounds[group, item.seed] = item.rounds
             self.done[group] = self.done.get(group, 0) + 1
             done, left = sum(self.done.values()), self._left()
@@ -197,14 +244,11 @@ class Watcher:
             console(errors=True).print(f"{done} of {self.runs}: {_name(item)}: {outcome}{more}")
 
     def _left(self) -> str:
-        """How long the rest will take, from the rounds made here so far."""
-        rounds_done = sum(self.rounds.values())
-        own, passed = rounds_done - self.rounds_read, time.perf_counter() - self._began
-        return (
-            f", about {seconds_text(passed / own * (self.total - rounds_done))} left"
-            if own > 0
-            else ""
-        )
+        rounds_left = dict(self.wanted)
+        for (group, _), rounds in self.rounds.items():
+            rounds_left[group] = rounds_left.get(group, 0) - rounds
+        seconds = self._pace.left(rounds_left, time.perf_counter())
+        return "" if seconds is None else f", about {seconds_text(seconds)} left"
 
     def _table(self) -> Table:
         from rich.table import Table
@@ -251,8 +295,8 @@ class _OneRun(Passive):
             self._watcher.finished(self._item, f"failed: {sentence(error)}")
 
 
-def watcher(cells: Sequence[Cell], *, silent: bool) -> Watcher:
-    return Watcher(cells, shows=not silent)
+def watcher(*, silent: bool) -> Watcher:
+    return Watcher(shows=not silent)
 
 
 def _group(item: Item) -> Group:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedrift.cli.console import console
-from fedrift.errors import unknown
+from fedrift.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,13 +34,17 @@ SCHEDULES = {
 
 
 def list_names(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help=", ".join(KINDS), show_default=False)],
+    kind: Annotated[
+        str | None, typer.Argument(metavar="KIND", help=", ".join(KINDS), show_default=False)
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show options, defaults and references too.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """List what can be named: algorithms, data sets, partitions, models, and the rest."""
+    if kind is None:
+        raise InputError(f"KIND is missing; name one: {', '.join(KINDS)}")
     if kind not in KINDS:
         raise unknown("list", kind, KINDS)
     entries = _algorithms() if kind == "algorithms" else _named(kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,8 +13,7 @@ from fedrift.cli.console import console
 from fedrift.errors import INTERRUPTED, InputError, unknown
 
 if TYPE_CHECKING:
-    from fedrift.comparison import CallbacksOf
-    from fedrift.config.grid import Cell
+    from fedrift.cli.compare_view import Watcher
     from fedrift.presets.findings import Table
     from fedrift.presets.preset import Preset, Size
     from fedrift.storage.jsonl import Record
@@ -240,12 +239,12 @@ def run(
     tell(f"{preset.title}: {wanted.name}, about {time} on two cores. {wanted.note}")
 
     @contextmanager
-    def watching(cells: Sequence[Cell]) -> Generator[CallbacksOf]:
+    def watching() -> Generator[Watcher]:
         from fedrift.cli.compare_view import watcher
 
-        watch = watcher(cells, silent=quiet)
+        watch = watcher(silent=quiet)
         try:
-            yield watch.callbacks
+            yield watch
         finally:
             watch.close()
 

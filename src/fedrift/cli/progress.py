@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedrift.cli.console import console, loss_text
 from fedrift.config.spec import Spec
 from fedrift.engine.callbacks import Passive
+from fedrift.grammar import parse
 from fedrift.report.numbers import bytes_text, seconds_text
 from fedrift.storage.run_folder import is_own_column
 
@@ -255,7 +257,7 @@ def described(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     shift = f", shifted by {spec.shift}" if spec.shift else ""
     rows = [
         ("algorithm", str(spec.algorithm_named)),
-        ("data", f"{spec.data}: {plan.samples:,} samples, {spec.partition}{shift}"),
+        ("data", f"{spec.data}: {plan.samples:,} samples, {_partition(spec)}{shift}"),
         ("model", f"{spec.model}: {plan.parameters:,} parameters"),
         ("cohort", f"{_cohort(spec, plan)}, {_rounds(spec)}, seed {spec.seed}"),
         ("local", _local(spec, plan)),
@@ -265,6 +267,15 @@ def described(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     if plan.resumed_from:
         rows.append(("resumed", f"after round {plan.resumed_from:,}"))
     return [*rows, *(("note", note) for note in plan.notes)]
+
+
+def _partition(spec: Spec) -> str:
+    """As it is written, with the alpha that takes the place of its own."""
+    if spec.alpha is None:
+        return spec.partition
+    named = parse(spec.partition, "partition")
+    options = {key: value for key, value in named.options.items() if key != "alpha"}
+    return str(replace(named, value=f"{spec.alpha:g}", options=options))
 
 
 def _rounds(spec: Spec) -> str:

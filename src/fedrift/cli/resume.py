@@ -73,7 +73,8 @@ def resume(
                 f"'{folder / SUMMARY}' is damaged: it has no fingerprint; fedrift verify says what "
                 "else is wrong"
             )
-        console(errors=True).print(f"'{folder}' is finished; nothing is left to do")
+        more = "; --rounds N makes it longer" if summary.get("status") == "done" else ""
+        console(errors=True).print(f"'{folder}' is finished; nothing is left to do{more}")
         try:
             report(summary, str(folder), as_json=as_json)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):

@@ -348,6 +348,11 @@ def split(
     Returns:
         The clients' data, for the argument `clients` of `run` and `compare`.
     """
+    if isinstance(x, Dataset):
+        raise InputError(
+            "x: a Dataset is no array, and split divides arrays; write for example "
+            "x, y = next(iter(DataLoader(dataset, batch_size=len(dataset))))"
+        )
     x_tree, y_tree = inputs(x, None, "x"), tensors(y, None, "y")
     if count(x_tree) != count(y_tree):
         raise InputError(f"x has {count(x_tree)} samples but y has {count(y_tree)}")

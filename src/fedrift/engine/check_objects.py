@@ -49,7 +49,7 @@ def check_functions(loss: Any, metrics: Any) -> None:
     if isinstance(loss, type):
         raise InputError(f"loss={loss.__name__} is a class; give one of it, loss={loss.__name__}()")
     if loss is not None and not callable(loss):
-        fix = "such as torch.nn.functional.cross_entropy"
+        fix = "such as torch.nn.functional.cross_entropy, or a name such as 'mse'"
         raise InputError(f"loss={loss!r} must be a function of output and target, {fix}")
     if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
         raise InputError(

@@ -137,12 +137,15 @@ def objects_from_call(
     clients: Any,
     test: Any = None,
     client_test: Any = None,
-    loss: Callable[[Any, Any], Tensor] | None = None,
+    loss: str | Callable[[Any, Any], Tensor] | None = None,
     metrics: Mapping[str, UserMetric] | None = None,
     sampling: str | Chooser = "fixed",
     seed: int = 0,
 ) -> Objects:
     """The user's objects, checked, in the run's dtype; `seed` decides what clients hold out."""
+    if isinstance(loss, str):
+        model_names.check_loss(loss)
+        loss = losses.loss_by_name(loss)
     check_objects.check_functions(loss, metrics or {})
     given = None if isinstance(algorithm, str) else build.instance(algorithm)
     split, field = arrays.gather(clients, DTYPES[dtype]), "client_test"

@@ -169,7 +169,9 @@ def _beside(story: Story) -> str:
     if story.other is None and story.path.limit is None:
         return "A smaller rate would hold it."
     if story.other is None:
-        return "Fewer local steps would bring it closer."
+        far = gap(story, story.path)
+        could = far is not None and far >= NEAR and max(story.task.steps) > 1
+        return "Fewer local steps would bring it closer." if could else ""
     far, own = gap(story, story.other), gap(story, story.path)
     if far is None or own is None or story.other.limit is None:
         return ""

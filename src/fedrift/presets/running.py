@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedrift.config.backends import starts_workers
 from fedrift.config.grid import COMPARISON, Cell, Grid
@@ -23,7 +23,8 @@ from fedrift.presets.preset import Part, Preset, Size
 from fedrift.storage.jsonl import Record, dump, read_file
 
 if TYPE_CHECKING:
-    from fedrift.comparison import CallbacksOf
+    from fedrift.comparison import Item
+    from fedrift.engine.callbacks import Callback
 
 
 # Processor time: unlike a clock, other work on the machine does not lengthen it.
@@ -60,7 +61,16 @@ def _processes() -> dict[int, tuple[int, int]]:
 
 USUAL = "laptop"  # the size unless another is asked for
 FINDINGS, ELAPSED = "findings.json", "elapsed.json"
-Watching = Callable[[Sequence[Cell]], "AbstractContextManager[CallbacksOf | None]"]
+
+
+class Watcher(Protocol):
+    """Shows runs while they are made."""
+
+    def restart(self, cells: Sequence[Cell], what: str = "") -> None: ...
+    def callbacks(self, item: Item) -> Sequence[Callback]: ...
+
+
+Watching = Callable[[], AbstractContextManager[Watcher]]
 
 
 def folder_of(preset: Preset, size: Size) -> Path:
@@ -181,18 +191,14 @@ def _compare(
     cells = grid.cells()
     if starts_workers(grid.base.backend, grid.base.workers):
         prestart()
-    if part.tune:
-        from fedrift.config.tuning import searches
-
-        trials = [c for one in searches(grid, part.tune) for c in one.candidates]
-        with watching(replace(grid, entrants=tuple(trials), axes={}).cells()) as callbacks:
-            grid = comparison.tuned(grid, part.tune, place, callbacks)
-        cells = grid.cells()
-    write_file(place / COMPARISON, grid.to_toml())
-    with watching(cells) as callbacks:
-        comparison_made = comparison.run_grid(
-            cells, place, grid.base.workers, callbacks, backend=grid.base.backend
-        )
+    with watching() as watch:
+        if part.tune:
+            grid = comparison.tuned(grid, part.tune, place, watch.callbacks, begins=watch.restart)
+            cells = grid.cells()
+        write_file(place / COMPARISON, grid.to_toml())
+        watch.restart(cells)
+        how = (grid.base.workers, watch.callbacks)
+        comparison_made = comparison.run_grid(cells, place, *how, backend=grid.base.backend)
     failed = next((o for o in comparison_made.outcomes if o.result is None), None)
     if failed is not None:
         raise RunError(
