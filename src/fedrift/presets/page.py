@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -101,8 +102,25 @@ class Measured:
 
 def overview(measured: Sequence[Measured], head: str) -> str:
     """The main claims of the sources, then the presets, the trends, and every claim."""
-    parts = (_main_claims, _presets, _trends, _claims)
-    return "\n".join([head, *(part(measured) for part in parts)])
+    sections = [part(measured) for part in (_main_claims, _presets, _trends, _claims)]
+    titles = [section.partition("\n")[0].removeprefix("## ") for section in sections]
+    jumps = " · ".join(f"[{title}](#{title.lower().replace(' ', '-')})" for title in titles)
+    return "\n".join([head, f"{_total(measured)}\n", f"{jumps}\n", *sections])
+
+
+def _total(measured: Sequence[Measured]) -> str:
+    """What all claims came to, in a sentence or two."""
+    counts = _counted([v for one in measured for r, v in one.verdicts() if not r.certain and v])
+    return f"Of {sum(counts.values())} claims: {_summed(counts)}. {_reasons(measured)}"
+
+
+def _counted(verdicts: Iterable[Verdict]) -> Counter[str]:
+    words = Counter(map(_word, verdicts))
+    return Counter({word: words[word] for word in (SEEN, REFUTED, UNDECIDED)})
+
+
+def _summed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in counts.items())
 
 
 def _main_claims(measured: Sequence[Measured]) -> str:
@@ -131,23 +149,26 @@ def _origin(one: Measured, number: int) -> list[str]:
 
 
 def _claims(measured: Sequence[Measured]) -> str:
-    rows: list[list[str]] = []
-    counts: dict[str, int] = dict.fromkeys((SEEN, REFUTED, UNDECIDED), 0)
+    """Every claim, folded by preset."""
+    folds: list[str] = []
     for one in measured:
         asked = [(r, v) for r, v in one.verdicts() if v is not None and not r.certain]
-        for number, (relation, verdict) in enumerate(asked):
+        rows: list[list[str]] = []
+        for relation, verdict in asked:
             word = _word(verdict)
-            counts[word] += 1
             seeds = f"; {verdict.seeds} seeds"
             if not verdict.seeds:
                 seeds = f": {HELD[verdict.held]}, with too few seeds"
             numbers = plain(f"{verdict.numbers}{seeds}{one.reason(relation, verdict, measured)}")
-            cells = [plain(relation.words), f"{MARKS[word]}&nbsp;**{word}**", numbers]
-            rows.append([*cells, *_origin(one, number)])
-    total = ", ".join(f"{count} {word}" for word, count in counts.items())
-    words = f"Of {sum(counts.values())} claims: {total}. {_reasons(measured)}\n\n"
-    heads = ("claim", "verdict", "measured", "source", "")
-    return "## All claims\n\n" + words + _lines(heads, rows)
+            rows.append([plain(relation.words), f"{MARKS[word]}&nbsp;**{word}**", numbers])
+        if rows:
+            counts = _summed(_counted(verdict for _, verdict in asked))
+            head = f"{plain(one.preset.title)}, {one.size}: {counts}"
+            page = f"[The page of `{one.preset.name}`]({_link(one)})\n"
+            table = _lines(("claim", "verdict", "measured"), rows)
+            opened = f'<details markdown="1">\n<summary>{head}</summary>\n'
+            folds.append("\n".join([opened, page, table, "</details>\n"]))
+    return "## All claims\n\n" + "\n".join(folds)
 
 
 def _reasons(measured: Sequence[Measured]) -> str:
