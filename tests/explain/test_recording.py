@@ -53,7 +53,10 @@ def slope(text: str, client: int, at: Point) -> Point:
 def test_recorded_points_are_those_of_a_plain_run(name: str) -> None:
     _, task, _ = choose_settings(name, None, ROUNDS, None, None, None)
     plain = [point(w) for w in runs.path(task.text, task.trial())]
-    assert [turn.shown for turn in seen(name)] == plain
+    # To the rounding of double precision: a step that is watched sums up what a plain one adds
+    # to the model piece by piece.
+    for turn, w in zip(seen(name), plain, strict=True):
+        assert close(turn.shown, w)
 
 
 @pytest.mark.parametrize("name", TRAINS)

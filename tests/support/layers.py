@@ -132,7 +132,7 @@ LAYERS = (
     ),
     Layer(
         "watch",
-        "errors core config storage figures",
+        "errors grammar core config storage figures",
         "Runs while they run: a page on this machine that reads their folders.",
     ),
     Layer(
