@@ -108,6 +108,17 @@ def test_bytes_that_are_no_text_are_refused_and_spelled(
     assert "\\udcff" in said
 
 
+@pytest.mark.parametrize("name", ["inf", "-inf", "nan", "--x"])
+@pytest.mark.parametrize("command", ["run fedavg", "compare fedavg fedsgd"])
+def test_folders_that_cannot_be_named_again_are_not_made(
+    name: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records spell numbers like the first ones; commands take the last ones for options."""
+    monkeypatch.chdir(tmp_path)
+    assert code_of([*f"{command} {SMALL}".split(), f"--out={name}"]) == 2
+    assert not seen(tmp_path)
+
+
 def test_what_was_made_before_a_refusal_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

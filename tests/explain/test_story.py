@@ -78,8 +78,11 @@ def test_a_run_that_diverges_is_told() -> None:
     assert "became infinite" in verdict(story, words)
     assert 0 < len(story.turns) < 9
     document(story, words, [], "")
-    with pytest.raises(InputError, match="too large"):
-        make_story(replace(task, lr=50.0))
+    for lr in (50.0, 1e90):  # the second is infinite at a client, before the server has anything
+        with pytest.raises(InputError, match="too large"):
+            make_story(choose_settings("scaffold", None, 2, lr, None, None)[1])
+        with pytest.raises(InputError, match="too large"):
+            make_story(replace(task, lr=lr))
 
 
 def test_every_algorithm_that_trains_has_its_words() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -144,6 +144,8 @@ def record_turns(task: Task, subject: Subject) -> tuple[Turn, ...]:
         if not on_map(report.weights) or len(turns) < report.round - 1:
             return  # it has run away: the rest is not worth a picture
         seen = _merged([v for v in visits if v.round == report.round - 1])
+        if not all(map(math.isfinite, _drawn(seen))):
+            return  # at a client, already; the server keeps its last finite model
         ends = [v.end for v in seen if v.end is not None]
         end = _server(report.state, report.weights)
         mean = _middle(ends) if ends else end
@@ -159,6 +161,18 @@ def record_turns(task: Task, subject: Subject) -> tuple[Turn, ...]:
 def on_map(w: Tensor) -> bool:
     """Not so far away that nothing else could be seen."""
     return bool(w.isfinite().all()) and float(w.abs().max()) < FAR
+
+
+def _drawn(visits: Sequence[Visit]) -> Iterator[float]:
+    """The coordinates of all that a round's visits draw."""
+    for visit in visits:
+        yield from visit.end or ()
+        for stride in visit.strides:
+            yield from stride.end
+            for _, arrow in stride.arrows():
+                yield from arrow
+        for look in (*visit.looks, *(look for stride in visit.strides for look in stride.looks)):
+            yield from (*look.at, *look.gradient)
 
 
 def _merged(visits: Sequence[Visit]) -> tuple[Visit, ...]:

@@ -26,7 +26,7 @@ from fedrift.core.plain_files import (
 )
 from fedrift.errors import InputError, why
 from fedrift.storage import records
-from fedrift.storage.jsonl import Record, dump, read_lines
+from fedrift.storage.jsonl import WORDS, Record, dump, read_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,6 +99,12 @@ def _check_name(path: Path) -> None:
         str(path).encode("utf-8")
     except UnicodeEncodeError:
         raise InputError(f"out '{path}' is not in UTF-8; name a folder that is") from None
+    if str(path).startswith("-"):
+        raise InputError(
+            f"out '{path}' would be taken for an option by other commands; choose another name"
+        )
+    if str(path) in WORDS:
+        raise InputError(f"out '{path}' is how records spell a number; choose another name")
 
 
 def _check_parent(path: Path) -> None:

@@ -398,7 +398,7 @@ def _not_reproduced(place: Place, line: Line, ended: Ended) -> list[str]:
     fingerprint = json.loads((place.work / out / "summary.json").read_text())["fingerprint"]
     if "json" in given and fingerprint not in ended.out:
         return ["wrong result: another fingerprint is printed than kept"]
-    again = started(place, command(["verify", out, "--quiet", "--trust-code"])).ended()
+    again = started(place, command(["verify", "--quiet", "--trust-code", "--", out])).ended()
     found = flaws(again)
     if again.code != 0 and not found:
         found.append(f"wrong result: {again.errors.strip()[:200]}")
